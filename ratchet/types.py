@@ -320,10 +320,18 @@ class GroupPlan(Payload):
     summary: str
 
 
+class MemberInput(Payload):
+    """A group's member that ended without a reward. `elsewhere`: a workflow that is not this group's child has its id."""
+
+    rollout_id: int
+    elsewhere: bool = False
+
+
 class Replacement(Payload):
-    """(rollout_id, workflow_id) of the new member, None where there is none."""
+    """(rollout_id, workflow_id) of the new member, None where there is none. `running`: the old one has not ended, look again later."""
 
     member: tuple[int, str] | None = None
+    running: bool = False
 
 
 class GroupResult(Payload):

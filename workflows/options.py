@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError, TimeoutError
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -111,13 +111,16 @@ def child(workflow_id: str, attributes: TypedSearchAttributes, summary: str, aba
     }
 
 
-def cause(error: ActivityError) -> tuple[str, str]:
-    """(class name, message) of what ended an activity; `Cancelled` and `TimedOut` for Temporal's own reasons."""
+def cause(error: ActivityError | ChildWorkflowError) -> tuple[str, str]:
+    """(class name, message) of what ended an activity or a child; `Cancelled` and `TimedOut` for Temporal's own reasons."""
     inner = error.cause
+    if isinstance(inner, ActivityError):  # of the child's own
+        return cause(inner)
     if isinstance(inner, CancelledError):
         return "Cancelled", "cancelled"
     if isinstance(inner, TimeoutError):
-        return "TimedOut", f"{error.activity_type} timed out ({inner.type.name.lower() if inner.type else 'unknown'})"
+        timed_out = error.activity_type if isinstance(error, ActivityError) else error.workflow_type
+        return "TimedOut", f"{timed_out} timed out ({inner.type.name.lower() if inner.type else 'unknown'})"
     if isinstance(inner, ApplicationError):
         return inner.type or "BugError", inner.message
     return "BugError", str(inner or error)

@@ -12,7 +12,15 @@ from datetime import timedelta
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    ChildWorkflowError,
+    TerminatedError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from activities.learn import LearnActivities
@@ -56,17 +64,15 @@ class TrainRun:
         plan = await workflow.execute_activity_method(RunActivities.prepare_run, prepare, **stage(FIRST_STAGE))
         try:
             state = await self._steps(plan)
-        except ActivityError as error:
-            kind, reason = cause(error)
-            if kind == "Cancelled":
-                await self._cancelled(plan)
-                raise
-            await self._end(plan, RunState.FAILED, reason)
-            raise ApplicationError(reason, type=kind, non_retryable=True) from error
         except BaseException as error:
             if is_cancelled_exception(error):
-                await self._cancelled(plan)
-            raise
+                await self._stop(plan, RunState.CANCELLED, "cancelled")
+                raise
+            if not isinstance(error, ActivityError | ChildWorkflowError):
+                raise
+            kind, reason = cause(error)
+            await self._stop(plan, RunState.FAILED, reason)
+            raise ApplicationError(reason, type=kind, non_retryable=True) from error
         await self._end(plan, state, "")
         return plan.run_id
 
@@ -79,7 +85,10 @@ class TrainRun:
             if view.wish is Wish.STOP:
                 await self._cancel_groups(view)
                 return RunState.CANCELLED
-            await self._evaluate(plan, view)
+            if not await self._evaluate(plan, view):
+                await self._sleep(plan)
+                view = await self._view(plan)
+                continue
             if view.step >= plan.num_steps:
                 return RunState.DONE
             if view.wish is Wish.NONE:
@@ -141,14 +150,23 @@ class TrainRun:
         arguments = stage(plan.stages["learn"], summary=f"version {step}")
         await asyncio.gather(*(workflow.execute_activity_method(LearnActivities.sync, sync, **arguments) for sync in syncs))
 
-    async def _evaluate(self, plan: RunPlan, view: RunView) -> None:
-        """Evaluations of this very step that have not ended; nothing is published until they have."""
+    async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
+        """Evaluations of this very step that have not ended; nothing is published until they have. False where one must be taken up again."""
         for evaluation in plan.evaluations:
             if evaluation.step == view.step and evaluation.label not in view.evaluations_ended:
-                arguments = child(
-                    f"evaluate/{plan.run_id}/{evaluation.label}", attributes(plan.run_id, step=view.step), f"evaluation {evaluation.label}"
-                )
-                await workflow.execute_child_workflow(Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments)
+                searchable = attributes(plan.run_id, step=view.step)
+                arguments = child(f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}")
+                try:
+                    await workflow.execute_child_workflow(
+                        Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments
+                    )
+                except WorkflowAlreadyStartedError:  # of an earlier, terminated life of this run; it is being cancelled
+                    return False
+                except ChildWorkflowError as error:
+                    if workflow.cancellation_reason() is not None or not isinstance(error.cause, CancelledError | TerminatedError):
+                        raise
+                    return False  # ended by hand: a run has the evaluations that its config says
+        return True
 
     async def _cancel_groups(self, view: RunView) -> None:
         for group in view.open_groups:
@@ -157,12 +175,14 @@ class TrainRun:
             except Exception:
                 workflow.logger.info("group is not there to be cancelled")
 
-    async def _cancelled(self, plan: RunPlan) -> None:
-        async def clean_up() -> None:
-            await self._cancel_groups(await self._view(plan, make_groups=False))
-            await self._end(plan, RunState.CANCELLED, "cancelled")
+    async def _stop(self, plan: RunPlan, state: RunState, reason: str) -> None:
+        """The run ends before its last step: what is in flight for it ends, too."""
 
-        await to_the_end(clean_up())
+        async def stop() -> None:
+            await self._cancel_groups(await self._view(plan, make_groups=False))
+            await self._end(plan, state, reason)
+
+        await to_the_end(stop())
 
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
