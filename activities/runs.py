@@ -4,6 +4,7 @@ Why here: TrainRun decides, these activities read and write; ids cross Temporal,
 Called by: the `TrainRun` and `Evaluate` workflows, and `Rollout` when it was started from the stock CLI.
 """
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,11 @@ class RunActivities:
         find(config.grading.reward)  # a reward that cannot be found is told before anything starts
         Harnesses()[config.harness.name].check(config.harness.all_options())
         async with self.database.begin() as connection:
+            if name != runs.ADHOC:
+                await runs.require_alone(connection, run_id)
             model = await _model_directory(connection, config)
         first = paths.policies() / run_id / "0.e0"
-        files = link_version(model, first)
+        files = await asyncio.to_thread(link_version, model, first)
         async with self.database.begin() as connection:
             order = await _import_tasks(connection, config)
             values = {
@@ -99,6 +102,8 @@ class RunActivities:
                 "model_path": str(model),
                 "init_from": config.init_from,
             }
+            if name != runs.ADHOC:
+                await runs.require_alone(connection, run_id)
             await runs.create(connection, values)
             for purpose, task_ids in order.items():
                 await runs.set_task_order(connection, run_id, purpose, task_ids)
@@ -227,7 +232,7 @@ class RunActivities:
             exists = await runs.get(connection, run_id)
         if exists is None:
             await self._create(run_id, config, runs.ADHOC)
-        digest = dataset_digest(config.datasets[0])
+        digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
         async with self.database.begin() as connection:
             task_id = _find_task(await tasks.of_dataset(connection, digest), input)
             rollout_id = await rollouts.create_adhoc(
