@@ -22,7 +22,7 @@ from ratchet import paths
 from ratchet.config import TINY, RunConfig, load_config, resolve
 from ratchet.errors import ConfigError, DatasetError
 from ratchet.model_directory import require_model
-from ratchet.store import evaluations, groups, rollouts, runs, tasks
+from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import (
@@ -230,6 +230,7 @@ class RunActivities:
         run_id = f"{runs.ADHOC}-{config.digest()[:8]}"
         async with self.database.begin() as connection:
             exists = await runs.get(connection, run_id)
+            _check_served(input, config, await engines.list_engines(connection))
         if exists is None:
             await self._create(run_id, config, runs.ADHOC)
         digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
@@ -257,6 +258,20 @@ def _find_task(rows: list[tuple[int, str, int]], input: RolloutInput) -> int:
         if input.task in (label, number) or (isinstance(input.task, str) and input.task.isdigit() and int(input.task) == number):
             return task_id
     raise DatasetError(f"{input.dataset}: no task {input.task!r}; give a row's label, or its number from 0 to {len(rows) - 1}")
+
+
+def _check_served(input: RolloutInput, config: RunConfig, found: list[engines.EngineRow]) -> None:
+    """A single rollout is sampled by whatever the engines serve: who names a model or a version must not get another."""
+    model = paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
+    for wanted, served, what in (
+        (input.model and str(model.resolve()), {str(Path(engine.model_path).resolve()) for engine in found}, "model"),
+        (input.policy_version, {engine.version for engine in found}, "policy version"),
+    ):
+        if wanted and found and wanted not in served:
+            names = ", ".join(sorted(str(name) for name in served))
+            raise ConfigError(
+                f"{what} {wanted} is not served; the engines serve {names} (`ratchet up CONFIG` starts them on a config's model)"
+            )
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

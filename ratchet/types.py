@@ -190,7 +190,7 @@ class RolloutInput(Payload):
 
     Either `rollout_id` (the row exists: the way groups start it), or a dataset and a task from the stock CLI, which then
     belongs to run `adhoc`. `task` is the row's label or its number (from 0) in the dataset. `config`: a whole run config, over whose
-    values `dataset`, `model` and `harness` win.
+    values `dataset`, `model` and `harness` win. `model` and `policy_version`: what the engines must be serving, else it is refused.
     """
 
     rollout_id: int | None = None

@@ -5,7 +5,7 @@ Called by: every workflow.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar
 
@@ -28,6 +28,7 @@ STEP = SearchAttributeKey.for_int("ratchet_step")
 FIRST_STAGE = StageOptions(queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30)
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -70,6 +71,30 @@ def stage(options: StageOptions, summary: str | None = None) -> ActivityArgument
         "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         "summary": summary,
     }
+
+
+async def perform(
+    method: Callable[[Any, A], Awaitable[T]], argument: A, options: StageOptions, summary: str | None = None, keep: bool = False
+) -> T:
+    """Runs an activity and returns its result.
+
+    Where an activity ends well while its workflow is being cancelled, the SDK hands over the result and forgets the cancellation: it is
+    raised here. `keep`: the result counts for more, and whoever asked looks for the cancellation himself (`stop_if_cancelled`).
+    """
+    result: T = await workflow.execute_activity_method(method, argument, **stage(options, summary))
+    if not keep:
+        stop_if_cancelled()
+    return result
+
+
+def stop_if_cancelled() -> None:
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
+
+
+def grading_boot(stages: Mapping[str, StageOptions]) -> StageOptions:
+    """`boot` on the graders' queue: agents that wait for room must not hold up the verdict of one that is done."""
+    return stages["boot"].model_copy(update={"queue": stages["grade"].queue})
 
 
 def attributes(run: str, task: str | None = None, harness: str | None = None, step: int | None = None) -> TypedSearchAttributes:

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
         RolloutResult,
         StageOptions,
     )
-    from workflows.options import FIRST_STAGE, attributes, child, stage, to_the_end
+    from workflows.options import FIRST_STAGE, attributes, child, perform, to_the_end
     from workflows.rollout import Rollout
 
 
@@ -56,7 +56,7 @@ async def run_with_replacements(
         except WorkflowAlreadyStartedError:  # started by a group or an evaluation that was terminated
             elsewhere = True
         ended = MemberInput(rollout_id=member[0], elsewhere=elsewhere)
-        replacement = await workflow.execute_activity_method(RecordActivities.replace_member, ended, **stage(record))
+        replacement = await perform(RecordActivities.replace_member, ended, record)
         if replacement.running:
             await workflow.sleep(LOOK_AGAIN)
         else:
@@ -82,7 +82,7 @@ class RolloutGroup:
         return result
 
     async def _plan(self, input: GroupInput) -> GroupPlan:
-        plan = await workflow.execute_activity_method(RecordActivities.plan_group, input, **stage(FIRST_STAGE))
+        plan = await perform(RecordActivities.plan_group, input, FIRST_STAGE)
         workflow.set_current_details(plan.summary)
         return plan
 
@@ -95,7 +95,7 @@ class RolloutGroup:
         await run_with_replacements(rollout_id, workflow_id, plan.run_id, plan.task, plan.harness, plan.step, record)
 
     async def _settle(self, plan: GroupPlan, how) -> GroupResult:  # type: ignore[no-untyped-def]  # one of two activity methods
-        return await workflow.execute_activity_method(how, GroupInput(group_id=plan.group_id), **stage(plan.stages["record"]))
+        return await perform(how, GroupInput(group_id=plan.group_id), plan.stages["record"], keep=True)
 
     async def _wake(self, run_id: str) -> None:
         """The signal only wakes TrainRun, which reads Postgres; a run that has ended needs no waking."""
