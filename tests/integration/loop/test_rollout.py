@@ -191,6 +191,13 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
         await connection.execute(update(Installation).values(adapter_seen_at=func.now() - timedelta(hours=1)))
     await loop.script(call("echo two > a.txt"), "Done.")
     loop.spawn("adapter")
+
+    async def seen() -> bool:
+        async with loop.database.begin() as connection:
+            beat = select(func.now() - Installation.adapter_seen_at < timedelta(minutes=1))
+            return bool((await connection.execute(beat)).scalar_one())
+
+    await loop.until(seen, "the adapter is there again")
     loop.spawn("worker")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
