@@ -27,10 +27,12 @@ from activities.record import RecordActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.runs import RunActivities
+from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
 from ratchet import temporal
+from ratchet.errors import ConfigError
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
@@ -47,8 +49,18 @@ log = structlog.get_logger()
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
 
 
-def sandbox_provider() -> E2BProvider:
-    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports."""
+def sandbox_provider() -> SandboxProvider:
+    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports.
+
+    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one.
+    """
+    kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
+    if kind == "docker":
+        from activities.sandboxes.docker import DockerProvider
+
+        return DockerProvider()
+    if kind != "e2b":
+        raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {kind!r} is neither e2b nor docker")
     key = os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY") or "image"
     return E2BProvider(
         api_key=os.environ.get("E2B_API_KEY", ""),

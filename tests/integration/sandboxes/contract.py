@@ -36,7 +36,7 @@ async def test_exec_timeout_always_raises_and_kills(box: Sandbox, check: bool) -
     assert failed.value.stdout == "begun\n"
 
     async def gone() -> bool:
-        return (await box.exec("pgrep -x sleep", check=False)).exit_code == 1
+        return (await box.exec("pgrep -fx 'sleep 60'", check=False)).exit_code == 1
 
     await eventually(gone)
 

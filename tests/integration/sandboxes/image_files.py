@@ -8,12 +8,13 @@ import platform
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-_PROGRAMS = ("bash", "cat", "id", "touch", "mkdir", "ls", "stat", "sleep", "grep", "chown")
+PROGRAMS = ("bash", "cat", "id", "touch", "mkdir", "ls", "stat", "sleep", "grep", "chown")
 CONFIG = {
     "Env": ["FROM_IMAGE=yes and = more", "PATH=/opt/tool:/usr/bin:/bin"],
     "WorkingDir": "/srv/work",
@@ -22,11 +23,11 @@ CONFIG = {
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
-def make_tree(root: Path) -> Path:
+def make_tree(root: Path, programs: Iterable[str] = PROGRAMS) -> Path:
     """A root file system with a handful of the host's programs and the libraries they load."""
     for name in ("bin", "etc/profile.d", "tmp", "root", "srv", "opt/tool"):
         (root / name).mkdir(parents=True)
-    for name in _PROGRAMS:
+    for name in programs:
         program = shutil.which(name)
         assert program is not None
         shutil.copy(program, root / "bin" / name)
