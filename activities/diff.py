@@ -1,7 +1,7 @@
 """Stage `capture diff`: seals the agent's work, takes the diff, lets the box go.
 
 Why here: sealing comes first, so that nothing the agent does later can reach the patch or the trajectory.
-Called by: the `Rollout` workflow, shielded: it runs whatever became of `run agent`. May run twice on one box.
+Called by: the `Rollout` workflow. May run twice on one box.
 """
 
 import base64

@@ -18,6 +18,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import BugError
 from ratchet.store import chains, grades, groups, rollouts, tasks, turns
 from ratchet.store.database import Database
+from ratchet.store.schema import Patch
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import (
     AgentExit,
@@ -70,7 +71,7 @@ class RecordActivities:
 
     @stage("finalise")
     async def finalise(self, input: FinaliseInput) -> RolloutResult:
-        """One transaction: sessions closed, chains rebuilt from the last attempt, the outcome set, the group's rule applied."""
+        """One transaction: sessions closed, chains rebuilt from the attempt that was graded, else the last, the outcome set, the group's rule applied."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock(connection, input.rollout_id)
@@ -79,16 +80,25 @@ class RecordActivities:
                 outcome, value, agent_exit = ended
                 return RolloutResult(rollout_id=input.rollout_id, outcome=outcome, reward=value, agent_exit=agent_exit)
             await rollouts.close_sessions(connection, input.rollout_id)
-            values = await self._derive_chains(connection, input.rollout_id, facts.attempt, config)
-            values |= {"agent_exit": facts.agent_exit, "timings": {name: round(used, 3) for name, used in input.used_seconds.items()}}
+            graded = await self._graded_patch(connection, input)
+            # A workflow that was started anew goes on from the stored patch: its turns are those of the attempt that made it.
+            attempt = graded.attempt if graded else facts.attempt
+            values = await self._derive_chains(connection, input.rollout_id, attempt, config)
+            exited = await rollouts.agent_exit_of(connection, input.rollout_id, attempt)
+            values |= {"agent_exit": exited, "timings": {name: round(used, 3) for name, used in input.used_seconds.items()}}
             values |= await self._verdict(connection, input, config, values)
             await rollouts.set_outcome(connection, input.rollout_id, values)
         return RolloutResult(
             rollout_id=input.rollout_id,
             outcome=Outcome(values["outcome"]),
             reward=values.get("reward"),
-            agent_exit=AgentExit(facts.agent_exit) if facts.agent_exit else None,
+            agent_exit=AgentExit(exited) if exited else None,
         )
+
+    async def _graded_patch(self, connection: AsyncConnection, input: FinaliseInput) -> Patch | None:
+        if input.grade_id is None:
+            return None
+        return await rollouts.get_patch(connection, (await grades.get(connection, input.grade_id)).patch_id)
 
     async def _derive_chains(self, connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig) -> dict[str, Any]:
         metas = await turns.load_metas(connection, rollout_id, attempt)

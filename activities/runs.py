@@ -119,7 +119,7 @@ class RunActivities:
         async with self.database.begin() as connection:
             row = await runs.get(connection, input.run_id)
             assert row is not None
-            await batch.consume_without_signal(connection, input.run_id)
+            await batch.consume_without_signal(connection, input.run_id, config.training.truncated)
             if input.make_groups and row.wish == Wish.NONE:
                 await self._make_groups(connection, input.run_id, config)
             plannable = await batch.plannable(connection, input.run_id, config.training)

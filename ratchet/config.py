@@ -90,7 +90,7 @@ class SandboxConfig(Section):
     """Metadata key under which the gateway looks for a task's image (VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY)."""
     template: str = "base"
     """E2B template that boxes are made from."""
-    max_boxes: Positive = 48
+    max_boxes: Annotated[int, Field(ge=2)] = 48
     """Live boxes of this provider at once; a tenth of them is kept for grading."""
 
 
@@ -271,6 +271,8 @@ class RunConfig(Section):
             raise ValueError("datasets: at least one needs use: train")
         if self.sampling.max_response_tokens > self.sampling.max_context_tokens:
             raise ValueError("sampling.max_response_tokens is above sampling.max_context_tokens")
+        if self.training.min_graded is not None and self.training.min_graded > self.training.group_size:
+            raise ValueError("training.min_graded is above training.group_size: no group could ever be trained on")
         if self.training.bin_tokens < self.sampling.max_context_tokens:
             raise ValueError("training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin")
         if self.training.group_size < 2:
@@ -381,7 +383,8 @@ def resolve(values: Mapping[str, Any], source: str, base: Path) -> RunConfig:
                 f"{source}: datasets: {dataset.path} does not exist; name a JSONL or parquet file, or a folder of Harbor tasks"
             )
     model = config.model if config.model == TINY else absolute(config.model)
-    return config.model_copy(update={"datasets": datasets, "model": model})
+    init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
+    return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from})
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> RunConfig:

@@ -97,7 +97,7 @@ class TemporalSettings(_Section):
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
         """Every stage's options with the run's limits filled in (DESIGN section 6, table of stages)."""
-        derived = {"workspace": workspace_seconds + 60, "grade": eval_seconds + 120}
+        derived = {"workspace": workspace_seconds + 60, "grade": workspace_seconds + eval_seconds + 120}
         return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
 
 

@@ -180,10 +180,10 @@ async def _lock(connection: AsyncConnection, run_id: str) -> bool:
     return (await connection.execute(statement)).scalar_one() in (RunState.RUNNING, RunState.PAUSED)
 
 
-async def consume_without_signal(connection: AsyncConnection, run_id: str) -> None:
+async def consume_without_signal(connection: AsyncConnection, run_id: str, truncated: str) -> None:
     """Groups whose rewards are all equal teach nothing: they are consumed as `no_signal` and make room for others."""
     await _lock(connection, run_id)
-    dull = [group.group_id for group in await _ready_groups(connection, run_id, "train", lock=True) if not group.signal]
+    dull = [group.group_id for group in await _ready_groups(connection, run_id, truncated, lock=True) if not group.signal]
     await _consume(connection, run_id, dull, await newest_planned_step(connection, run_id) + 1, "no_signal")
 
 

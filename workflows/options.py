@@ -4,8 +4,10 @@ Why here: temporal.yaml's numbers reach the SDK in one place, so that a workflow
 Called by: every workflow.
 """
 
+import asyncio
+from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
@@ -24,6 +26,24 @@ STEP = SearchAttributeKey.for_int("ratchet_step")
 
 # Before a workflow knows its run's options (its first activity returns them) it uses these for that activity.
 FIRST_STAGE = StageOptions(queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30)
+
+
+T = TypeVar("T")
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end, however often this workflow is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
 
 
 class ActivityArguments(TypedDict, total=False):

@@ -35,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
         StageInput,
         StageResult,
     )
-    from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, stage
+    from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, stage, to_the_end
 
 
 class NoVerdictError(Exception):
@@ -71,8 +71,8 @@ class Rollout:
             if not is_cancelled_exception(error):
                 raise
             failure, reason = "cancelled", "cancelled"
-        # Shielded: whatever happens, the outcome is recorded and both boxes are released.
-        result = await asyncio.shield(asyncio.create_task(self._end(claim, failure, reason)))
+        # Whatever happens, the outcome is recorded and both boxes are released.
+        result = await to_the_end(self._end(claim, failure, reason))
         if failure == "cancelled":
             raise asyncio.CancelledError
         return result

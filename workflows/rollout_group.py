@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
         StageInput,
         StageOptions,
     )
-    from workflows.options import FIRST_STAGE, attributes, child, stage
+    from workflows.options import FIRST_STAGE, attributes, child, stage, to_the_end
     from workflows.rollout import Rollout
 
 
@@ -64,7 +64,7 @@ class RolloutGroup:
         except BaseException as error:
             if not is_cancelled_exception(error):
                 raise
-            await asyncio.shield(asyncio.create_task(self._settle(plan, RecordActivities.cancel_group)))
+            await to_the_end(self._settle(plan, RecordActivities.cancel_group))
             raise
         await self._wake(plan.run_id)
         return result

@@ -34,7 +34,7 @@ with workflow.unsafe.imports_passed_through():
         Wish,
     )
     from workflows.evaluate import Evaluate
-    from workflows.options import FIRST_STAGE, attributes, cause, child, stage
+    from workflows.options import FIRST_STAGE, attributes, cause, child, stage, to_the_end
     from workflows.rollout_group import RolloutGroup
 
 
@@ -162,7 +162,7 @@ class TrainRun:
             await self._cancel_groups(await self._view(plan, make_groups=False))
             await self._end(plan, RunState.CANCELLED, "cancelled")
 
-        await asyncio.shield(asyncio.create_task(clean_up()))
+        await to_the_end(clean_up())
 
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)

@@ -29,6 +29,9 @@ _AWAY = (
 )
 
 
+_TRY_AGAIN = (asyncpg.DeadlockDetectedError.sqlstate, asyncpg.SerializationError.sqlstate)
+
+
 def async_url(url: str) -> str:
     """The URL with the asyncpg driver named, whichever spelling of Postgres the user wrote."""
     for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
@@ -62,6 +65,8 @@ class Database:
             async with self.engine.begin() as connection:
                 yield connection
         except (DBAPIError, OSError, *_AWAY) as error:
+            if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN:
+                raise StoreUnavailableError(f"Postgres undid a transaction in favour of another: {error.orig}; try again") from error
             if _is_away(error):
                 raise StoreUnavailableError(
                     f"Postgres at {self.engine.url.host}:{self.engine.url.port} does not answer: {error}"

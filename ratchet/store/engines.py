@@ -14,6 +14,7 @@ from sqlalchemy import func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store.runs import ADHOC
 from ratchet.store.schema import Engine, PolicyVersion, Run
 from ratchet.types import EngineState, PolicyVersionState, RunState
 
@@ -160,7 +161,8 @@ async def take_over_pause(conn: AsyncConnection, engine_id: int, seconds: float)
 
 async def newest_published(conn: AsyncConnection) -> list[Published]:
     """Published versions of the running (or paused) run that published last, newest first; empty where no run is open."""
-    open_run = (Run.state.in_((RunState.RUNNING, RunState.PAUSED))) & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
+    trains = Run.state.in_((RunState.RUNNING, RunState.PAUSED)) & (Run.config_name != ADHOC)
+    open_run = trains & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
     joined = select(PolicyVersion).join(Run, Run.run_id == PolicyVersion.run_id).where(open_run)
     latest = joined.with_only_columns(PolicyVersion.run_id).order_by(PolicyVersion.created_at.desc()).limit(1).scalar_subquery()
     rows = await conn.execute(

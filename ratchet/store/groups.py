@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import GROUP_READY_SEQ, Rollout, RolloutGroup, Task
-from ratchet.types import REWARDED_OUTCOMES, GroupState
+from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome
 
 
 async def create(connection: AsyncConnection, groups: Sequence[dict[str, Any]], harness: str) -> list[int]:
@@ -148,6 +148,11 @@ async def settle_again(connection: AsyncConnection, group_id: int) -> None:
 async def cancel(connection: AsyncConnection, group_id: int) -> None:
     statement = update(RolloutGroup).where(RolloutGroup.id == group_id, RolloutGroup.state.in_([GroupState.OPEN, GroupState.READY]))
     await connection.execute(statement.values(state=GroupState.CANCELLED))
+    # Members that no workflow has claimed have nobody else to end them.
+    unclaimed = update(Rollout).where(Rollout.group_id == group_id, Rollout.owner.is_(None), Rollout.outcome.is_(None))
+    await connection.execute(
+        unclaimed.values(outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now())
+    )
 
 
 async def num_rewarded(connection: AsyncConnection, group_id: int) -> int:

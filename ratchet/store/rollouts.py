@@ -148,6 +148,11 @@ async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
     return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose)
 
 
+async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: int) -> str | None:
+    statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id, Attempt.n == attempt)
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
 async def close_sessions(connection: AsyncConnection, rollout_id: int) -> int:
     """Closes every session of the rollout and says how many were open; turns still in flight become `aborted`, so that no late answer
     slips in behind."""

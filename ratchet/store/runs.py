@@ -64,7 +64,7 @@ async def newest_done(connection: AsyncConnection, config_digest: str) -> str | 
 
 async def unfinished(connection: AsyncConnection) -> list[str]:
     """Training runs whose workflow must exist."""
-    statement = select(Run.run_id).where(Run.state.in_([RunState.RUNNING, RunState.PAUSED]), Run.run_id != ADHOC)
+    statement = select(Run.run_id).where(Run.state.in_([RunState.RUNNING, RunState.PAUSED]), Run.config_name != ADHOC)
     return list((await connection.execute(statement)).scalars())
 
 

@@ -56,7 +56,16 @@ def test_paths_are_resolved_against_the_config(path: Path) -> None:
     assert load_config(path, [], {}).datasets[0].path == str(path.parent / "tasks.jsonl")
 
 
-@pytest.mark.parametrize(("text", "named"), [("a: [", "is no YAML"), ("- 1", "expected a mapping"), ("{}", "datasets: missing")])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a: [", "is no YAML"),
+        ("- 1", "expected a mapping"),
+        ("{}", "datasets: missing"),
+        ("datasets: [{path: x}]\ntraining: {group_size: 4, min_graded: 5}", "min_graded is above training.group_size"),
+        ("datasets: [{path: x}]\nsandbox: {max_boxes: 1}", "sandbox.max_boxes"),
+    ],
+)
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, named: str) -> None:
     found = tmp_path / "run.yaml"
     found.write_text(text)
@@ -85,7 +94,7 @@ def test_the_shipped_config_is_valid() -> None:
 def test_temporal_settings_fill_in_the_runs_limits(tmp_path: Path) -> None:
     settings = load_temporal_settings()
     stages = settings.all_stages(workspace_seconds=100, eval_seconds=200)
-    assert (stages["workspace"].start_to_close_seconds, stages["grade"].start_to_close_seconds) == (160, 320)
+    assert (stages["workspace"].start_to_close_seconds, stages["grade"].start_to_close_seconds) == (160, 420)
     assert {stage.queue for stage in stages.values()} <= set(QUEUES)
     assert stages["boot"].max_tries == 0 and stages["grade"].max_tries == 1
 

@@ -8,6 +8,7 @@ from sqlalchemy import func, select, text
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
+from ratchet.store import runs
 from ratchet.store.schema import Attempt, ChainSpan, Grade, Patch, Sandbox, Session, Turn
 from tests.integration.loop.conftest import Loop
 
@@ -235,6 +236,30 @@ async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
     assert (again["outcome"], again["reward"]) == ("graded", 1.0)
     async with loop.database.begin() as connection:
         assert (await connection.execute(select(func.count()).where(Sandbox.rollout_id == row.id))).scalar_one() == 2
+
+
+async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> None:
+    """Ended while it was graded and started anew (a reset in the UI): the stored patch is graded, and its turns are still its own."""
+    await loop.script(call("echo two > a.txt"), "Done.")
+    handle = await loop.start(loop.dataset(**{**TASK, "eval_cmd": f"sleep 5; {TASK['eval_cmd']}"}))
+
+    async def patch_stored() -> int | None:
+        row = await loop.rollout(handle)
+        if row is None:
+            return None
+        async with loop.database.begin() as connection:
+            return (await connection.execute(select(Patch.rollout_id).where(Patch.rollout_id == row.id))).scalar_one_or_none()
+
+    rollout_id = await loop.until(patch_stored, "the patch is stored")
+    await handle.terminate()
+    await asyncio.wait_for(
+        loop.client.execute_workflow("Rollout", {"rollout_id": rollout_id}, id=handle.id, task_queue="control"), timeout=200
+    )
+    row = await loop.rollout(handle)
+    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "done", 2)
+    assert row.num_turns == 2 and row.num_trained_tokens > 0
+    async with loop.database.begin() as connection:
+        assert row.run_id not in await runs.unfinished(connection), "a single rollout's run is nothing to train on"
 
 
 async def test_the_schema_refuses_a_reward_without_a_verdict(loop: Loop) -> None:

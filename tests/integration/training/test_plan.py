@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from ratchet.config import RunConfig
-from ratchet.store import chains
+from ratchet.store import chains, groups
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
 from ratchet.types import BatchState
@@ -81,7 +81,7 @@ async def test_concurrent_planners_write_one_row(database: Database, run_id: str
 
     async def viewer() -> None:
         async with database.begin() as connection:
-            await batch.consume_without_signal(connection, run_id)
+            await batch.consume_without_signal(connection, run_id, config.training.truncated)
 
     assert set(await asyncio.gather(planner(), viewer(), planner(), viewer(), planner())) - {None} == {1}
     assert len(await uses(database, run_id)) == 2
@@ -101,8 +101,8 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     config = make_config(training={"groups_per_step": 3, "max_groups_seen": 4})
     await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4}, {})
     async with database.begin() as connection:
-        await batch.consume_without_signal(connection, run_id)
-        await batch.consume_without_signal(connection, run_id)
+        await batch.consume_without_signal(connection, run_id, config.training.truncated)
+        await batch.consume_without_signal(connection, run_id, config.training.truncated)
         assert await plannable(connection, run_id, config.training), "four groups seen, two of them with signal"
     planned = await plan(database, run_id, config)
     assert planned is not None and len(planned.members) == 8
@@ -176,8 +176,17 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
     await make(database, run_id, config, {"members": [{"agent_exit": "context_full"}]})
     async with database.begin() as connection:
         assert not await plannable(connection, run_id, config.training)
-    assert await plan(database, run_id, config) is None
-    assert await uses(database, run_id) == {0: (1, "no_signal")}
+        await batch.consume_without_signal(connection, run_id, config.training.truncated)
+    assert await uses(database, run_id) == {0: (1, "no_signal")}, "or it would hold the place of a group that can be trained on"
+
+
+async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Database, run_id: str) -> None:
+    unclaimed = {"outcome": None, "reward": None}
+    (group_id,) = await make(database, run_id, make_config(), {"members": [{}, unclaimed, unclaimed | {"owner": "a workflow"}]})
+    async with database.begin() as connection:
+        await groups.cancel(connection, group_id)
+        ended = select(Rollout.outcome).where(Rollout.group_id == group_id).order_by(Rollout.member)
+        assert (await connection.execute(ended)).scalars().all() == ["graded", "cancelled", None, "graded"]
 
 
 async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) -> None:
