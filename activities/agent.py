@@ -25,6 +25,8 @@ from ratchet.types import MODEL_NAME, AgentResult, StageInput
 log = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
+_TTL_SHARES = 10
+"""The time to live is set this many times per `rollout.ttl_margin`."""
 
 
 class AgentActivities:
@@ -47,7 +49,7 @@ class AgentActivities:
         spec = self._spec(config, task)
         box = await self.provider.connect(provider_id)
         try:
-            async with heartbeating(lambda: self._progress(input)), self._watching(box, harness, input, config.limits.stall_seconds):
+            async with heartbeating(lambda: self._progress(input)), self._watching(box, harness, input, config):
                 await harness.install(box, spec)
                 await harness.start(box, spec, input.attempt, token)
                 ended = await harness.wait(box, input.attempt)
@@ -88,30 +90,41 @@ class AgentActivities:
         return progress
 
     @contextlib.asynccontextmanager
-    async def _watching(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> AsyncIterator[None]:
-        """Looks at the session every few seconds, until the block ends.
-
-        While the agent waits for an engine its clock stands still: the box's deadline moves by what the adapter recorded. An agent
-        that has made no model call for `stall_seconds`, and waits for none, is ended as at its deadline.
-        """
-
-        async def watch() -> None:
-            pushed = 0.0
-            while True:
-                await asyncio.sleep(_WATCH_SECONDS)
-                with contextlib.suppress(RatchetError):
-                    progress = await self._session_progress(input)
-                    if progress.engine_wait_seconds > pushed + 1:
-                        await harness.extend(box, input.attempt, progress.engine_wait_seconds)
-                        pushed = progress.engine_wait_seconds
-                    if stall_seconds is not None and progress.idle_seconds > stall_seconds:
-                        log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(progress.idle_seconds))
-                        await harness.stop(box, input.attempt)
-
-        task = asyncio.create_task(watch())
+    async def _watching(self, box: Sandbox, harness: BaseHarness, input: StageInput, config: RunConfig) -> AsyncIterator[None]:
+        """Looks at the session every few seconds, and at times after the box, until the block ends."""
+        tasks = [
+            asyncio.create_task(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
+            asyncio.create_task(self._keep_box(box, input, config)),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_agent(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> None:
+        """While the agent waits for an engine its clock stands still: the box's deadline moves by what the adapter recorded. An agent
+        that has made no model call for `stall_seconds`, and waits for none, is ended as at its deadline.
+        """
+        pushed = 0.0
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            with contextlib.suppress(RatchetError):
+                progress = await self._session_progress(input)
+                if progress.engine_wait_seconds > pushed + 1:
+                    await harness.extend(box, input.attempt, progress.engine_wait_seconds)
+                    pushed = progress.engine_wait_seconds
+                if stall_seconds is not None and progress.idle_seconds > stall_seconds:
+                    log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(progress.idle_seconds))
+                    await harness.stop(box, input.attempt)
+
+    async def _keep_box(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
+        """A box's time to live counts outages and queues, too, which no budget does: as long as somebody watches, the box has all of it."""
+        ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
+        while True:
+            await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
+            try:
+                await box.set_ttl(ttl_seconds)
+            except RatchetError as error:
+                log.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))

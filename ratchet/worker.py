@@ -35,7 +35,7 @@ from ratchet import temporal
 from ratchet.errors import ConfigError
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
-from ratchet.temporal_settings import TemporalSettings
+from ratchet.temporal_settings import TemporalSettings, positive_number
 from workflows.admit_tasks import AdmitTasks
 from workflows.evaluate import Evaluate
 from workflows.regrade import Regrade
@@ -67,6 +67,8 @@ def sandbox_provider() -> SandboxProvider:
         api_url=os.environ.get("E2B_API_URL"),
         sandbox_url=os.environ.get("E2B_SANDBOX_URL"),
         image_metadata_key=key,
+        template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
+        max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
     )
 
 
@@ -81,7 +83,7 @@ async def _activities(client: Client, database: Database, settings: TemporalSett
         installation = await sandboxes.installation(connection)
     provider, configs = sandbox_provider(), RunConfigs(database, settings)
     harnesses = Harnesses()
-    boot = BootActivities(database, provider, settings, configs, installation)
+    boot = BootActivities(database, provider, configs, installation)
     record = RecordActivities(database, settings, configs)
     run = RunActivities(database, settings, configs)
     learn = LearnActivities(database, configs)
@@ -105,9 +107,10 @@ async def _activities(client: Client, database: Database, settings: TemporalSett
     }
 
 
-def _slots(queue: str, settings: TemporalSettings) -> int:
-    slots = settings.queues[queue].slots
-    return max(1, slots // settings.boot_workers) if queue == "boot" else slots
+def slots(queue: str, settings: TemporalSettings) -> int:
+    """Activities that one worker process runs at once."""
+    wanted = settings.queues[queue].slots
+    return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
 
 
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
@@ -127,7 +130,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 task_queue=queue,
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
-                max_concurrent_activities=_slots(queue, settings),
+                max_concurrent_activities=slots(queue, settings),
                 max_cached_workflows=settings.max_cached_workflows,
                 graceful_shutdown_timeout=temporal.GRACEFUL_SHUTDOWN,
             )

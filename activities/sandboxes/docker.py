@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import aiodocker
 import aiohttp
@@ -42,6 +42,7 @@ now; mkdir -p /run; umask 077; echo $((up + $1)) >{_DEADLINE}
 while now; read -r end <{_DEADLINE} && [ "$up" -lt "$end" ]; do sleep 1; done
 """
 _SET_LIFE = f"read -r up _ </proc/uptime; umask 077; echo $((${{up%%.*}} + $1)) >{_DEADLINE}.new && mv {_DEADLINE}.new {_DEADLINE}"
+_READ = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec {{read}} -- "$1"'
 _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
 _LIVE_STATES = ("created", "running", "paused", "restarting")
 
@@ -210,8 +211,7 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> CommandResult:
-        # Docker starts where the image says, which is often the root directory; a login starts at home.
-        arguments = ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
+        arguments = _login(cmd, cwd)
         if timeout is not None:
             # In the box, because the API cannot end an exec; KILL reaches the whole process group.
             arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
@@ -230,6 +230,16 @@ class DockerSandbox:
             raise CommandFailedError(cmd, code, result.stdout, result.stderr)
         return result
 
+    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        try:
+            with _service_errors(self.id):
+                process = await self._container.exec(
+                    _login(cmd, cwd), stdout=False, stderr=False, user=user, environment=dict(env or {}), workdir=cwd
+                )
+                await process.start(detach=True)
+        except ConfigError as error:
+            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
+
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         if isinstance(content, Path):
             size = (await asyncio.to_thread(content.stat)).st_size
@@ -241,18 +251,24 @@ class DockerSandbox:
         script += f'; [ ! -f "$1" ] || [ "$(stat -L -c %s -- "$1")" = {size} ] || exit {_CUT}'
         await self._file_command(f"write {path}", script, path, user, content)
 
-    async def read_file(self, path: str, *, user: str = "root") -> bytes:
-        script = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec cat -- "$1"'
-        return await self._file_command(f"read {path}", script, path, user, None)
+    async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
+        read = "cat" if max_bytes is None else f"head -c {max_bytes}"
+        return await self._file_command(f"read {path}", _READ.format(read=read), path, user, None)
 
-    async def _file_command(self, action: str, script: str, path: str, user: str, content: bytes | Path | None) -> bytes:
+    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
+        with target.open("wb") as file:
+            await self._file_command(f"read {path}", _READ.format(read="cat"), path, user, None, into=file)
+
+    async def _file_command(
+        self, action: str, script: str, path: str, user: str, content: bytes | Path | None, into: BinaryIO | None = None
+    ) -> bytes:
         # `~` and relative paths start at the user's home.
         place = f'cd -- "$(eval echo ~{shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""})" 2>/dev/null || cd /; '
         home_path = path.removeprefix("~/") if path.startswith("~/") else path
         if "\0" in path:
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
         async with asyncio.timeout(_TRANSFER_SECONDS):
-            code, data, errors = await self._run(["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content)
+            code, data, errors = await self._run(["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into)
         if code == _MISSING:
             raise FileNotFoundError(f"{path} is not in box {self.id}")
         if code == _CUT:
@@ -265,9 +281,15 @@ class DockerSandbox:
         return data
 
     async def _run(
-        self, arguments: list[str], user: str, env: Mapping[str, str], cwd: str | None, content: bytes | Path | None = None
+        self,
+        arguments: list[str],
+        user: str,
+        env: Mapping[str, str],
+        cwd: str | None,
+        content: bytes | Path | None = None,
+        into: BinaryIO | None = None,
     ) -> tuple[int, bytes, bytes]:
-        """Raises CommandFailedError for a command that cannot start."""
+        """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command that cannot start."""
         try:
             with _service_errors(self.id):
                 process = await self._container.exec(arguments, stdin=content is not None, user=user, environment=dict(env), workdir=cwd)
@@ -275,7 +297,10 @@ class DockerSandbox:
                     sending = asyncio.create_task(_send(stream, content)) if content is not None else None
                     stdout, stderr = bytearray(), bytearray()
                     while (message := await stream.read_out()) is not None:
-                        (stdout if message.stream == 1 else stderr).extend(message.data)
+                        if message.stream == 1 and into is not None:
+                            await asyncio.to_thread(into.write, message.data)
+                        else:
+                            (stdout if message.stream == 1 else stderr).extend(message.data)
                     if sending is not None:
                         sending.cancel()
                         await asyncio.gather(sending, return_exceptions=True)
@@ -308,6 +333,11 @@ class DockerSandbox:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         await self.kill()
+
+
+def _login(cmd: str, cwd: str | None) -> list[str]:
+    """Docker starts where the image says, which is often the root directory; a login starts at home."""
+    return ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
 
 
 async def _exit_code(process: Exec) -> int:

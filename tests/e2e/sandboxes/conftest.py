@@ -1,16 +1,19 @@
-"""A Docker daemon of our own: Debian's `docker.io`, on a socket and a directory that nobody else uses, gone after the tests.
+"""A Docker daemon of our own: Debian's `docker.io`, with a socket, a directory and a network namespace that nobody else uses.
 
-Why here: the back end is for a real daemon, so it is tested with one; no image is pulled, the tests import theirs.
+Why here: the back end is for a real daemon, so it is tested with one; no image is pulled, the tests import theirs. The machine's packet
+filter and interfaces stay as they are: the daemon sees those of its namespace only, which is gone with it.
 Called by: pytest. Skips with the reason where a daemon cannot be had.
 """
 
+import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,13 +21,23 @@ import pytest
 
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.docker import DockerProvider
+from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from ratchet.local.stack import Stack
+from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
 from tests.integration.sandboxes import image_files
-from tests.integration.sandboxes.conftest import make_box
+from tests.integration.sandboxes.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
 
 START_SECONDS = 120.0
-NETWORK = f"ratchet-test-{uuid.uuid4().hex[:8]}"
+NETWORK = "ratchet-boxes"
+MAKE_NETWORK = ("network", "create", "--internal", "-o", "com.docker.network.bridge.enable_icc=false", NETWORK)
+"""As docs/sandboxes.md says."""
 _POLICY = Path("/usr/sbin/policy-rc.d")
-_PROGRAMS = (*image_files.PROGRAMS, "head", "tr", "pgrep", "whoami", "timeout", "dirname", "rm", "true", "env", "chmod", "mv", "test")
+# What the contract, the stages, the launcher and the graders ask of an image.
+_PROGRAMS = (
+    *image_files.PROGRAMS, "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo", "mktemp", "mv",
+    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee", "test", "timeout", "tr",
+    "true", "uname", "uniq", "wc", "whoami", "xargs",
+)  # fmt: skip
 
 
 def _install() -> None:
@@ -38,7 +51,7 @@ def _install() -> None:
         _POLICY.write_text("#!/bin/sh\nexit 101\n")
         _POLICY.chmod(0o755)
     try:
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "docker.io", "iptables", "tini"]
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "docker.io", "iptables", "iproute2", "tini"]
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (install, ["apt-get", "update"], install):
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -51,8 +64,10 @@ def _install() -> None:
 
 
 def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
-    """None: the daemon ended by itself, as one does that may not change the machine's packet filter."""
+    """None: the daemon ended by itself."""
     command = [
+        "unshare",
+        "--net",
         "dockerd",
         "--host",
         f"unix://{directory}/docker.sock",
@@ -61,7 +76,7 @@ def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
         "--exec-root",
         f"{directory}/exec",
     ]
-    command += ["--pidfile", f"{directory}/pid", "--bridge=none", "--ip-forward=false", *options]
+    command += ["--pidfile", f"{directory}/pid", "--bridge=none", *options]
     with (directory / "dockerd.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     until = time.monotonic() + START_SECONDS
@@ -95,7 +110,7 @@ def docker_directory() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="ratchet-docker-"))
     process = None
     try:
-        for options in ((), ("--iptables=false",), ("--iptables=false", "--storage-driver=vfs")):
+        for options in ((), ("--storage-driver=vfs",)):
             process = _start(directory, *options)
             if process is not None:
                 break
@@ -103,11 +118,12 @@ def docker_directory() -> Iterator[Path]:
             words = (directory / "dockerd.log").read_text(errors="replace").strip().splitlines()
             pytest.skip(f"dockerd does not run here: {words[-1][-300:] if words else 'it says nothing'}")
         _import_image(directory)
+        made = docker(directory, *MAKE_NETWORK)
+        assert made.returncode == 0, made.stderr
         yield directory
         found = docker(directory, "ps", "-aq").stdout.decode().split()
         if found:
             docker(directory, "rm", "-f", *found)
-        docker(directory, "network", "rm", NETWORK)  # or its bridge would outlive the daemon
     finally:
         if process is not None and process.poll() is None:
             _end(process)
@@ -115,10 +131,13 @@ def docker_directory() -> Iterator[Path]:
 
 
 def _import_image(directory: Path) -> None:
-    """`host`: the machine's own programs, as many as the contract needs."""
+    """`host`: the machine's own programs, as many as boxes need, and an interpreter where local boxes have it."""
+    layer = ensure_python_layer(default_cache_directory())
     tree = image_files.make_tree(directory / "tree", _PROGRAMS)
     shutil.copy(tree / "bin" / "bash", tree / "bin" / "sh")
+    shutil.copytree(layer, tree / PYTHON_LAYER_PATH[1:], symlinks=True)
     (tree / "tmp").chmod(0o1777)
+    (tree / "var" / "tmp").mkdir(parents=True, mode=0o1777)
     (tree / "root").chmod(0o700)
     (tree / "workspace").mkdir()
     (tree / "home" / "agent").mkdir(parents=True)
@@ -131,9 +150,45 @@ def _import_image(directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="session")
+def docker_pid(docker_directory: Path) -> int:
+    """Of the daemon, whose network namespace holds the boxes' bridge."""
+    return int((docker_directory / "pid").read_text())
+
+
+@pytest.fixture(scope="session")
+def bridge_address(docker_directory: Path) -> str:
+    facts = json.loads(docker(docker_directory, "network", "inspect", NETWORK).stdout)
+    return str(facts[0]["IPAM"]["Config"][0]["Gateway"])
+
+
+@contextlib.contextmanager
+def relay(docker_pid: int, address: str, port: int) -> Iterator[None]:
+    """Our loopback's `port`, at `address` in the daemon's namespace; what a machine with one namespace does not need."""
+    command = [sys.executable, "-m", "tests.standins.relay", str(docker_pid), address, str(port)]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="session")
+def own_environment(docker_directory: Path, docker_pid: int, bridge_address: str, home: Path) -> Iterator[dict[str, str]]:  # noqa: F811
+    """The loop's services with docker for boxes."""
+    port = Stack(home).ports["adapter"]
+    with relay(docker_pid, bridge_address, port):
+        yield {
+            "RATCHET_SANDBOX_PROVIDER": "docker",
+            "DOCKER_HOST": f"unix://{docker_directory}/docker.sock",
+            "ADAPTER_PUBLIC_HOST": bridge_address,
+        }
+
+
 @pytest.fixture
 async def provider(docker_directory: Path) -> AsyncIterator[DockerProvider]:
-    made = DockerProvider(f"unix://{docker_directory}/docker.sock", network=NETWORK, memory_bytes=128 << 20)
+    made = DockerProvider(f"unix://{docker_directory}/docker.sock", memory_bytes=128 << 20)
     yield made
     for info in await made.list({}):
         await made.kill(info.id)
