@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
 _OWED_SECONDS = 30.0
+_TTL_SHARES = 10
+"""The time to live is set this many times per `rollout.ttl_margin`."""
 
 
 class AgentActivities:
@@ -48,7 +50,7 @@ class AgentActivities:
         spec = self._spec(config, task)
         box = await self.provider.connect(provider_id)
         try:
-            async with heartbeating(lambda: self._progress(input)), self._watching(box, harness, input, config.limits.stall_seconds):
+            async with heartbeating(lambda: self._progress(input)), self._watching(box, harness, input, config):
                 await harness.install(box, spec)
                 await harness.start(box, spec, input.attempt, token)
                 ended = await harness.wait(box, input.attempt)
@@ -90,37 +92,48 @@ class AgentActivities:
         return progress
 
     @contextlib.asynccontextmanager
-    async def _watching(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> AsyncIterator[None]:
-        """Looks at the session every few seconds, until the block ends.
-
-        While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.
-        An agent that has made no model call for `stall_seconds` of its own time, and waits for none, is ended as at its deadline.
-        """
-
-        async def watch() -> None:
-            pushed, num_turns, away_then = 0.0, None, 0.0
-            while True:
-                with contextlib.suppress(RatchetError):
-                    progress = await self._session_progress(input)
-                    if progress.waited_seconds > pushed + 1:
-                        await harness.extend(box, input.attempt, progress.waited_seconds)
-                        pushed = progress.waited_seconds
-                    if num_turns not in (None, progress.num_turns):
-                        away_then = progress.away_seconds  # what was lost before this call is not idleness after it
-                    num_turns = progress.num_turns
-                    idle_seconds = progress.idle_seconds - (progress.away_seconds - away_then)
-                    if stall_seconds is not None and idle_seconds > stall_seconds:
-                        log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
-                        await harness.stop(box, input.attempt)
-                await asyncio.sleep(_WATCH_SECONDS)
-
-        task = asyncio.create_task(watch())
+    async def _watching(self, box: Sandbox, harness: BaseHarness, input: StageInput, config: RunConfig) -> AsyncIterator[None]:
+        """Looks at the session every few seconds, and at times after the box, until the block ends."""
+        tasks = [
+            asyncio.create_task(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
+            asyncio.create_task(self._keep_box(box, input, config)),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_agent(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> None:
+        """While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.
+        An agent that has made no model call for `stall_seconds` of its own time, and waits for none, is ended as at its deadline.
+        """
+        pushed, num_turns, away_then = 0.0, None, 0.0
+        while True:
+            with contextlib.suppress(RatchetError):
+                progress = await self._session_progress(input)
+                if progress.waited_seconds > pushed + 1:
+                    await harness.extend(box, input.attempt, progress.waited_seconds)
+                    pushed = progress.waited_seconds
+                if num_turns not in (None, progress.num_turns):
+                    away_then = progress.away_seconds  # what was lost before this call is not idleness after it
+                num_turns = progress.num_turns
+                idle_seconds = progress.idle_seconds - (progress.away_seconds - away_then)
+                if stall_seconds is not None and idle_seconds > stall_seconds:
+                    log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
+                    await harness.stop(box, input.attempt)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _keep_box(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
+        """A box's time to live counts outages and queues, too, which no budget does: as long as somebody watches, the box has all of it."""
+        ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
+        while True:
+            await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
+            try:
+                await box.set_ttl(ttl_seconds)
+            except RatchetError as error:
+                log.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
 
 
 def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:

@@ -98,8 +98,18 @@ class TemporalSettings(_Section):
         return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
 
 
+def positive_number(name: str, default: int) -> int:
+    """Of an environment variable; raises ConfigError."""
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ConfigError(f"{name}: {text[:40]!r} is no positive number")
+    return int(text)
+
+
 def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
-    """temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names; raises ConfigError."""
+    """temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names; SWE_BOOT_CONCURRENCY rules over it. Raises ConfigError."""
     path = path or Path(os.environ.get("RATCHET_TEMPORAL_CONFIG") or DEFAULT_PATH)
     try:
         settings = TemporalSettings.model_validate(yaml.safe_load(path.read_text()))
@@ -107,6 +117,9 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise explain(error, str(path)) from None
+    boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
+    if boots and "boot" in settings.queues:
+        settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})
     missing = [queue for queue in QUEUES if queue not in settings.queues]
     if missing or len(settings.queues) != len(QUEUES):
         raise ConfigError(f"{path}: queues must be exactly {', '.join(QUEUES)}")

@@ -132,6 +132,7 @@ class Loop:
 def home() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="ratchet-loop-"))
     directory.chmod(0o755)
+    free_ports(directory)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -166,11 +167,21 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-async def loop(home: Path, model: Path) -> AsyncIterator[Loop]:
-    free_ports(home)
+def own_environment() -> dict[str, str]:
+    """Of all services, over what the stack gives them; a folder with another sandbox back end has its own fixture of this name."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
     stack = Stack(home)
     settings = load_temporal_settings(_short(home)).model_copy(update={"address": f"127.0.0.1:{stack.ports['temporal']}"})
-    environment = {**os.environ, **stack.environment(), "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"), "NO_PROXY": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        **stack.environment(),
+        "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
+        "NO_PROXY": "127.0.0.1",
+    } | own_environment
     _serving_plan(home, model)
     url = environment["RATCHET_DATABASE_URL"]
     found = Loop(
