@@ -6,7 +6,7 @@ from uuid import uuid4
 from sqlalchemy import insert, select, update
 
 from ratchet.store import sandboxes
-from ratchet.store.schema import Patch, Rollout
+from ratchet.store.schema import Patch, Rollout, Sandbox
 from ratchet.types import SandboxRole
 from tests.integration.loop.conftest import Loop
 from tests.integration.training.records import make_config, make_group, make_run
@@ -44,3 +44,4 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     assert await ask(SandboxRole.AGENT, third) is not None
     async with loop.database.begin() as connection:
         await connection.execute(update(Rollout).where(Rollout.run_id == run_id).values(outcome="cancelled"))
+        await connection.execute(update(Sandbox).where(Sandbox.provider == provider).values(state="released"))
