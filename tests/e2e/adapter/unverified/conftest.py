@@ -1,0 +1,115 @@
+"""Real agent programs on this machine against a real adapter and a scripted engine: no box, no workflow.
+
+Why here: what a CLI does with our wire must be seen with the CLI; all that is scripted is what the model says.
+Called by: the tests of this folder.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
+from activities.harnesses.claude_code import ClaudeCode
+from activities.harnesses.codex import Codex
+from adapter.settings import AdapterSettings
+from ratchet.store.database import Database
+from tests.e2e.harnesses.conftest import require_program
+from tests.integration.adapter.conftest import (  # noqa: F401  # fixtures
+    Opened,
+    adapter_settings,
+    database,
+    engine,
+    home,
+    model_dir,
+    open_rollout,
+    postgres_url,
+    renderer,
+    shared_engine,
+)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """One agent program. `tool`, `argument`: its shell tool."""
+
+    harness: type[BaseHarness]
+    fetch: str
+    tool: str
+    argument: str
+
+    def call(self, command: str) -> str:
+        return call(self.tool, **{self.argument: command})
+
+
+def call(tool: str, **arguments: Any) -> str:
+    inner = "".join(
+        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n" for name, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={tool}>\n{inner}</function>\n</tool_call>"
+
+
+CLAUDE_CODE = Cli(ClaudeCode, "claude-code", "Bash", "command")
+CODEX = Cli(Codex, "codex", "exec_command", "cmd")
+
+
+@dataclass
+class Running:
+    """A CLI at work in a repository of its own."""
+
+    process: subprocess.Popen[bytes]
+    workdir: Path
+    output: Path
+
+    async def end(self) -> list[dict[str, Any]]:
+        """Its events, once it has ended by itself."""
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self.process.wait), 500)
+        finally:
+            self.process.kill()
+        return json_lines(self.output.read_bytes())
+
+
+def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -> Running:
+    """The harness's own command and configuration, with this machine's path of the program instead of the box's."""
+    program = require_program(cli.fetch)
+    workdir, folder = directory / "repo", directory / "run"
+    for one in (workdir, folder, directory / "home"):
+        one.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(workdir)], check=True)
+    values: dict[str, Any] = {"model_name": "policy", "workdir": str(workdir), "prompt": "Make it so.", "max_turns": 30}
+    spec = HarnessSpec(adapter_base_url=address, step_timeout_seconds=120, time_budget_seconds=600, **values | changes)
+    for name, data in cli.harness().configure(spec).items():
+        (folder / name).write_bytes(data.replace(program.box_path.encode(), str(program.host_directory / "bin" / program.command).encode()))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(directory / "home"), "RATCHET_SESSION_TOKEN": token, "LANG": "C.UTF-8"}
+    output = folder / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            ["/bin/sh", str(folder / "command.sh")], cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+    return Running(process, workdir, output)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Outside of pytest's own directory, which other sessions of pytest clear away under a program at work."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-cli-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa: F811
+    return adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", ping_seconds=1.0, lease_seconds=3.0)
+
+
+@pytest.fixture
+async def roomy(database: Database) -> Opened:  # noqa: F811
+    """A session with room for these programs' 50 KB of instructions in the test tokenizer's small tokens."""
+    return await open_rollout(database, max_context_tokens=400_000, max_response_tokens=2000)
