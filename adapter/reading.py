@@ -127,6 +127,7 @@ def _parse(body: bytes, dialect: Dialect, tip: _Tip | None, mark: _Mark | None) 
         source = b'{"' + dialect.history.encode() + b'":[' + body[mark.end + 1 :]
         shift, fields = len(body) - len(source), dict(tip.before)
     try:
+        source.decode()  # what msgspec passes over unread has to be text, too
         fields |= _FIELDS.decode(source)
         return _Parsed(source, shift, fields, dialect.items(fields.get(dialect.history)))
     except RecursionError:

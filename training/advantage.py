@@ -11,9 +11,10 @@ batch          (r - mean) / std of all such differences in the step: REINFORCE++
 
 import random
 from collections.abc import Sequence
-from importlib import import_module
 from math import isfinite
 from statistics import fmean, pstdev
+
+from ratchet.import_path import import_object
 
 _EPSILON = 1e-6
 
@@ -52,10 +53,9 @@ def over_batch(values: Sequence[float]) -> list[float]:
 
 
 def _own(rewards: Sequence[float], path: str) -> list[float]:
-    module, _, name = path.partition(":")
     try:
-        function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        function = import_object(path)
+    except ImportError as error:
         raise ValueError(f"training.advantage {path!r} cannot be imported: {error}") from None
     values = [float(value) for value in function(list(rewards))]
     if len(values) != len(rewards) or not all(map(isfinite, values)):

@@ -26,12 +26,12 @@ Shape legend: N = trained tokens of a bin, all its chains concatenated.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from ratchet.config import LossConfig
+from ratchet.import_path import import_object
 
 _MAX_LOG_RATIO = 20.0
 """Of a turn: its exponential stays finite in float32."""
@@ -115,12 +115,11 @@ def find_loss(preset: str) -> Loss:
     """A preset, or a function of your own as `package.module:function`. Raises ValueError for what is neither."""
     if preset in PRESETS:
         return PRESETS[preset]
-    module, separator, name = preset.partition(":")
-    if not separator:
+    if ":" not in preset:
         raise ValueError(f"loss.preset {preset!r} is unknown; expected {', '.join(PRESETS)}, or package.module:function")
     try:
-        found: Loss = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found: Loss = import_object(preset)
+    except ImportError as error:
         raise ValueError(f"loss.preset {preset!r} cannot be imported: {error}") from None
     return found
 

@@ -20,7 +20,7 @@ _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
     """`longest_statement` in characters."""
     said = []
-    training, sampling = config.training, config.sampling
+    sampling = config.sampling
     if sampling.temperature < 0.05:
         said.append(f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, so nothing is learned; use 1")
     tokens = HARNESS_PROMPT_TOKENS.get(config.harness.name, 0) + longest_statement / _CHARACTERS_PER_TOKEN
@@ -29,10 +29,6 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
         said.append(
             f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens ({sampling.max_context_tokens}), more than "
             f"{_PROMPT_SHARE:.0%}: little is left to work with; raise it or choose a harness with a shorter prompt"
-        )
-    if training.min_graded is not None and training.min_graded > training.group_size:
-        said.append(
-            f"training.min_graded ({training.min_graded}) is above training.group_size ({training.group_size}): no group gets ready"
         )
     return said
 

@@ -10,10 +10,10 @@ with no test passed, whatever the function says, so cheating never pays.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 from activities.graders.base import Verdict
 from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,12 +63,11 @@ def find(name: str) -> RewardFunction:
     """Raises ConfigError for a name that is neither ours nor `module:function`."""
     if name in BY_NAME:
         return BY_NAME[name]
-    module, separator, attribute = name.partition(":")
-    if not separator:
+    if ":" not in name:
         raise ConfigError(f"grading.reward: {name!r} is none of {', '.join(BY_NAME)}; a function of yours is written module:function")
     try:
-        function: RewardFunction = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        function: RewardFunction = import_object(name)
+    except ImportError as error:
         raise ConfigError(f"grading.reward: {name!r} cannot be imported: {error}") from error
     if not callable(function):
         raise ConfigError(f"grading.reward: {name!r} is no function")

@@ -10,8 +10,9 @@ import shlex
 from pydantic import BaseModel, ConfigDict
 
 from activities.harnesses import programs
-from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
 from activities.harnesses.cli_ends import exit_of_error, last_output
+from activities.harnesses.fetched import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -47,20 +48,13 @@ class ClaudeCodeOptions(BaseModel):
     """Appended to the program's own."""
 
 
-class ClaudeCode(BaseHarness):
+class ClaudeCode(FetchedHarness):
     name = "claude_code"
     dialect = "messages"
     options = ClaudeCodeOptions
 
-    def __init__(self) -> None:
-        self._program = programs.claude_code_program()
-
-    @property
-    def version(self) -> str:
-        return self._program.version
-
-    async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
-        await programs.ensure(box, self._program)
+    def find_program(self) -> programs.AgentProgram:
+        return programs.claude_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         milliseconds = str(int(spec.step_timeout_seconds * 1000))

@@ -8,8 +8,9 @@ import json
 import shlex
 
 from activities.harnesses import programs
-from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
 from activities.harnesses.cli_ends import exit_of_error, last_output
+from activities.harnesses.fetched import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -41,19 +42,12 @@ enabled = false
 """
 
 
-class Codex(BaseHarness):
+class Codex(FetchedHarness):
     name = "codex"
     dialect = "responses"
 
-    def __init__(self) -> None:
-        self._program = programs.codex_program()
-
-    @property
-    def version(self) -> str:
-        return self._program.version
-
-    async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
-        await programs.ensure(box, self._program)
+    def find_program(self) -> programs.AgentProgram:
+        return programs.codex_program()
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
         # A JSON string is a TOML string.

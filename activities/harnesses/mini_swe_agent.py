@@ -10,8 +10,9 @@ import shlex
 from typing import Any
 
 from activities.harnesses import programs
-from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports
+from activities.harnesses.base import HarnessSpec, Transcript, exports
 from activities.harnesses.cli_ends import exit_of_error
+from activities.harnesses.fetched import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -38,19 +39,12 @@ _MODEL_CALL_FAILURES = (
 )  # fmt: skip
 
 
-class MiniSweAgent(BaseHarness):
+class MiniSweAgent(FetchedHarness):
     name = "mini_swe_agent"
     dialect = "chat"
 
-    def __init__(self) -> None:
-        self._program = programs.mini_swe_agent_program()
-
-    @property
-    def version(self) -> str:
-        return self._program.version
-
-    async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
-        await programs.ensure(box, self._program)
+    def find_program(self) -> programs.AgentProgram:
+        return programs.mini_swe_agent_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         return {

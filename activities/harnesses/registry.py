@@ -4,11 +4,11 @@ Why here: a new harness is one file and one line below, or no line at all.
 Called by: the worker, for its activities; `activities/runs.py`, before a run starts.
 """
 
-import importlib
 import re
 
 from activities.harnesses.base import BaseHarness
 from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
 
 HARNESSES = {
     "bash_agent": "activities.harnesses.bash_agent.harness:BashAgent",
@@ -37,9 +37,8 @@ def load_harness(name: str) -> BaseHarness:
         raise ConfigError(
             f"harness.name: {name!r} is none of {', '.join(HARNESSES)}, nor an import path like `my_package.my_agent:MyAgent`"
         )
-    module, _, attribute = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        made = import_object(path)()
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"harness.name: {name!r} cannot be loaded: {error}") from error
     if not isinstance(made, BaseHarness):

@@ -56,7 +56,16 @@ def test_paths_are_resolved_against_the_config(path: Path) -> None:
     assert load_config(path, [], {}).datasets[0].path == str(path.parent / "tasks.jsonl")
 
 
-@pytest.mark.parametrize(("text", "named"), [("a: [", "is no YAML"), ("- 1", "expected a mapping"), ("{}", "datasets: missing")])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a: [", "is no YAML"),
+        ("- 1", "expected a mapping"),
+        ("{}", "datasets: missing"),
+        ("datasets: [{path: x}]\ntraining: {group_size: 4, min_graded: 5}", "min_graded is above training.group_size"),
+        ("datasets: [{path: x}]\nsandbox: {max_boxes: 1}", "sandbox.max_boxes"),
+    ],
+)
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, named: str) -> None:
     found = tmp_path / "run.yaml"
     found.write_text(text)

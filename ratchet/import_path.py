@@ -1,0 +1,17 @@
+"""A user's own reward, loss, advantage or harness, named as `package.module:attribute`.
+
+Why here: every place that takes one finds it in the same way and only words its own error.
+Called by: `activities.graders.rewards`, `activities.harnesses.registry`, `training.loss`, `training.advantage`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+
+def import_object(path: str) -> Any:
+    """Raises ImportError where the module, or the attribute in it, is missing."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except AttributeError as error:
+        raise ImportError(str(error)) from error
