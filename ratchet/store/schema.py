@@ -1,4 +1,4 @@
-"""The tables: what is true. DESIGN section 5 in SQLAlchemy.
+"""The tables: what is true, in SQLAlchemy.
 
 Why here: constraints hold the promises (an outcome has a reward exactly when a verdict exists; a group enters one step).
 Called by: the files of this folder, one per aggregate, and the alembic migrations.

@@ -29,7 +29,7 @@ def grow(
 ) -> Join:
     join = tree.join(prompt, None)
     grown = Grown([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
-    tree.add(turn_id, join, prompt[join.kept_tokens :], sampled, grown)
+    tree.add(turn_id, join, tree.prompt(join, prompt[join.kept_tokens :]), sampled, grown)
     return join
 
 
@@ -123,7 +123,7 @@ class Talk:
         sampled = np.array([*ids, *stop], np.int32)
         message = Message("assistant", answer, reasoning)
         grown = Grown(prepared.new_keys, message, lane, prepared.kind, self.renderer.ended(sampled), prepared.thinks or bool(reasoning))
-        self.live.tree.add(self.number, prepared.join, prepared.suffix, sampled, grown)
+        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.fork_cause
 
 
