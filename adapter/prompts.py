@@ -194,9 +194,9 @@ class Prompts:
             stream = tree.nodes[made.base].stream.extended(made.new)
             join = tree.join(stream.ids, made.base)
         wishes = reading.wishes
-        cause = cause_of(tree, join, stream.length, wishes.lane, reading.units, reading.keys, made.dropped)
-        new_keys = [key for key in reading.keys[:-1] if key not in tree.seen] + [reading.keys[-1]]
         kind = kind_of(wishes, reading.head.system, reading.units)
+        cause = cause_of(tree, join, stream.length, wishes.lane, reading.units, reading.keys, made.dropped, kind)
+        new_keys = [key for key in reading.keys[:-1] if key not in tree.seen] + [reading.keys[-1]]
         after = None if found is None else found.turn_id
         return Prepared(reading, kind, stream, join, cause, made.thinks, after, _behind(reading, found), new_keys, 0)
 

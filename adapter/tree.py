@@ -6,7 +6,6 @@ Called by: `prompts.py` and `capture.py`, on the event loop. Rebuilt from the st
 A turn's stream is a piece of a buffer that all turns share which extend each other (`streams.py`).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,7 +33,7 @@ class Node:
     thinks: bool
     lane: str
     kind: TurnKind
-    children: list[int] = field(default_factory=list)
+    children: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -70,9 +69,10 @@ class Tree:
     """Per lane, the kind and the text of the newest turn's answer."""
     _buffers: dict[Buffer, int] = field(default_factory=dict)
     """In the order of their first turns, each with the length of its longest turn: what follows that is a prompt in flight."""
-    _after: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _loose: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _anywhere: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _after: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _loose: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _anywhere: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    """Turns by key. Tuples of numbers, unlike lists, cost the garbage collector nothing."""
 
     def stream(self, turn_id: int) -> Ids:
         return self.nodes[turn_id].stream.ids
@@ -100,7 +100,7 @@ class Tree:
         found = self._after.get(extend_key(key, unit.key))
         if found:
             return self._nearest(found, lane)
-        loose = self._loose.get(extend_key(key, unit.loose_key), [])
+        loose = self._loose.get(extend_key(key, unit.loose_key), ())
         return loose[0] if len(loose) == 1 else None
 
     def answers_like(self, key: bytes, unit: Unit) -> bool:
@@ -133,6 +133,13 @@ class Tree:
         node = min((one for one in self.nodes.values() if one.stream.buffer is owner and one.length >= kept), key=lambda one: one.turn_id)
         return Join(node.turn_id, kept)
 
+    def ends_at(self, join: Join) -> bool:
+        """Whether the prompt goes on from its parent's whole stream, and no other turn does."""
+        if join.parent_turn_id is None:
+            return False
+        parent = self.nodes[join.parent_turn_id]
+        return join.kept_tokens == parent.length and all(self.nodes[one].kept_tokens < parent.length for one in parent.children)
+
     def _below(self, ids: Ids, base: int) -> Join:
         kept, parent, waiting = self.nodes[base].length, base, list(self.nodes[base].children)
         while waiting:
@@ -156,7 +163,7 @@ class Tree:
         )
         self._buffers[stream.buffer] = max(stream.length, self._buffers.get(stream.buffer, 0))
         if join.parent_turn_id is not None:
-            self.nodes[join.parent_turn_id].children.append(turn_id)
+            self.nodes[join.parent_turn_id].children += (turn_id,)
         self._know(turn_id, grown)
 
     def _know(self, turn_id: int, grown: Grown) -> None:
@@ -164,9 +171,12 @@ class Tree:
         self.seen.update(grown.keys)
         self.seen.add(extend_key(request, unit.key))
         self.last_answers[grown.lane] = (grown.kind, grown.answer.text)
-        self._after[extend_key(request, unit.key)].append(turn_id)
-        self._loose[extend_key(request, unit.loose_key)].append(turn_id)
-        self._anywhere[unit.key].append(turn_id)
+        for known, key in (
+            (self._after, extend_key(request, unit.key)),
+            (self._loose, extend_key(request, unit.loose_key)),
+            (self._anywhere, unit.key),
+        ):
+            known[key] = (*known.get(key, ()), turn_id)
 
     def known(self) -> Iterable[int]:
         return self.nodes.keys()

@@ -51,7 +51,7 @@ def postgres_url(home: Path) -> Iterator[str]:
     server = subprocess.Popen([sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     async def prepare() -> None:
-        await ensure_database(port)
+        await ensure_database(port, timeout_seconds=600)
         database = Database(database_url(port))
         async with database.begin() as conn:
             await conn.run_sync(Base.metadata.create_all)
@@ -211,7 +211,7 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
 
 
 class Line:
-    """The network between an adapter and Postgres: bytes both ways, until it is cut."""
+    """The network between two processes: bytes both ways, until it is cut. New connections go to `port`."""
 
     def __init__(self, port: int) -> None:
         self.port, self.whole = port, True
@@ -242,21 +242,36 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def cut_off(url: str) -> AsyncIterator[tuple[str, Line]]:
-    """The store by an address whose line can be cut."""
-    port = int(httpx.URL(url).port or 0)
+async def line_to(port: int) -> AsyncIterator[tuple[int, Line]]:
+    """The port of a line to `port`, and the line."""
     line = Line(port)
     server = await asyncio.start_server(line.connect, "127.0.0.1", 0)
     try:
-        yield url.replace(f":{port}/", f":{server.sockets[0].getsockname()[1]}/"), line
+        yield server.sockets[0].getsockname()[1], line
     finally:
         line.cut()
         server.close()
 
 
+@contextlib.asynccontextmanager
+async def cut_off(url: str) -> AsyncIterator[tuple[str, Line]]:
+    """The store by an address whose line can be cut."""
+    port = int(httpx.URL(url).port or 0)
+    async with line_to(port) as (its_port, line):
+        yield url.replace(f":{port}/", f":{its_port}/"), line
+
+
 @pytest.fixture
 async def adapter(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
     async with adapter_here(adapter_settings(postgres_url, model_dir)) as address:
+        yield address
+
+
+@pytest.fixture
+async def thinking(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
+    """An adapter that reads tool calls and thinking with vLLM's parsers."""
+    settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
+    async with adapter_here(settings) as address:
         yield address
 
 
