@@ -144,7 +144,8 @@ def _call(turn: Any) -> tuple[int, str, bytes, int]:
 
 
 def _arrays(names: Sequence[str], statement: str) -> TextClause:
-    """`statement` with {names} of `turn`, and {rows}: one array for each, as the rows of `given`."""
+    """`statement` with {names} of `turn`, {rows}: one array for each, as the rows of `given`, and {sets} for all but the first two, by
+    which a row is found."""
     types = {name: Turn.__table__.c[name].type for name in names}
     compiled = {name: kind.compile(postgresql.dialect()) for name, kind in types.items()}  # type: ignore[no-untyped-call]
     arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)

@@ -75,7 +75,7 @@ class Running:
     async def end(self) -> list[dict[str, Any]]:
         """Its events, once it has ended by itself."""
         try:
-            await asyncio.wait_for(asyncio.to_thread(self.process.wait), 500)
+            await asyncio.wait_for(asyncio.to_thread(self.process.wait), 1500)
         finally:
             self.process.kill()
         return json_lines(self.output.read_bytes())
@@ -140,7 +140,7 @@ class Stage:
 
     async def wait_for_calls(self, number: int) -> None:
         """Until that many calls have reached the engine, however slowly the program starts."""
-        async with asyncio.timeout(400):
+        async with asyncio.timeout(1500):
             while len((await self.engine.seen())["calls"]) < number:
                 await asyncio.sleep(0.1)
 
