@@ -91,7 +91,7 @@ async def test_a_program_that_compacts_goes_on(stage: Stage, place: Path) -> Non
     limit = 90_000
     opened = await stage.open(max_context_tokens=limit)
     much = CLAUDE_CODE.call("printf 'some words of code %.0s' $(seq 800)")
-    await stage.engine.say(much, much, SUMMARY, "All done.")
+    await stage.engine.say(much, much, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
     running = start(CLAUDE_CODE, stage.address, opened.token, place, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()
     rows = await stage.rows(opened)
@@ -110,16 +110,12 @@ async def test_a_program_that_compacts_goes_on(stage: Stage, place: Path) -> Non
 async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage, place: Path) -> None:
     """Two at the same time with equal prompts: two samples, two lanes; the main conversation stays one stream."""
     opened = await stage.open()
-    extra = {"run_in_background": True} if background else {}
-    task = call("Agent", description="look", prompt="Find where it breaks.", subagent_type="investigator", **extra)
+    task = call("Agent", description="look", prompt="Find where it breaks.", subagent_type="investigator", run_in_background=background)
     await stage.engine.say(task + "\n" + task, *["Nothing found, all is well."] * 12)
     running = start(CLAUDE_CODE, stage.address, opened.token, place)
     events = await running.end()
     rows = await stage.rows(opened)
     assert running.process.returncode == 0, events[-3:]
-    from ratchet.store.arrays import unpack_json
-    print([t for t in unpack_json(rows[0].request)["tools"] if t["function"]["name"] in ("Agent","Task")])
-    for row in rows: print(row.id, row.lane, row.kind, row.fork_cause, row.prompt_tokens, row.state)
     subs, mains = [row for row in rows if row.lane], [row for row in rows if not row.lane]
     assert len({row.lane for row in subs}) == 2 and {row.kind for row in subs} == {"sub_agent"}
     assert [row.fork_cause for row in subs].count("sub_agent") == 2 and {row.fork_cause for row in subs} <= {"sub_agent", None}
