@@ -151,7 +151,8 @@ def _arrays(names: Sequence[str], statement: str) -> TextClause:
     arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
     listed, sets = ", ".join(names), ", ".join(f"{name} = given.{name}" for name in names[2:])
     clause = text(statement.format(names=listed, rows=f"unnest({arrays}) AS given ({listed})", sets=sets))
-    return clause.bindparams(*(bindparam(name, type_=ARRAY(kind)) for name, kind in types.items()))
+    # One dimension, said so: a column whose values are lists would make a table of it.
+    return clause.bindparams(*(bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in types.items()))
 
 
 _IDS = bindparam("ids", type_=ARRAY(BigInteger))

@@ -60,6 +60,43 @@ async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
     assert len(calls) == 2 and calls[0]["ids"] == calls[1]["ids"]
 
 
+async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: Database, opened: Opened) -> None:
+    """Several sessions, the same call twice, a closed session, answers of several policy versions."""
+    other, closed = await open_rollout(database, 1), await open_rollout(database, 2)
+    spans = [[{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 2}], [{"version": "a", "start": 0, "end": 2}]]
+
+    def new(one: Opened) -> turns.NewTurn:
+        places = {
+            "parent_turn_id": None,
+            "kept_tokens": 0,
+            "fork_cause": None,
+            "dialect": "chat",
+            "prompt_tokens": 1,
+            "suffix_ids": b"1234",
+        }
+        values: dict[str, Any] = {"session_id": one.session_id, "rollout_id": one.rollout_id, "attempt": 1, "lane": "", "digest": b"d"}
+        values |= {"ordinal": 0, "kind": "main", "temperature": 1.0, "request": b"r", "engine_id": None, "lease_owner": "me"}
+        return turns.NewTurn(**values | places)
+
+    def done(turn_id: int, one: Opened, at: int) -> turns.CompletedTurn:
+        values: dict[str, Any] = {"sampled_ids": b"12345678", "logprobs": b"l", "num_sampled": 2, "logprobs_valid": True, "answer": b"a"}
+        values |= {"version_spans": spans[at], "finish_reason": "stop", "engine_id": None, "engine_wait_seconds": 0.5 * at}
+        return turns.CompletedTurn(id=turn_id, session_id=one.session_id, **values)
+
+    async with database.begin() as conn:
+        await sessions.close_session(conn, closed.rollout_id, 1)
+        first, twice, late, second = (await turns.write(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)).opened
+    assert first is not None and second is not None and (twice, late) == (None, None)
+    async with database.begin() as conn:
+        assert (await turns.write(conn, [], [done(second, opened, 1)], [], 60)).completed == [False]  # of another session
+        answers = [done(first, opened, 0), done(second, other, 1)]
+        assert (await turns.write(conn, [], answers, [first], 60)).completed == [True, True]
+        assert (await turns.write(conn, [], answers[:1], [], 60)).completed == [False]
+    rows = [(await one.turns())[0] for one in (opened, other)]
+    assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
+    assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
+
+
 async def test_identical_calls_at_the_same_time_are_two_samples(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
     await engine.script({"ids": engine.ids("one"), "hold": "gate"}, {"ids": engine.ids("two"), "hold": "gate"})
     calls = [asyncio.create_task(ask(adapter, opened.token)) for _ in range(2)]
