@@ -75,6 +75,7 @@ class AgentActivities:
             step_timeout_seconds=config.harness.step_timeout_seconds,
             time_budget_seconds=config.limits.agent_seconds,
             max_context_tokens=config.sampling.max_context_tokens,
+            max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
             extra_env=config.harness.extra_env,
             extra=config.harness.all_options(),

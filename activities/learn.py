@@ -18,7 +18,7 @@ from activities.run_configs import RunConfigs
 from ratchet import paths
 from ratchet.engine_client import EngineClient
 from ratchet.errors import BugError, EngineUnavailableError, LearnerLostError, StoreUnavailableError
-from ratchet.store import engines, learners, metrics, runs
+from ratchet.store import engines, forks, learners, metrics, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import PolicyVersion
 from ratchet.types import BatchState, EngineList, EngineState, Planned, RunInput, StageResult, StepInput, SyncInput
@@ -40,7 +40,18 @@ class LearnActivities:
         """Writes the next plan row in one transaction, or finds the one that is not trained yet. `step` None: not enough groups."""
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
-            return Planned(step=await batch.plan_step(connection, input.run_id, config))
+            step = await batch.plan_step(connection, input.run_id, config)
+        if step is not None:
+            await self._watch_forks(input.run_id, step)
+        return Planned(step=step)
+
+    async def _watch_forks(self, run_id: str, step: int) -> None:
+        """What `ratchet forks` shows, beside the step's other numbers and, where something looks wrong, in the log."""
+        async with self.database.begin() as connection:
+            found = await forks.of_run(connection, run_id)
+            await metrics.record(connection, run_id, step, found.numbers())
+        for alarm in found.alarms:
+            log.warning("alarm", run=run_id, step=step, what=alarm)
 
     @stage("learn.step")
     async def step(self, input: StepInput) -> StageResult:

@@ -8,13 +8,13 @@ Called by: `app.py`. `start` is called per request; the call itself goes on in a
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from uuid import uuid4
 
-import numpy as np
 import structlog
 
 from adapter.conversation import Answer, Wishes, answer_from_json, answer_to_json, message_to_json
@@ -27,6 +27,7 @@ from adapter.routing import Router
 from adapter.sessions import UnauthorisedError
 from adapter.settings import AdapterSettings
 from adapter.tree import Grown, Join
+from adapter.writer import Writer
 from ratchet.engine_client import Generation, Sampling
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, StoreUnavailableError
 from ratchet.store import turns
@@ -64,8 +65,10 @@ class Capture:
         self._settings, self._database, self._renderer, self._outputs, self._router = settings, database, renderer, outputs, router
         self._prompts = Prompts(settings, database, renderer, router)
         self._running: dict[int, Running] = {}
+        self._owed: set[asyncio.Task[None]] = set()
         self._process = uuid4().hex[:12]
-        self.leases = Leases(database, settings.lease_seconds, router)
+        self._writer = Writer(database, settings.lease_seconds)
+        self.leases = Leases(self._writer, settings.lease_seconds, router)
 
     # ------------------------------------------------------------ entry points
 
@@ -76,32 +79,41 @@ class Capture:
         wishes = prepared.reading.wishes
         turn_id = await self._open(live, prepared, 0)
         if turn_id is not None:
-            return Pending(wishes, len(prepared.ids), self._begin(live, prepared, turn_id).task, turn_id)
+            return Pending(wishes, prepared.stream.length, self._begin(live, prepared, turn_id).task, turn_id)
         known = await self._find(live, prepared)
         if known is None:
             raise UnauthorisedError  # neither inserted nor there: the session is closed
         hold: asyncio.Future[Pending] = asyncio.get_running_loop().create_future()
-        pending = Pending(wishes, len(prepared.ids), asyncio.create_task(self._resolve(live, prepared, known, hold)))
+        pending = Pending(wishes, prepared.stream.length, asyncio.create_task(self._resolve(live, prepared, known, hold)))
         pending.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, even if the client has gone
         hold.set_result(pending)
         return pending
 
     async def count_tokens(self, session: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""
-        return len((await self._prompts.prompt(self._prompts.live(session), body, dialect, headers)).ids)
+        return await self._prompts.count(self._prompts.live(session), body, dialect, headers)
 
     async def delivered(self, answer: Answer) -> None:
-        """The last byte was written. Never raises: without this mark the turn is context only, which is safe."""
+        """The last byte was written. Without this mark the turn is context only: where the store is away, it is made later."""
         self.leases.drop(answer.turn_id)
         try:
-            async with self._database.begin() as conn:
-                await turns.mark_delivered(conn, answer.turn_id)
+            await self._writer.delivered(answer.turn_id)
         except StoreUnavailableError as error:
-            LOG.warning("delivery not recorded", turn=answer.turn_id, reason=str(error))
+            LOG.warning("delivery not recorded yet", turn=answer.turn_id, reason=str(error))
+            task = asyncio.create_task(self._record_delivery(answer.turn_id))
+            self._owed.add(task)
+            task.add_done_callback(self._owed.discard)
+
+    async def _record_delivery(self, turn_id: int) -> None:
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            with contextlib.suppress(StoreUnavailableError):
+                return await self._writer.delivered(turn_id)
 
     async def detach(self, pending: Pending) -> None:
-        """The client has gone. The turn goes on, and the client's retry gets its answer."""
+        """The client has gone. The turn goes on, and the client's retry gets its answer; what was not a turn yet becomes none."""
         if pending.turn_id is None:
+            pending.task.cancel()
             return
         running = self._running.get(pending.turn_id)
         if running is None:
@@ -138,15 +150,14 @@ class Capture:
             kept_tokens=join.kept_tokens,
             fork_cause=prepared.fork_cause,
             dialect=reading.wishes.dialect,
-            prompt_tokens=len(prepared.ids),
+            prompt_tokens=prepared.stream.length,
             suffix_ids=ids_to_bytes(prepared.suffix),
             temperature=session.temperature,
             request=pack_json(_request(prepared)),
             engine_id=prepared.engine_id,
             lease_owner=self._process,
         )
-        async with self._database.begin() as conn:
-            return await turns.open_turn(conn, turn, self._settings.lease_seconds)
+        return await self._writer.open(turn)
 
     async def _find(self, live: Live, prepared: Prepared) -> KnownCall | None:
         async with self._database.begin() as conn:
@@ -167,8 +178,8 @@ class Capture:
             self.leases.drop(turn_id)  # else the lease is held until the answer is delivered
 
     async def _resolve(self, live: Live, prepared: Prepared, known: KnownCall, hold: "asyncio.Future[Pending]") -> Answer:
-        """DESIGN section 7, retries: a known digest is a retry only if its earlier client is gone, its answer was not written to
-        the last byte, or the SDK says so. A client that hangs on another process shows by its lease being renewed."""
+        """A known digest is a retry only if its earlier client is gone, its answer was not written to the last byte, or the SDK
+        says so. A client that hangs on another process shows by its lease being renewed."""
         pending, retry = await hold, prepared.reading.wishes.retry
         deadline = time.monotonic() + self._settings.lease_seconds + _POLL_SECONDS
         while True:
@@ -234,9 +245,8 @@ class Capture:
         parent, kept, suffix = stored
         if parent is not None and parent not in live.tree.nodes:
             await self._prompts.load(live)
-        prefix = live.tree.stream(parent)[:kept] if parent is not None else np.zeros(0, np.int32)
         prepared.join = Join(parent, kept)
-        prepared.ids = np.concatenate([prefix, ids_from_bytes(suffix)])
+        prepared.stream = live.tree.prompt(prepared.join, ids_from_bytes(suffix))
         prepared.engine_id = None
         pending.turn_id = known.id
         return await asyncio.shield(self._begin(live, prepared, known.id).task)
@@ -261,7 +271,7 @@ class Capture:
             turn_id,
             output.message,
             output.finish,
-            len(prepared.ids),
+            prepared.stream.length,
             len(ids),
             int(time.time()),
             generation.num_cached_tokens,
@@ -272,7 +282,7 @@ class Capture:
         if await self._complete(live, turn_id, answer, generation, engine_id):
             ended, thinks = self._renderer.ended(ids), prepared.thinks or answer.thinks
             grown = Grown(prepared.new_keys, answer.message, prepared.lane, prepared.kind, ended, thinks)
-            live.tree.add(turn_id, prepared.join, prepared.suffix, ids, grown)
+            live.tree.add(turn_id, prepared.join, prepared.stream, ids, grown)
             LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer
         async with self._database.begin() as conn:
@@ -283,7 +293,6 @@ class Capture:
 
     async def _generate(self, live: Live, prepared: Prepared, turn_id: int) -> tuple[Generation, int]:
         """Asks engines until one answers. Raises UnauthorisedError when the session is sealed meanwhile."""
-        wire = live.wire.of(prepared.ids, prepared.lane)
         sampling = Sampling(prepared.max_tokens, live.session.temperature, self._renderer.stop_ids)
         while True:
             engine = await self._router.pick(live.session.id)
@@ -292,6 +301,7 @@ class Capture:
                 async with self._database.begin() as conn:
                     await turns.set_engine(conn, turn_id, engine.id)
             self.leases.runs_on(turn_id, engine.id)
+            wire = live.wire.of(prepared.stream, prepared.lane)
             ask = asyncio.create_task(self._router.client(engine).generate(wire, sampling, request_id(turn_id)))
             gone = asyncio.create_task(self._router.wait_until_gone(engine.id))
             try:
@@ -312,6 +322,8 @@ class Capture:
 
     async def _complete(self, live: Live, turn_id: int, answer: Answer, generation: Generation, engine_id: int) -> bool:
         done = CompletedTurn(
+            id=turn_id,
+            session_id=live.session.id,
             sampled_ids=ids_to_bytes(generation.token_ids),
             logprobs=logprobs_to_bytes(generation.logprobs),
             num_sampled=len(generation.token_ids),
@@ -324,8 +336,7 @@ class Capture:
         )
         while True:
             try:
-                async with self._database.begin() as conn:
-                    return await turns.complete_turn(conn, turn_id, live.session.id, done)
+                return await self._writer.complete(done)
             except StoreUnavailableError as error:  # the sample is paid for: keep it until the store is back
                 LOG.warning("turn not stored yet", turn=turn_id, reason=str(error))
                 await asyncio.sleep(_POLL_SECONDS)

@@ -48,7 +48,8 @@ class Chain:
 
 
 def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS) -> bool:
-    """DESIGN section 8. (That it was inserted while its session was open, the store has seen to.)"""
+    """Delivered to its last byte, with all its logprobs, and of a kind that the run trains. (That its session was open, the store
+    has seen to.)"""
     return turn.delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
 
 

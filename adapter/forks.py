@@ -34,20 +34,28 @@ def _makes_titles(system: str) -> bool:
 
 
 def cause_of(
-    tree: Tree, join: Join, prompt_tokens: int, lane: str, units: Sequence[Unit], keys: Sequence[bytes], dropped: bool
+    tree: Tree,
+    join: Join,
+    prompt_tokens: int,
+    lane: str,
+    units: Sequence[Unit],
+    keys: Sequence[bytes],
+    dropped: bool,
+    kind: TurnKind = TurnKind.MAIN,
 ) -> ForkCause | None:
     """None: the prompt extends a stored stream that ends as the template ends it, and nothing else does.
 
     `units` and `keys` as in `Reading`; `dropped`: the template took thinking out of sampled answers.
     """
-    new_lane = bool(lane) and lane not in tree.last_answers
-    if join.parent_turn_id is None:
-        return ForkCause.SUB_AGENT if new_lane else _of_opening(tree, lane, units, ForkCause.ROOT)
-    if new_lane:
+    if lane and lane not in tree.last_answers:
         return ForkCause.SUB_AGENT
-    parent = tree.nodes[join.parent_turn_id]
-    if join.kept_tokens == parent.length and not any(tree.nodes[one].kept_tokens == parent.length for one in parent.children):
+    parent = None if join.parent_turn_id is None else tree.nodes[join.parent_turn_id]
+    if parent is not None and tree.ends_at(join):
         return None if parent.ended else ForkCause.STOP
+    if kind is TurnKind.COMPACTION:
+        return ForkCause.COMPACTION
+    if parent is None:
+        return _of_opening(tree, lane, units, ForkCause.ROOT)
     if join.kept_tokens == prompt_tokens:
         return ForkCause.RESTART
     return ForkCause.THINKING if dropped else _of_first_change(tree, join, prompt_tokens, lane, units, keys)
@@ -60,9 +68,10 @@ def _of_first_change(tree: Tree, join: Join, prompt_tokens: int, lane: str, unit
             continue
         if unit.assistant:
             return ForkCause.DRIFT if tree.answers_like(keys[at], unit) else ForkCause.EDIT
-        if at == 0 and len(units) == 1:
-            return _of_opening(tree, lane, units, ForkCause.EDIT if 2 * join.kept_tokens > prompt_tokens else ForkCause.ROOT)
-        return ForkCause.EDIT
+        if at > 0:
+            return ForkCause.EDIT
+        alone = len(units) == 1 and 2 * join.kept_tokens <= prompt_tokens
+        return _of_opening(tree, lane, units, ForkCause.ROOT if alone else ForkCause.EDIT)
     return ForkCause.DRIFT
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import structlog
 
 from adapter.routing import Router
+from adapter.writer import Writer
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions, turns
-from ratchet.store.database import Database
 
 LOG = structlog.get_logger("ratchet.adapter")
 
@@ -30,8 +30,8 @@ class _Held:
 
 
 class Leases:
-    def __init__(self, database: Database, lease_seconds: float, router: Router) -> None:
-        self._database, self._lease_seconds, self._router = database, lease_seconds, router
+    def __init__(self, writer: Writer, lease_seconds: float, router: Router) -> None:
+        self._writer, self._lease_seconds, self._router = writer, lease_seconds, router
         self._held: dict[int, _Held] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -64,7 +64,7 @@ class Leases:
             self._task.cancel()
         if held:
             try:
-                async with self._database.begin() as conn:
+                async with self._writer.alone() as conn:
                     await turns.release_leases(conn, held)
             except StoreUnavailableError as error:
                 LOG.warning("leases not released, they will run out", reason=str(error))
@@ -79,10 +79,10 @@ class Leases:
             if not self._held:
                 continue
             try:
-                async with self._database.begin() as conn:
+                async with self._writer.alone() as conn:
                     await turns.renew_leases(conn, list(self._held), self._lease_seconds)
                 if waiting:  # a transaction of its own: completing a turn locks the session first and the turn then (deadlock, seen)
-                    async with self._database.begin() as conn:
+                    async with self._writer.alone() as conn:
                         await sessions.add_engine_wait(conn, waiting)
             except StoreUnavailableError as error:
                 LOG.warning("leases not renewed", reason=str(error))

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-import numpy as np
 import structlog
 
 from adapter.checks import check_history
@@ -26,6 +25,7 @@ from adapter.reading import Reader, Reading
 from adapter.rendering import Renderer
 from adapter.routing import Router
 from adapter.settings import AdapterSettings
+from adapter.streams import Stream
 from adapter.tree import Grown, Join, Tree
 from adapter.wire import WireText
 from ratchet.store import sessions, turns
@@ -78,13 +78,23 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ids:
-    """A prompt's ids. `base`: the turn whose stream they begin with. `thinks`, `dropped`: see `rendering.Composed`."""
+class _Made:
+    """A prompt's ids: `new` behind the stream of turn `base`, or all of them. `thinks`, `dropped`: see `rendering.Composed`."""
 
-    ids: Ids
+    new: Ids
     base: int | None
+    num_tokens: int
     thinks: bool
     dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was read and tokenised; nothing in the session has changed by it."""
+
+    reading: Reading
+    found: _Found | None
+    made: _Made
 
 
 @dataclass(slots=True)
@@ -96,7 +106,7 @@ class Prepared:
 
     reading: Reading
     kind: TurnKind
-    ids: Ids
+    stream: Stream
     join: Join
     fork_cause: ForkCause | None
     thinks: bool
@@ -105,6 +115,10 @@ class Prepared:
     new_keys: list[bytes]
     max_tokens: int
     engine_id: int | None = None
+
+    @property
+    def ids(self) -> Ids:
+        return self.stream.ids
 
     @property
     def lane(self) -> str:
@@ -141,33 +155,50 @@ class Prompts:
 
     async def prepare(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Prepared:
         """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError, TurnLimitError."""
-        prepared = await self.prompt(live, body, dialect, headers)
-        limits, num_tokens = live.session.limits, len(prepared.ids)
+        asked = await self._asked(live, body, dialect, headers)
+        wishes, limits, num_tokens = asked.reading.wishes, live.session.limits, asked.made.num_tokens
         left, least = limits["max_context_tokens"] - num_tokens, limits.get("min_response_tokens", 1)
         if left < least:
-            raise PromptTooLongError(num_tokens, limits["max_context_tokens"] - least, prepared.reading.wishes)
+            raise PromptTooLongError(num_tokens, limits["max_context_tokens"] - least, wishes)
         if limits.get("max_turns") is not None and live.tree.num_turns >= limits["max_turns"]:
             raise TurnLimitError(f"this session's limit of {limits['max_turns']} model calls is reached")
-        prepared.max_tokens = min(left, limits["max_response_tokens"], prepared.reading.wishes.max_tokens or left)
+        prepared = self._placed(live, asked)
+        prepared.max_tokens = min(left, limits["max_response_tokens"], wishes.max_tokens or left)
         likely = self._router.likely(live.session.id)
         prepared.engine_id = likely.id if likely else None
         return prepared
 
+    async def count(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
+        """Tokens of the prompt that this call would send, sampled ids included."""
+        return (await self._asked(live, body, dialect, headers)).made.num_tokens
+
     async def prompt(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Prepared:
         """The prompt without its limits."""
+        return self._placed(live, await self._asked(live, body, dialect, headers))
+
+    async def _asked(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> _Asked:
         reading, found = await self._read(live, body, dialect, headers)
         wishes = reading.wishes
         if wishes.model not in ("", live.session.model):
             raise UnknownModelError(f"model {wishes.model!r} is not served here; use {live.session.model!r}")
-        new_units = reading.units if found is None else reading.units[found.at + 1 :]
         check_history(reading.units, reading.num_skipped)
-        made = await self._ids(live, reading, found, new_units)
-        join = live.tree.join(made.ids, made.base)
-        cause = cause_of(live.tree, join, len(made.ids), wishes.lane, reading.units, reading.keys, made.dropped)
-        new_keys = [key for key in reading.keys[:-1] if key not in live.tree.seen] + [reading.keys[-1]]
+        return _Asked(reading, found, await self._make(live, reading, found))
+
+    def _placed(self, live: Live, asked: _Asked) -> Prepared:
+        """The prompt's place in the tree as it is now, after all waiting."""
+        reading, found, made, tree = asked.reading, asked.found, asked.made, live.tree
+        if made.base is None:
+            join = tree.join(made.new, None)
+            stream = tree.prompt(join, made.new[join.kept_tokens :])
+        else:
+            stream = tree.nodes[made.base].stream.extended(made.new)
+            join = tree.join(stream.ids, made.base)
+        wishes = reading.wishes
         kind = kind_of(wishes, reading.head.system, reading.units)
+        cause = cause_of(tree, join, stream.length, wishes.lane, reading.units, reading.keys, made.dropped, kind)
+        new_keys = [key for key in reading.keys[:-1] if key not in tree.seen] + [reading.keys[-1]]
         after = None if found is None else found.turn_id
-        return Prepared(reading, kind, made.ids, join, cause, made.thinks, after, new_units, new_keys, 0)
+        return Prepared(reading, kind, stream, join, cause, made.thinks, after, _behind(reading, found), new_keys, 0)
 
     async def _read(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> tuple[Reading, _Found | None]:
         """The request, and the last stored turn that it goes on from. Read whole where that turn's stream cannot begin the prompt."""
@@ -200,23 +231,25 @@ class Prompts:
                 return reading.keys[at + 1] not in live.tree.seen
         return False
 
-    async def _ids(self, live: Live, reading: Reading, found: _Found | None, new_units: Sequence[Unit]) -> _Ids:
+    async def _make(self, live: Live, reading: Reading, found: _Found | None) -> _Made:
+        new_units = _behind(reading, found)
         num_chars = sum(len(message.text) for unit in new_units for message in unit.messages)
         if found is not None and found.stands and num_chars < _THREAD_FROM_CHARS:
             return self._made(live, reading, found, new_units)
         return await asyncio.to_thread(self._made, live, reading, found, new_units)
 
-    def _made(self, live: Live, reading: Reading, found: _Found | None, new_units: Sequence[Unit]) -> _Ids:
+    def _made(self, live: Live, reading: Reading, found: _Found | None, new_units: Sequence[Unit]) -> _Made:
         try:
             if found is not None and found.stands:
-                node, stream = live.tree.nodes[found.turn_id], live.tree.stream(found.turn_id)
+                node = live.tree.nodes[found.turn_id]
                 continued = self._renderer.continued(new_units, node.ended)
                 thinks = continued.thinks or (node.thinks and not continued.drops)
-                return _Ids(np.concatenate([stream, continued.ids]), found.turn_id, thinks)
+                return _Made(continued.ids, found.turn_id, node.length + len(continued.ids), thinks)
             composed = self._renderer.composed(reading.head, reading.units, self._sampled(live, reading))
-            return _Ids(composed.ids, None, composed.thinks, composed.dropped)
+            return _Made(composed.ids, None, len(composed.ids), composed.thinks, composed.dropped)
         except NotLocalError:
-            return _Ids(self._renderer.full(reading.head, reading.units), None, False)
+            ids = self._renderer.full(reading.head, reading.units)
+            return _Made(ids, None, len(ids), False)
 
     def _sampled(self, live: Live, reading: Reading) -> dict[int, Ids]:
         """Answers that came back as sent: at their place in a history that was asked with, else wherever they were given."""
@@ -248,7 +281,13 @@ class Prompts:
                 thinks = request["thinks"] or stored.thinks
                 keys = [bytes.fromhex(key) for key in request["keys"]]
                 grown = Grown(keys, stored.message, row.lane, TurnKind(row.kind), self._renderer.ended(sampled), thinks)
-                live.tree.add(row.id, Join(row.parent_turn_id, row.kept_tokens), ids_from_bytes(row.suffix_ids), sampled, grown)
+                join = Join(row.parent_turn_id, row.kept_tokens)
+                live.tree.add(row.id, join, live.tree.prompt(join, ids_from_bytes(row.suffix_ids)), sampled, grown)
                 if no % _LOADED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # others go first
             live.loaded = True
+
+
+def _behind(reading: Reading, found: _Found | None) -> list[Unit]:
+    """The units that follow the answer of the turn that was found, or all of them."""
+    return reading.units if found is None else reading.units[found.at + 1 :]

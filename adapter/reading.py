@@ -59,6 +59,11 @@ class _Tip:
     window: bytes
 
 
+_Known = tuple[_Tip | None, _Mark | None, xxhash.xxh3_128 | None]
+"""A conversation, a mark of it, and the digest of the bytes before that mark."""
+_UNKNOWN: _Known = (None, None, None)
+
+
 @dataclass(slots=True)
 class _Parsed:
     """A body behind a mark, or a whole one. `shift`: what must be added to an offset in `source` to get one in the body."""
@@ -78,7 +83,7 @@ class Reader:
 
     def read(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> Reading:
         """Raises InvalidRequestError. `whole`: nothing is skipped."""
-        tip, mark = (None, None) if whole else self._known(body)
+        tip, mark, digest = _UNKNOWN if whole else self._known(body)
         parsed = _parse(body, dialect, tip, mark)
         head = self._heads.of(dialect, parsed.fields)
         if tip is not None and mark is not None and (head.key != tip.head.key or not _next_run(dialect, parsed, mark)):
@@ -88,12 +93,15 @@ class Reader:
         for unit in units:
             keys.append(extend_key(keys[-1], unit.key))
         reading = Reading(head, dialect.wishes(parsed.fields, headers), mark.num_units if mark else 0, units, keys)
-        self._remember(body, parsed, reading, runs, tip, mark)
+        kept = [one for one in tip.marks if one.end <= mark.end] if tip and mark else []
+        kept += _digested(body, digest, mark.end if mark else 0, _new_marks(parsed, reading, runs, mark))
+        if kept:
+            self._remember(body, kept[-_MAX_MARKS:], tip, tip.before if tip else _before(parsed), reading.head)
         return reading
 
-    def _known(self, body: bytes) -> tuple[_Tip | None, _Mark | None]:
+    def _known(self, body: bytes) -> _Known:
         """The furthest mark up to which these bytes were read before, and which more messages follow."""
-        best: tuple[_Tip | None, _Mark | None] = (None, None)
+        best = _UNKNOWN
         view = memoryview(body)
         for tip in self._tips:
             first = tip.marks[0].end
@@ -106,17 +114,12 @@ class Reader:
                 if digest.digest() != mark.digest:
                     break
                 if (best[1] is None or mark.end > best[1].end) and body[at : at + 1] == b",":
-                    best = (tip, mark)
+                    best = (tip, mark, digest.copy())
         return best
 
-    def _remember(self, body: bytes, parsed: _Parsed, reading: Reading, runs: Sequence[int], tip: _Tip | None, mark: _Mark | None) -> None:
-        """`runs[i]`: how many items units[i] has."""
-        kept = [one for one in tip.marks if one.end <= mark.end] if tip and mark else []
-        marks = _digested(body, [*kept, *_new_marks(parsed, reading, runs, mark)][-_MAX_MARKS:])
-        if not marks:
-            return
+    def _remember(self, body: bytes, marks: list[_Mark], tip: _Tip | None, before: Fields, head: Head) -> None:
         first = marks[0].end
-        made = _Tip(tip.before if tip else _before(parsed), reading.head, marks, body[max(0, first - _WINDOW_BYTES) : first])
+        made = _Tip(before, head, marks, body[max(0, first - _WINDOW_BYTES) : first])
         self._tips = [made, *(one for one in self._tips if one is not tip)][:_MAX_TIPS]
 
 
@@ -178,8 +181,9 @@ def _new_marks(parsed: _Parsed, reading: Reading, runs: Sequence[int], mark: _Ma
     return marks
 
 
-def _digested(body: bytes, marks: Sequence[_Mark]) -> list[_Mark]:
-    digest, at, view, done = xxhash.xxh3_128(), 0, memoryview(body), []
+def _digested(body: bytes, digest: xxhash.xxh3_128 | None, at: int, marks: Sequence[_Mark]) -> list[_Mark]:
+    """`digest`: of the body up to `at`; what stands before it is not read again."""
+    digest, view, done = digest or xxhash.xxh3_128(), memoryview(body), []
     for mark in marks:
         digest.update(view[at : mark.end])
         at = mark.end

@@ -12,7 +12,7 @@ from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow, find_session, token_hash
 from ratchet.types import SessionState
 
-_CACHE_SECONDS = 5.0
+_CACHE_SECONDS = 60.0  # longer than most agents think between two calls
 _CACHE_SIZE = 10_000
 
 
@@ -21,7 +21,7 @@ class UnauthorisedError(Exception):
 
 
 class Sessions:
-    """Look-ups by sha256, so their time says nothing about a token; open sessions are remembered for seconds.
+    """Look-ups by sha256, so their time says nothing about a token; open sessions are remembered for a minute.
 
     A session closed meanwhile is noticed when a turn is opened, by the store.
     """

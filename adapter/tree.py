@@ -3,23 +3,23 @@
 Why here: attaching is a question of token ids and message keys only; it knows neither HTTP nor SQL.
 Called by: `prompts.py` and `capture.py`, on the event loop. Rebuilt from the store by any process at any time.
 
-Streams that extend each other share one buffer, so a conversation costs its tokens once, however many turns it has.
+A turn's stream is a piece of a buffer that all turns share which extend each other (`streams.py`).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from adapter.conversation import Message, Unit, extend_key
+from adapter.streams import Buffer, Stream
 from ratchet.store.arrays import Ids
 from ratchet.types import TurnKind
 
 
 @dataclass(slots=True)
 class Node:
-    """A completed turn. Its stream (prompt and output) is the first `length` ids of the buffer of turn `buffer`.
+    """A completed turn. `stream`: its prompt and output.
 
     `ended`: with the template's own end. `thinks`: an answer in it shows thinking, which a later question may drop.
     """
@@ -28,13 +28,16 @@ class Node:
     parent_id: int | None
     kept_tokens: int
     prompt_tokens: int
-    length: int
+    stream: Stream
     ended: bool
     thinks: bool
     lane: str
     kind: TurnKind
-    buffer: int
-    children: list[int] = field(default_factory=list)
+    children: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self.stream.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +67,24 @@ class Tree:
     """Keys of all histories that were ever asked with or answered."""
     last_answers: dict[str, tuple[TurnKind, str]] = field(default_factory=dict)
     """Per lane, the kind and the text of the newest turn's answer."""
-    _buffers: dict[int, Ids] = field(default_factory=dict)
-    _after: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _loose: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _anywhere: defaultdict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _buffers: dict[Buffer, int] = field(default_factory=dict)
+    """In the order of their first turns, each with the length of its longest turn: what follows that is a prompt in flight."""
+    _after: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _loose: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _anywhere: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    """Turns by key. Tuples of numbers, unlike lists, cost the garbage collector nothing."""
 
     def stream(self, turn_id: int) -> Ids:
-        node = self.nodes[turn_id]
-        return self._buffers[node.buffer][: node.length]
+        return self.nodes[turn_id].stream.ids
 
     def sampled(self, turn_id: int) -> Ids:
         return self.stream(turn_id)[self.nodes[turn_id].prompt_tokens :]
+
+    def prompt(self, join: Join, suffix: Ids) -> Stream:
+        """The stream of a prompt that joins the tree there and goes on with `suffix`."""
+        if join.parent_turn_id is None:
+            return Stream.of(suffix)
+        return self.nodes[join.parent_turn_id].stream.cut(join.kept_tokens).extended(suffix)
 
     # ------------------------------------------------------------ reading
 
@@ -90,7 +100,7 @@ class Tree:
         found = self._after.get(extend_key(key, unit.key))
         if found:
             return self._nearest(found, lane)
-        loose = self._loose.get(extend_key(key, unit.loose_key), [])
+        loose = self._loose.get(extend_key(key, unit.loose_key), ())
         return loose[0] if len(loose) == 1 else None
 
     def answers_like(self, key: bytes, unit: Unit) -> bool:
@@ -114,14 +124,21 @@ class Tree:
         if base is not None:
             return self._below(ids, base)
         kept, owner = 0, None
-        for one, buffer in self._buffers.items():
-            common = common_prefix(ids, buffer)
+        for one, length in self._buffers.items():
+            common = common_prefix(ids, one.first(length))
             if common > kept:
                 kept, owner = common, one
         if owner is None:
             return Join(None, 0)
-        node = min((one for one in self.nodes.values() if one.buffer == owner and one.length >= kept), key=lambda one: one.turn_id)
+        node = min((one for one in self.nodes.values() if one.stream.buffer is owner and one.length >= kept), key=lambda one: one.turn_id)
         return Join(node.turn_id, kept)
+
+    def ends_at(self, join: Join) -> bool:
+        """Whether the prompt goes on from its parent's whole stream, and no other turn does."""
+        if join.parent_turn_id is None:
+            return False
+        parent = self.nodes[join.parent_turn_id]
+        return join.kept_tokens == parent.length and all(self.nodes[one].kept_tokens < parent.length for one in parent.children)
 
     def _below(self, ids: Ids, base: int) -> Join:
         kept, parent, waiting = self.nodes[base].length, base, list(self.nodes[base].children)
@@ -136,24 +153,17 @@ class Tree:
 
     # ------------------------------------------------------------ growing
 
-    def add(self, turn_id: int, join: Join, suffix: Ids, sampled: Ids, grown: Grown) -> None:
+    def add(self, turn_id: int, join: Join, prompt: Stream, sampled: Ids, grown: Grown) -> None:
         """Adds a completed turn."""
         if turn_id in self.nodes:
             return
-        parent = None if join.parent_turn_id is None else self.nodes[join.parent_turn_id]
-        kept = np.zeros(0, np.int32) if parent is None else self.stream(parent.turn_id)[: join.kept_tokens]
-        buffer = np.concatenate([kept, suffix, sampled])
-        buffer.flags.writeable = False
-        prompt_tokens = len(kept) + len(suffix)
-        node = Node(
-            turn_id, join.parent_turn_id, len(kept), prompt_tokens, len(buffer), grown.ended, grown.thinks, grown.lane, grown.kind, turn_id
+        stream = prompt.extended(sampled)
+        self.nodes[turn_id] = Node(
+            turn_id, join.parent_turn_id, join.kept_tokens, prompt.length, stream, grown.ended, grown.thinks, grown.lane, grown.kind
         )
-        self.nodes[turn_id] = node
-        self._buffers[turn_id] = buffer
-        if parent is not None:
-            parent.children.append(turn_id)
-            if len(kept) == len(self._buffers[parent.buffer]):
-                self._take_over(parent, node)
+        self._buffers[stream.buffer] = max(stream.length, self._buffers.get(stream.buffer, 0))
+        if join.parent_turn_id is not None:
+            self.nodes[join.parent_turn_id].children += (turn_id,)
         self._know(turn_id, grown)
 
     def _know(self, turn_id: int, grown: Grown) -> None:
@@ -161,18 +171,12 @@ class Tree:
         self.seen.update(grown.keys)
         self.seen.add(extend_key(request, unit.key))
         self.last_answers[grown.lane] = (grown.kind, grown.answer.text)
-        self._after[extend_key(request, unit.key)].append(turn_id)
-        self._loose[extend_key(request, unit.loose_key)].append(turn_id)
-        self._anywhere[unit.key].append(turn_id)
-
-    def _take_over(self, parent: Node, node: Node) -> None:
-        """The new stream extends the parent's whole buffer: all turns in it move to the new one."""
-        old = parent.buffer
-        walk: Node | None = parent
-        while walk is not None and walk.buffer == old:
-            walk.buffer = node.turn_id
-            walk = None if walk.parent_id is None else self.nodes[walk.parent_id]
-        del self._buffers[old]
+        for known, key in (
+            (self._after, extend_key(request, unit.key)),
+            (self._loose, extend_key(request, unit.loose_key)),
+            (self._anywhere, unit.key),
+        ):
+            known[key] = (*known.get(key, ()), turn_id)
 
     def known(self) -> Iterable[int]:
         return self.nodes.keys()
@@ -184,7 +188,7 @@ class Tree:
     @property
     def num_bytes(self) -> int:
         """Of the token buffers, by far the most of what a session holds."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        return 4 * sum(self._buffers.values())
 
 
 def common_prefix(one: Ids, other: Ids) -> int:

@@ -228,7 +228,7 @@ class RunConfig(Section):
     seed: int = 0
     """Derives task order, update split, shuffles and, for `tiny`, the warm start."""
     drift: Literal["branch", "drop"] = "branch"
-    """What happens to a turn that later prompts re-tokenise differently."""
+    """What happens to a turn that later prompts re-tokenise differently (docs/adapter.md, "Forks, drift, thinking")."""
     engine: EngineConfig = EngineConfig()
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
     harness: HarnessConfig = HarnessConfig()

@@ -67,6 +67,17 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class IdsText:
+    """A list of ids as JSON text without its brackets, in pieces: whoever sends a growing list need not write it anew each time."""
+
+    pieces: tuple[bytes, ...]
+
+    @staticmethod
+    def of(ids: Sequence[int] | npt.NDArray[np.int32]) -> "IdsText":
+        return IdsText((orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1],))
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One sampled output. `token_ids` int32 [T], `logprobs` float32 [T] or fewer where the engine gave fewer.
 
@@ -91,6 +102,12 @@ class Generation:
             covered = span["end"]
         complete = covered == len(self.token_ids) == len(self.logprobs) > 0
         return complete and bool(np.isfinite(self.logprobs).all() and (self.logprobs > CLAMPED_LOGPROB).all())
+
+
+def generate_body(ids: IdsText, sampling: Sampling, request_id: str) -> bytes:
+    """A request of the token route; the ids come last and are copied once."""
+    head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False})
+    return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
 def _engine_request_id(request_id: str) -> str:
@@ -122,18 +139,10 @@ class EngineClient:
 
     # ------------------------------------------------------------ tokens
 
-    async def generate(
-        self, ids: Sequence[int] | npt.NDArray[np.int32] | orjson.Fragment, sampling: Sampling, request_id: str
-    ) -> Generation:
-        """Samples one continuation of `ids`, which may be their JSON text. No time limit of its own: cancelling the task closes the
-        connection, and vLLM aborts."""
-        body = {
-            "request_id": request_id,
-            "token_ids": ids if isinstance(ids, orjson.Fragment) else np.ascontiguousarray(ids, dtype=np.int32),
-            "sampling_params": sampling.wire(),
-            "stream": False,
-        }
-        reply = await self._call("POST", GENERATE, body=body, timeout=httpx.Timeout(None, connect=5))
+    async def generate(self, ids: Sequence[int] | npt.NDArray[np.int32] | IdsText, sampling: Sampling, request_id: str) -> Generation:
+        """Samples one continuation of `ids`. No time limit of its own: cancelling the task closes the connection, and vLLM aborts."""
+        content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id)
+        reply = await self._call("POST", GENERATE, content=content, timeout=httpx.Timeout(None, connect=5))
         try:
             return _generation(reply)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -214,9 +223,17 @@ class EngineClient:
                 )
 
     async def _call(
-        self, method: str, path: str, body: object = None, params: dict[str, str] | None = None, timeout: httpx.Timeout | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: dict[str, str] | None = None,
+        timeout: httpx.Timeout | None = None,
+        content: bytes | None = None,
     ) -> dict[str, Any]:
-        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        """`content`: a body that is written already."""
+        if body is not None:
+            content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"content-type": "application/json"} if content is not None else {}
         if path != GENERATE:
             headers["connection"] = "close"  # after an error of its own uvicorn closes a connection that it has just offered again

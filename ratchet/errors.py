@@ -29,7 +29,7 @@ Called by: everything above `ratchet.types`; `activities/boundary.py` turns the 
 | adapter ↔ engine  | EngineUnavailableError | the adapter, under pings    | engine wait of the turn            |
 | adapter ↔ engine  | EngineRejectedError    | nobody                      | the vendor's 400 to the agent      |
 | any ↔ Postgres    | StoreUnavailableError  | Temporal / the client's SDK | nothing                            |
-| workflow ↔ learner| LearnerLostError       | Temporal, for ever          | metric `learner_silent_seconds`    |
+| workflow ↔ learner| LearnerLostError       | Temporal, for ever          | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
 | any               | FencedError            | nobody                      | nothing: another try owns the row  |
 """

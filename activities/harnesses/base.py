@@ -58,6 +58,7 @@ class HarnessSpec(BaseModel):
     time_budget_seconds: float = Field(gt=0)
     agent_user: str = "agent"
     max_context_tokens: int | None = None
+    max_response_tokens: int | None = None
     extra_args: str | None = None
     extra_env: Mapping[str, str] = Field(default_factory=dict)
     extra: Mapping[str, JsonValue] = Field(default_factory=dict)

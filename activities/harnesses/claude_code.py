@@ -39,6 +39,10 @@ exec {program} -p --output-format stream-json --verbose --dangerously-skip-permi
 """
 
 
+_COMPACT_AT_PERCENT = 80
+"""Of what is left of the context beside an answer: the summary is asked for with room for the question and a tool's late result."""
+
+
 class ClaudeCodeOptions(BaseModel):
     """`HarnessSpec.extra` of this harness."""
 
@@ -69,6 +73,7 @@ class ClaudeCode(FetchedHarness):
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
+            **_window(spec),
             **spec.extra_env,
         }
 
@@ -95,6 +100,20 @@ class ClaudeCode(FetchedHarness):
             num_steps=sum(block.get("type") == "tool_use" for block in blocks),
             usage={name: value for name, value in usage.items() if isinstance(value, int)},
         )
+
+
+def _window(spec: HarnessSpec) -> dict[str, str]:
+    """It knows nothing of this model and would take its context for 200,000 tokens: told the true size, it compacts in time.
+
+    What it keeps free for an answer is CLAUDE_CODE_MAX_OUTPUT_TOKENS, 20,000 at most; without it a window of 32k leaves it nothing.
+    (CLAUDE_CODE_AUTO_COMPACT_WINDOW, made for this, takes nothing below 100,000.)
+    """
+    if spec.max_context_tokens is None:
+        return {}
+    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(spec.max_context_tokens), "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(_COMPACT_AT_PERCENT)}
+    if spec.max_response_tokens is not None:
+        window["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(spec.max_response_tokens)
+    return window
 
 
 def read_end(output: bytes, exit_code: int) -> AgentExit:

@@ -11,6 +11,7 @@ from ratchet.types import AgentExit
 _TAIL_BYTES = 65_536
 # The adapter's own words (adapter/prompts.py, adapter/capture.py) and those that the vendors' clients put in their place.
 _CONTEXT_FULL = ("prompt is too long", "context_length_exceeded", "context window", "contextwindowexceeded", "maximum context length")
+_ANSWER_FULL = ("output token maximum",)  # answer after answer was cut off at its limit: the policy's doing, like a full context
 _TURN_LIMIT = ("turn limit", "turn_limit", "error_max_turns", "limitsexceeded", "max_turns")
 
 
@@ -23,6 +24,6 @@ async def last_output(box: Sandbox, attempt: int) -> bytes:
 def exit_of_error(words: str) -> AgentExit:
     """An error that the program reports about its model calls. All but the two limits are ours: `starved`."""
     lower = words.lower()
-    if any(sign in lower for sign in _CONTEXT_FULL):
+    if any(sign in lower for sign in (*_CONTEXT_FULL, *_ANSWER_FULL)):
         return AgentExit.CONTEXT_FULL
     return AgentExit.TURN_LIMIT if any(sign in lower for sign in _TURN_LIMIT) else AgentExit.STARVED

@@ -54,8 +54,9 @@ class Database:
 
     def __init__(self, url: str, pool_size: int = 5) -> None:
         self.url = url
+        # No overflow: its connections are closed after each use, and under load opening them anew costs more than the work.
         self.engine = create_async_engine(
-            async_url(url), pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True, connect_args={"timeout": 10}
+            async_url(url), pool_size=2 * pool_size, max_overflow=0, pool_pre_ping=True, connect_args={"timeout": 10}
         )
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """What became of a run's token streams: forks by cause, chains per rollout, context per trained token, and what looks wrong in it.
 
 Why here: drift multiplies samples in silence; whoever trains has to see it before the bill does.
-Called by: `ratchet forks`.
+Called by: `ratchet forks`, and with every step that is planned, for the run's metrics and the worker's log.
 """
 
 from dataclasses import dataclass, field
@@ -32,6 +32,16 @@ class Forks:
     num_trained_tokens: int
     context_per_trained_token: float
     alarms: list[str] = field(default_factory=list)
+
+    def numbers(self) -> dict[str, float]:
+        """By the names under which a run's metrics have them."""
+        return {
+            "fork_drift_share": self.causes.get(ForkCause.DRIFT, 0) / max(self.num_turns, 1),
+            "fork_chains_mean": self.mean_chains,
+            "fork_chains_most": float(self.most_chains),
+            "fork_context_per_trained_token": self.context_per_trained_token,
+            "fork_alarms": float(len(self.alarms)),
+        }
 
 
 async def of_run(connection: AsyncConnection, run_id: str) -> Forks:

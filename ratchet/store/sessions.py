@@ -157,9 +157,10 @@ async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> Sess
 
 
 async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> None:
-    """Adds waited seconds to sessions, by id, in one statement."""
+    """Adds waited seconds to sessions, by id. They are locked in the order of their ids, as `turns.write` does."""
     if not seconds:
         return
+    await conn.execute(select(Session.id).where(Session.id.in_(seconds)).order_by(Session.id).with_for_update(key_share=True))
     ids, values = cast(list(seconds), ARRAY(BigInteger)), cast(list(seconds.values()), ARRAY(Float(53)))
     added = func.unnest(ids, values).table_valued(column("id", BigInteger), column("seconds", Float), name="added").render_derived()
     statement = update(Session).where(Session.id == added.c.id)

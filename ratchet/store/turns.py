@@ -1,7 +1,7 @@
 """Rows of `turn`: one model call each, written before the engine is asked and completed before the answer's last byte.
 
-Why here: a turn slips in behind a seal unless opening and completing lock the session's row; that belongs in the statements.
-Called by: `adapter/capture.py` (life of a call, tree), the finalise activity and the viewer (metadata, texts).
+Why here: a turn slips in behind a seal unless opening and completing lock the session's row; `write` is the only way to do either.
+Called by: `adapter/writer.py` (opens, completes), `adapter/capture.py` (life of a call), the finalise activity and the viewer.
 
 `lease_expires_at`: somebody generates or delivers until then. `lease_owner`: the call whose client is connected; NULL once it has gone.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, cast, func, literal, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ARRAY, BigInteger, TextClause, bindparam, cast, func, select, text, update
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Session, Turn
-from ratchet.types import ForkCause, SessionState, TurnKind, TurnState
+from ratchet.store.schema import Turn
+from ratchet.types import ForkCause, TurnKind, TurnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class NewTurn:
 class CompletedTurn:
     """What the engine gave and what goes to the client."""
 
+    id: int
+    session_id: int
     sampled_ids: bytes
     logprobs: bytes
     num_sampled: int
@@ -104,32 +106,85 @@ class KnownCall:
     answer: bytes | None
 
 
-def _open_session(session_id: ColumnElement[int]) -> Select[int]:
-    """Locks the session against a seal until the statement's transaction ends; no row where it is closed."""
-    return select(Session.id).where(Session.id == session_id, Session.state == SessionState.OPEN).with_for_update(read=True)
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`opened[i]`: the id of the new row; None where the session is closed or the same (digest, ordinal) exists.
+
+    `completed[i]`: False where the session was sealed, or another process completed the turn first.
+    """
+
+    opened: list[int | None]
+    completed: list[bool]
 
 
-async def open_turn(conn: AsyncConnection, turn: NewTurn, lease_seconds: float) -> int | None:
-    """The id of the new row in state `in_flight`; None where the session is closed or the same (digest, ordinal) exists."""
-    alive = _open_session(literal(turn.session_id, Turn.session_id.type)).cte("alive")
-    values: dict[str, Any] = {name: getattr(turn, name) for name in NewTurn.__slots__}
-    columns = Turn.__table__.c
-    selected = [cast(literal(value, columns[name].type), columns[name].type).label(name) for name, value in values.items()]
-    selected.append((func.now() + timedelta(seconds=lease_seconds)).label("lease_expires_at"))
-    statement = insert(Turn).from_select([*values, "lease_expires_at"], select(*selected).select_from(alive))
-    return (await conn.execute(statement.on_conflict_do_nothing().returning(Turn.id))).scalar_one_or_none()
+async def write(
+    conn: AsyncConnection, new: Sequence[NewTurn], done: Sequence[CompletedTurn], delivered: Sequence[int], lease_seconds: float
+) -> Written:
+    """Opens turns (`in_flight`), completes others and notes deliveries, of any sessions: four statements at most.
+
+    All sessions are locked against seals first, in the order of their ids, so that two batches cannot wait for each other.
+    """
+    alive = await _lock_open(conn, {turn.session_id for turn in new} | {turn.session_id for turn in done})
+    opened = await _open(conn, [turn for turn in new if turn.session_id in alive], lease_seconds)
+    completed = await _complete(conn, [turn for turn in done if turn.session_id in alive])
+    if delivered:
+        await conn.execute(_DELIVERED, {"ids": delivered})
+    return Written([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done])
 
 
-async def complete_turn(conn: AsyncConnection, turn_id: int, session_id: int, done: CompletedTurn) -> bool:
-    """`in_flight` → `completed`. False where the session was sealed, or another process completed the turn first."""
-    alive = _open_session(literal(session_id, Turn.session_id.type)).cte("alive")
-    values = {name: getattr(done, name) for name in CompletedTurn.__slots__}
-    statement = (
-        update(Turn)
-        .where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT, Turn.session_id == alive.c.id)
-        .values(state=TurnState.COMPLETED, completed_at=func.now(), **values)
-    )
-    return bool((await conn.execute(statement)).rowcount)
+async def _lock_open(conn: AsyncConnection, session_ids: Collection[int]) -> set[int]:
+    """Those of the sessions that are open; a seal of one of them waits for this transaction's end."""
+    if not session_ids:
+        return set()
+    return set((await conn.execute(_LOCK, {"ids": list(session_ids)})).scalars())
+
+
+def _call(turn: Any) -> tuple[int, str, bytes, int]:
+    return turn.session_id, turn.lane, turn.digest, turn.ordinal
+
+
+def _arrays(names: Sequence[str], statement: str) -> TextClause:
+    """`statement` with {names} of `turn`, {rows}: one array for each, as the rows of `given`, and {sets} for all but the first two, by
+    which a row is found."""
+    types = {name: Turn.__table__.c[name].type for name in names}
+    compiled = {name: kind.compile(postgresql.dialect()) for name, kind in types.items()}  # type: ignore[no-untyped-call]
+    arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
+    listed, sets = ", ".join(names), ", ".join(f"{name} = given.{name}" for name in names[2:])
+    clause = text(statement.format(names=listed, rows=f"unnest({arrays}) AS given ({listed})", sets=sets))
+    # One dimension, said so: a column whose values are lists would make a table of it.
+    return clause.bindparams(*(bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in types.items()))
+
+
+_IDS = bindparam("ids", type_=ARRAY(BigInteger))
+_LOCK = text("SELECT id FROM session WHERE id = ANY(:ids) AND state = 'open' ORDER BY id FOR SHARE").bindparams(_IDS)
+_DELIVERED = text(
+    "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL WHERE id = ANY(:ids) AND state = 'completed'"
+).bindparams(_IDS)
+_OPEN = _arrays(
+    NewTurn.__slots__,
+    "INSERT INTO turn ({names}, lease_expires_at) SELECT {names}, now() + :lease FROM {rows}"
+    " ON CONFLICT DO NOTHING RETURNING id, session_id, lane, digest, ordinal",
+)
+_COMPLETE = _arrays(
+    CompletedTurn.__slots__,
+    "UPDATE turn SET {sets}, state = 'completed', completed_at = now() FROM {rows}"
+    " WHERE turn.id = given.id AND turn.session_id = given.session_id AND turn.state = 'in_flight' RETURNING turn.id",
+)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+async def _open(conn: AsyncConnection, new: Sequence[NewTurn], lease_seconds: float) -> dict[tuple[int, str, bytes, int], int | None]:
+    if not new:
+        return {}
+    values = _columns(NewTurn.__slots__, new) | {"lease": timedelta(seconds=lease_seconds)}
+    return {_call(row): row.id for row in await conn.execute(_OPEN, values)}
+
+
+async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set[int]:
+    return set((await conn.execute(_COMPLETE, _columns(CompletedTurn.__slots__, done))).scalars()) if done else set()
 
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
@@ -141,12 +196,6 @@ async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
     """Notes where the call runs now, so that a seal can abort it there."""
     await conn.execute(update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(engine_id=engine_id))
-
-
-async def mark_delivered(conn: AsyncConnection, turn_id: int) -> None:
-    """The answer's last byte was written; the lease is over."""
-    statement = update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.COMPLETED)
-    await conn.execute(statement.values(delivered=True, lease_owner=None, lease_expires_at=None))
 
 
 async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None:

@@ -143,8 +143,9 @@ class Rig:
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             return dict((await http.get(address)).json())
 
-    async def clocks(self) -> dict[str, Any]:
-        return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench")
+    async def clocks(self, next_on: bool = True) -> dict[str, Any]:
+        """Since the last call; the loop's own clock goes on or rests."""
+        return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench?clock={'on' if next_on else 'off'}")
 
     async def hold(self, least: float, most: float, outputs: list[list[int]] | None = None) -> None:
         async with httpx.AsyncClient(trust_env=False) as http:
@@ -316,7 +317,7 @@ async def _store_counters(found: Rig) -> tuple[int, int]:
 
 async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict[str, Any]:
     agents = await _agents(found.database, 2, num_sessions, RESULT_CHARS)
-    before, counters = await found.clocks(), await _store_counters(found)
+    before, counters = await found.clocks(next_on=False), await _store_counters(found)
     say(f"load: {num_sessions} sessions grow to 20k tokens, 32 calls at once")
     rate = await _saturate(found, agents, 6, 32)
     full, store = await found.clocks(), await _store_costs(found, 6 * num_sessions, counters)
@@ -333,12 +334,13 @@ async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict
     return {
         "sessions": num_sessions,
         "tokens_per_session": round(float(np.median(tokens))),
-        "saturated": {"calls_at_once": 32, "turns_per_second": round(rate, 1), **_loop(full, 6 * num_sessions)},
+        "saturated": {"calls_at_once": 32, "turns_per_second": round(rate, 1), **_work(before, full, 6 * num_sessions)},
         "random_arrivals": {
             "turns_per_second": round(arrived, 1),
             "most_calls_at_once": most,
             "added_ms": _added(rows, agents, num_full, seen),
-            **_loop(calm, num_arrived),
+            **_work(full, calm, num_arrived),
+            **_loop(calm),
         },
         "resident_bytes_per_session": round((full["resident_bytes"] - before["resident_bytes"]) / num_sessions),
         "kept": _held(rows, agents, seen),
@@ -346,16 +348,23 @@ async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict
     }
 
 
-def _loop(clocks: dict[str, Any], num_turns: int) -> dict[str, Any]:
+def _work(before: dict[str, Any], after: dict[str, Any], num_turns: int) -> dict[str, Any]:
     return {
-        "adapter_cpu_ms_per_turn": round(1e3 * clocks["callback_cpu_seconds"] / num_turns, 2),
+        "adapter_cpu_ms_per_turn": round(1e3 * (after["cpu_seconds"] - before["cpu_seconds"]) / num_turns, 2),
+        "transactions": after["transactions"],
+        "transaction_ms": round(1e3 * after["transaction_seconds"] / max(after["transactions"], 1), 2),
+        "share_of_transaction_time_in_commit": round(after["commit_seconds"] / max(after["transaction_seconds"], 1e-9), 3),
+    }
+
+
+def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
+    return {
         "longest_on_loop_ms": round(clocks["longest_callback_ms"], 1),
         "longest_on_loop_in": clocks["longest_callback_in"],
         "callbacks": clocks["callbacks"],
         "callbacks_above_10_ms": clocks["callbacks_above_10_ms"],
-        "transactions": clocks["transactions"],
-        "share_of_transaction_time_in_commit": round(clocks["commit_seconds"] / max(clocks["transaction_seconds"], 1e-9), 3),
-        "transaction_ms": round(1e3 * clocks["transaction_seconds"] / max(clocks["transactions"], 1), 2),
+        "longest_collection_ms": round(clocks["longest_collection_ms"], 1),
+        "collections_above_10_ms": clocks["collections_above_10_ms"],
     }
 
 
@@ -363,7 +372,7 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
     """One agent alone, 100 turns to 86k tokens: what its rows take, against its final stream."""
     (agent,) = await _agents(found.database, 0, 1, 2_350)
     await agent.turn(found.adapter_port)
-    await found.clocks()
+    before = await found.clocks()
     say("one long conversation: 100 turns")
     for _ in range(99):
         await agent.turn(found.adapter_port)
@@ -381,7 +390,8 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
         "row_bytes_over_stream": round(int(sizes[0]) / (4 * tokens), 2),
         "column_bytes": {name: int(size) for name, size in zip(columns, sizes[1:], strict=True)},
         "added_ms": _added(rows, [agent], {agent.session_id: 1}, seen),
-        **_loop(clocks, 99),
+        **_work(before, clocks, 99),
+        **_loop(clocks),
     }
 
 

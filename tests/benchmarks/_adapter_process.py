@@ -1,11 +1,13 @@
 """The adapter as `ratchet adapter` runs it, with clocks on its event loop and its transactions.
 
 Why here: what blocks the loop, and what a commit costs, can only be seen from inside; the product carries no clocks for it.
-Called by: the adapter's benchmark, as `python -m tests.benchmarks._adapter_process SETTINGS_AS_JSON`. GET /bench answers and resets.
+Called by: the adapter's benchmark, as `python -m tests.benchmarks._adapter_process SETTINGS_AS_JSON`. GET /bench answers, resets and
+turns the loop's clock on, with ?clock=off off.
 """
 
 import asyncio
 import asyncio.events
+import gc
 import logging
 import sys
 import time
@@ -42,7 +44,11 @@ class LoopClock:
             finally:
                 clock.add(time.thread_time() - started, handle)
 
-        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+        self._ways = {False: run, True: timed}
+
+    def turn(self, on: bool) -> None:
+        """Off, callbacks run as they do without it: looking at the clock takes a tenth of the thread's time."""
+        asyncio.events.Handle._run = self._ways[on]  # type: ignore[method-assign, assignment]
 
     def reset(self) -> None:
         self.num, self.total, self.longest, self.blocking = 0, 0.0, 0.0, Counter[str]()
@@ -64,6 +70,25 @@ def _name(handle: asyncio.events.Handle) -> str:
     return getattr(coroutine, "__qualname__", None) or getattr(callback, "__qualname__", type(callback).__name__)
 
 
+class CollectorClock:
+    """CPU seconds of garbage collections, which stop whatever callback they come in."""
+
+    def __init__(self) -> None:
+        self.reset()
+        gc.callbacks.append(self.heard)
+
+    def reset(self) -> None:
+        self.longest, self.num_blocking, self.started = 0.0, 0, time.thread_time()
+
+    def heard(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self.started = time.thread_time()
+            return
+        seconds = time.thread_time() - self.started
+        self.longest = max(self.longest, seconds)
+        self.num_blocking += seconds > BLOCKING_SECONDS
+
+
 class TimedDatabase(Database):
     num, seconds, commit_seconds = 0, 0.0, 0.0
 
@@ -80,7 +105,7 @@ class TimedDatabase(Database):
 
 async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve` does
-    clock, database = LoopClock(), TimedDatabase(settings.database_url, settings.pool_size)
+    clock, collector, database = LoopClock(), CollectorClock(), TimedDatabase(settings.database_url, settings.pool_size)
     app, process = create_app(settings, database), psutil.Process()
 
     @app.get("/bench")
@@ -94,11 +119,15 @@ async def main(settings: AdapterSettings) -> None:
             "longest_callback_ms": 1e3 * clock.longest,
             "longest_callback_in": clock.longest_in,
             "callbacks_above_10_ms": dict(clock.blocking),
+            "longest_collection_ms": 1e3 * collector.longest,
+            "collections_above_10_ms": collector.num_blocking,
             "transactions": database.num,
             "transaction_seconds": database.seconds,
             "commit_seconds": database.commit_seconds,
         }
         clock.reset()
+        collector.reset()
+        clock.turn(request.query_params.get("clock") != "off")
         database.num, database.seconds, database.commit_seconds = 0, 0.0, 0.0
         return JSONResponse(found)
 

@@ -29,7 +29,7 @@ from adapter.rendering import Renderer
 from adapter.routing import Router
 from adapter.settings import AdapterSettings
 from adapter.tree import Grown
-from ratchet.engine_client import Sampling
+from ratchet.engine_client import IdsText, Sampling, generate_body
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -41,10 +41,9 @@ DEPTHS = (12_000, 49_000, 86_000)
 _FIELDS = msgspec.json.Decoder(Fields)
 
 
-def wire(ids: Ids | orjson.Fragment) -> bytes:
+def wire(ids: Ids | IdsText) -> bytes:
     """As `EngineClient.generate` sends it."""
-    body = {"request_id": "turn-1", "token_ids": ids, "sampling_params": Sampling(4000, 1.0).wire()}
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), Sampling(4000, 1.0), "turn-1")
 
 
 def rendered(renderer: Renderer, body: bytes) -> str:
@@ -121,11 +120,11 @@ class Ours:
 
     async def turn(self, body: bytes, answer: Answer, sampled: Ids) -> Ids:
         prepared = await self.prompts.prepare(self.live, body, DIALECT, {})
-        wire(self.live.wire.of(prepared.ids, prepared.lane))
+        wire(self.live.wire.of(prepared.stream, prepared.lane))
         self.number += 1
         message = Message("assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),))
         grown = Grown(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
-        self.live.tree.add(self.number, prepared.join, prepared.suffix, sampled, grown)
+        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.ids
 
 

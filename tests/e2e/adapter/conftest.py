@@ -9,31 +9,35 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
 from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.codex import Codex
+from adapter.rendering import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 from tests.e2e.harnesses.conftest import require_program
 from tests.integration.adapter.conftest import (  # noqa: F401  # fixtures
     Opened,
+    ScriptedEngine,
+    adapter_process,
     adapter_settings,
-    database,
-    engine,
     home,
     model_dir,
     open_rollout,
     postgres_url,
+    register,
     renderer,
     shared_engine,
 )
+from tests.integration.adapter.test_dialects import stream_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Running:
     async def end(self) -> list[dict[str, Any]]:
         """Its events, once it has ended by itself."""
         try:
-            await asyncio.wait_for(asyncio.to_thread(self.process.wait), 500)
+            await asyncio.wait_for(asyncio.to_thread(self.process.wait), 1500)
         finally:
             self.process.kill()
         return json_lines(self.output.read_bytes())
@@ -104,12 +108,56 @@ def place() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture
-def settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa: F811
+@dataclass
+class Stage:
+    """An adapter of its own process, a scripted engine, and sessions one after the other: starting an adapter takes longer than most
+    conversations with it."""
+
+    database: Database
+    engine: ScriptedEngine
+    settings: AdapterSettings
+    num_rollouts: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.settings.port}"
+
+    async def open(self, **limits: Any) -> Opened:
+        """With room for these programs' 50 KB of instructions in the test tokenizer's small tokens. The engine has nothing to say."""
+        self.num_rollouts += 1
+        async with httpx.AsyncClient() as http:
+            await http.post(self.engine.address + "/reset")
+        return await open_rollout(self.database, self.num_rollouts, **{"max_context_tokens": 400_000, "max_response_tokens": 2000} | limits)
+
+    async def rows(self, opened: Opened) -> list[Any]:
+        """The session's turns, after a look at whether each holds the very prompt that the engine saw."""
+        rows = await opened.turns()
+        calls = {one["request_id"]: one["ids"] for one in (await self.engine.seen())["calls"]}
+        for row in rows:
+            if row.state == "completed":
+                assert calls[f"turn-{row.id}"] == stream_of(rows, row)[: row.prompt_tokens].tolist()
+        return rows
+
+    async def wait_for_calls(self, number: int) -> None:
+        """Until that many calls have reached the engine, however slowly the program starts."""
+        async with asyncio.timeout(1500):
+            while len((await self.engine.seen())["calls"]) < number:
+                await asyncio.sleep(0.1)
+
+
+def cli_settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa: F811
     return adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", ping_seconds=1.0, lease_seconds=3.0)
 
 
-@pytest.fixture
-async def roomy(database: Database) -> Opened:  # noqa: F811
-    """A session with room for these programs' 50 KB of instructions in the test tokenizer's small tokens."""
-    return await open_rollout(database, max_context_tokens=400_000, max_response_tokens=2000)
+@pytest.fixture(scope="module")
+async def stage(
+    postgres_url: str,  # noqa: F811
+    model_dir: Path,  # noqa: F811
+    renderer: Renderer,  # noqa: F811
+    shared_engine: tuple[str, subprocess.Popen[bytes]],  # noqa: F811
+) -> AsyncIterator[Stage]:
+    database, settings = Database(postgres_url), cli_settings(postgres_url, model_dir)
+    engine = await register(database, renderer, *shared_engine)
+    async with adapter_process(settings):
+        yield Stage(database, engine, settings)
+    await database.close()

@@ -51,7 +51,7 @@ def postgres_url(home: Path) -> Iterator[str]:
     server = subprocess.Popen([sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     async def prepare() -> None:
-        await ensure_database(port)
+        await ensure_database(port, timeout_seconds=600)
         database = Database(database_url(port))
         async with database.begin() as conn:
             await conn.run_sync(Base.metadata.create_all)
@@ -118,7 +118,7 @@ class ScriptedEngine:
             return dict((await http.get(self.address + "/calls")).json())
 
     async def wait_for_calls(self, number: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while len(calls := (await self.seen())["calls"]) < number:
                 await asyncio.sleep(0.02)
         return list(calls)
@@ -150,7 +150,7 @@ async def register(database: Database, renderer: Renderer, address: str, process
 
 
 async def wait_for_http(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient() as http:
+    async with asyncio.timeout(600), httpx.AsyncClient() as http:
         while True:
             assert process.poll() is None, f"the process behind {url} ended"
             with contextlib.suppress(httpx.TransportError):
@@ -185,7 +185,7 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # signals stay with pytest
     task = asyncio.create_task(server.serve())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while not server.started:
                 await asyncio.sleep(0.01)
         yield f"http://{settings.host}:{settings.port}"
@@ -210,9 +210,68 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
         process.wait()
 
 
+class Line:
+    """The network between two processes: bytes both ways, until it is cut. New connections go to `port`."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.whole = port, True
+        self.open: set[asyncio.StreamWriter] = set()
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.whole:
+            writer.close()
+            return
+        there = await asyncio.open_connection("127.0.0.1", self.port)
+        self.open |= {writer, there[1]}
+        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def cut(self) -> None:
+        self.whole = False
+        for writer in self.open:
+            writer.transport.abort()
+
+    def mend(self) -> None:
+        self.whole = True
+
+
+@contextlib.asynccontextmanager
+async def line_to(port: int) -> AsyncIterator[tuple[int, Line]]:
+    """The port of a line to `port`, and the line."""
+    line = Line(port)
+    server = await asyncio.start_server(line.connect, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], line
+    finally:
+        line.cut()
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def cut_off(url: str) -> AsyncIterator[tuple[str, Line]]:
+    """The store by an address whose line can be cut."""
+    port = int(httpx.URL(url).port or 0)
+    async with line_to(port) as (its_port, line):
+        yield url.replace(f":{port}/", f":{its_port}/"), line
+
+
 @pytest.fixture
 async def adapter(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
     async with adapter_here(adapter_settings(postgres_url, model_dir)) as address:
+        yield address
+
+
+@pytest.fixture
+async def thinking(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
+    """An adapter that reads tool calls and thinking with vLLM's parsers."""
+    settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
+    async with adapter_here(settings) as address:
         yield address
 
 
@@ -230,7 +289,7 @@ class Opened:
             return list(await conn.execute(select(Turn.__table__).where(Turn.session_id == self.session_id).order_by(Turn.id)))
 
     async def wait_delivered(self, number: int) -> list[Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             while True:
                 turns = await self.turns()
                 if sum(turn.delivered for turn in turns) >= number:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls -a\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+THOUGHT = "<think>\nfirst look\n</think>\n\n"
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}, "n": {"type": "integer"}}, "required": ["command"]}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "bash", "description": "run", "parameters": SCHEMA}}]
 ANTHROPIC_TOOLS: Any = [{"name": "bash", "description": "run", "input_schema": SCHEMA}]
@@ -100,6 +101,42 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
     turns = await opened.wait_delivered(2)
     assert [turn.fork_cause for turn in turns] == ["root", None]
     assert count.input_tokens == second.usage.input_tokens == len((await engine.seen())["calls"][1]["ids"])
+
+
+async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """Thinking, text and a tool's input, begun, grown and ended one after the other; a failure in the stream is an exception."""
+    await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
+    await engine.script({"status": 400})
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with anthropic_client(thinking, opened.token) as client:
+
+        def ask() -> Any:
+            wish: Any = {"type": "enabled", "budget_tokens": 1024}
+            return client.messages.stream(model="policy", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=2000, thinking=wish)
+
+        async with ask() as stream:
+            kinds = [event.type async for event in stream]
+            first = await stream.get_final_message()
+        block = ["content_block_start", "content_block_delta"]
+        assert kinds == [
+            *["message_start", *block, "thinking", "content_block_delta", "signature", "content_block_stop"],
+            *[*block, "text", "content_block_stop", *block, "input_json", "content_block_stop", "message_delta", "message_stop"],
+        ]
+        assert [one.type for one in first.content] == ["thinking", "text", "tool_use"] and first.content[0].thinking == "first look"
+        assert first.content[2].input == {"command": "ls -a", "n": 3} and first.stop_reason == "tool_use"
+        messages += [{"role": "assistant", "content": [one.model_dump() for one in first.content]}]
+        messages += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": first.content[2].id, "content": "a.py"}]}]
+        async with ask() as stream:
+            second = await stream.get_final_message()
+        messages.append({"role": "user", "content": "more"})
+        with pytest.raises(anthropic.APIStatusError, match="refused"):
+            async with ask() as stream:
+                await stream.get_final_message()
+    turns = [turn for turn in await opened.wait_delivered(2) if turn.state == "completed"]
+    assert [turn.fork_cause for turn in turns] == ["root", None]
+    assert [(one.usage.input_tokens, one.usage.output_tokens) for one in (first, second)] == [
+        (turn.prompt_tokens, turn.num_sampled) for turn in turns
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Kills, retries, seals, pauses: one row per call, whatever happens.
 
-Why here: the retry rule of DESIGN section 7, each clause once.
+Why here: what is a retry and what is a new call (docs/adapter.md), each clause once.
 Called by: pytest.
 """
 
@@ -24,6 +24,7 @@ from tests.integration.adapter.conftest import (
     adapter_here,
     adapter_process,
     adapter_settings,
+    cut_off,
     engine_process,
     open_rollout,
     register,
@@ -34,7 +35,7 @@ ASK: Any = [{"role": "user", "content": "x"}]
 
 
 async def ask(address: str, token: str, headers: dict[str, str] | None = None, messages: Any = ASK) -> Any:
-    async with httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"} | (headers or {}), timeout=30) as http:
+    async with httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"} | (headers or {}), timeout=300) as http:
         return await http.post("/v1/chat/completions", json={"messages": messages})
 
 
@@ -57,6 +58,43 @@ async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
     assert [(row.state, row.ordinal) for row in rows] == [("completed", 0)]
     calls = (await engine.seen())["calls"]
     assert len(calls) == 2 and calls[0]["ids"] == calls[1]["ids"]
+
+
+async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: Database, opened: Opened) -> None:
+    """Several sessions, the same call twice, a closed session, answers of several policy versions."""
+    other, closed = await open_rollout(database, 1), await open_rollout(database, 2)
+    spans = [[{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 2}], [{"version": "a", "start": 0, "end": 2}]]
+
+    def new(one: Opened) -> turns.NewTurn:
+        places = {
+            "parent_turn_id": None,
+            "kept_tokens": 0,
+            "fork_cause": None,
+            "dialect": "chat",
+            "prompt_tokens": 1,
+            "suffix_ids": b"1234",
+        }
+        values: dict[str, Any] = {"session_id": one.session_id, "rollout_id": one.rollout_id, "attempt": 1, "lane": "", "digest": b"d"}
+        values |= {"ordinal": 0, "kind": "main", "temperature": 1.0, "request": b"r", "engine_id": None, "lease_owner": "me"}
+        return turns.NewTurn(**values | places)
+
+    def done(turn_id: int, one: Opened, at: int) -> turns.CompletedTurn:
+        values: dict[str, Any] = {"sampled_ids": b"12345678", "logprobs": b"l", "num_sampled": 2, "logprobs_valid": True, "answer": b"a"}
+        values |= {"version_spans": spans[at], "finish_reason": "stop", "engine_id": None, "engine_wait_seconds": 0.5 * at}
+        return turns.CompletedTurn(id=turn_id, session_id=one.session_id, **values)
+
+    async with database.begin() as conn:
+        await sessions.close_session(conn, closed.rollout_id, 1)
+        first, twice, late, second = (await turns.write(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)).opened
+    assert first is not None and second is not None and (twice, late) == (None, None)
+    async with database.begin() as conn:
+        assert (await turns.write(conn, [], [done(second, opened, 1)], [], 60)).completed == [False]  # of another session
+        answers = [done(first, opened, 0), done(second, other, 1)]
+        assert (await turns.write(conn, [], answers, [first], 60)).completed == [True, True]
+        assert (await turns.write(conn, [], answers[:1], [], 60)).completed == [False]
+    rows = [(await one.turns())[0] for one in (opened, other)]
+    assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
+    assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
 
 
 async def test_identical_calls_at_the_same_time_are_two_samples(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
@@ -103,7 +141,7 @@ async def test_a_lost_clients_retry_joins_or_gets_the_stored_answer(
         first = asyncio.create_task(ask(adapter, opened.token))
         await engine.wait_for_calls(1)
         first.cancel()
-        async with asyncio.timeout(10):  # the hang-up reaches the store
+        async with asyncio.timeout(300):  # the hang-up reaches the store
             while (await opened.turns())[0].lease_owner is not None:
                 await asyncio.sleep(0.02)
         joined = asyncio.create_task(ask(second, opened.token))
@@ -112,6 +150,51 @@ async def test_a_lost_clients_retry_joins_or_gets_the_stored_answer(
         assert (await joined).json()["choices"][0]["message"]["content"] == "one"
     assert len((await engine.seen())["calls"]) == 1
     assert len(await opened.wait_delivered(1)) == 1
+
+
+async def test_a_client_that_leaves_while_it_is_told_apart_leaves_nothing_behind(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Its retry waited for a dead process's lease. The next one gets the row's answer: it is no second client beside a first."""
+    settings = adapter_settings(postgres_url, model_dir, lease_seconds=6.0)
+    await engine.script({"ids": engine.ids("lost"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")})
+    async with adapter_process(settings) as process:
+        lost = asyncio.create_task(ask(f"http://127.0.0.1:{settings.port}", opened.token))
+        await engine.wait_for_calls(1)
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await lost
+    async with adapter_here(settings) as address:
+        gone = asyncio.create_task(ask(address, opened.token))
+        await asyncio.sleep(0.5)  # into the wait for the lease
+        gone.cancel()
+        reply = await ask(address, opened.token)
+    assert reply.json()["choices"][0]["message"]["content"] == "kept"
+    assert [(row.state, row.ordinal) for row in await opened.wait_delivered(1)] == [("completed", 0)]
+    assert len((await engine.seen())["calls"]) == 2
+
+
+async def test_a_store_that_cannot_be_reached_loses_nothing(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """New calls are refused with a hint to try again; a sample that is paid for waits for the store, and is delivered once."""
+    await engine.script({"ids": engine.ids("paid for"), "hold": "gate"}, {"ids": engine.ids("later")})
+    async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
+        held = asyncio.create_task(ask(address, opened.token))
+        await engine.wait_for_calls(1)
+        line.cut()
+        refused = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1", refused.text
+        await engine.release("gate")
+        await asyncio.sleep(0.5)  # gives a wrong implementation the time to answer what is not stored
+        assert not held.done() and [row.state for row in await opened.turns()] == ["in_flight"]
+        line.mend()
+        assert (await held).json()["choices"][0]["message"]["content"] == "paid for"
+        again = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
+        assert again.json()["choices"][0]["message"]["content"] == "later"
+        rows = await opened.wait_delivered(2)
+    assert [(row.state, row.ordinal) for row in rows] == [("completed", 0)] * 2
+    assert len((await engine.seen())["calls"]) == 2
 
 
 async def test_two_processes_serve_one_conversation(
@@ -154,7 +237,7 @@ async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(adapter: s
     async with opened.database.begin() as conn:
         assert await engines.begin_pause(conn, engine.id, 60)
     call = asyncio.create_task(ask(adapter, opened.token))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while True:
             async with opened.database.begin() as conn:
                 progress = await sessions.progress(conn, opened.rollout_id, 1)

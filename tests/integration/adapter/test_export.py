@@ -4,6 +4,10 @@ Why here: what leaves the store must say the same as the store, token for token.
 Called by: pytest.
 """
 
+import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +131,20 @@ async def test_an_unknown_run_is_a_sentence(database: Database, tmp_path: Path) 
     with pytest.raises(ConfigError, match="no run 'run-1'"):
         await written(database, tmp_path, "jsonl")
     assert not list(tmp_path.iterdir())
+
+
+async def test_the_commands_do_the_same(finished: list[Any], postgres_url: str, tmp_path: Path) -> None:
+    """As an operator runs them: other processes, which know nothing but the store's address."""
+
+    async def ratchet(*arguments: str) -> Any:
+        environment = {**os.environ, "RATCHET_DATABASE_URL": postgres_url, "RATCHET_HOME": str(tmp_path / "home")}
+        command = [sys.executable, "-m", "ratchet.cli.main", *arguments, "--json"]
+        done = await asyncio.to_thread(subprocess.run, command, env=environment, cwd=tmp_path, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stderr.decode()
+        return orjson.loads(done.stdout)
+
+    assert (await ratchet("forks", "run-1"))["causes"] == {"root": 2, "sub_agent": 1, "none": 1}
+    out = tmp_path / "samples"
+    found = await ratchet("export", "run-1", "--format", "jsonl", "--format", "pt", "--out", str(out))
+    assert found == {str(out / "samples.jsonl"): 3, str(out / "rollout_dumps" / "rollout_3.pt"): 3}
+    check([orjson.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()], finished)

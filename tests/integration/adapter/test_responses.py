@@ -4,8 +4,6 @@ Why here: Codex speaks this protocol, and its SDK is the strictest reader of it.
 Called by: pytest. The parsers of vLLM are imported once for this file (about 13 CPU seconds).
 """
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,27 +11,19 @@ import openai
 import pytest
 
 from ratchet.store.database import Database
-from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
-from tests.integration.adapter.test_dialects import CALL, SCHEMA, chat_client, stream_of
+from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
+from tests.integration.adapter.test_dialects import CALL, SCHEMA, THOUGHT, chat_client, stream_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
 
-THOUGHT = "<think>\nfirst look\n</think>\n\n"
 PATCH = "<tool_call>\n<function=apply_patch>\n<parameter=input>\n*** Begin Patch\n*** End Patch\n</parameter>\n</function>\n</tool_call>"
 TOOLS: Any = [
     {"type": "function", "name": "bash", "description": "run", "parameters": SCHEMA, "strict": False},
     {"type": "custom", "name": "apply_patch", "description": "edit files"},
     {"type": "web_search"},
 ]
-
-
-@pytest.fixture
-async def thinking(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
-    settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
-    async with adapter_here(settings) as address:
-        yield address
 
 
 def asked(text: str) -> dict[str, Any]:

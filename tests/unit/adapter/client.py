@@ -144,7 +144,7 @@ class Client:
         sampled = np.concatenate([ids, np.array(end, np.int32)])
         thinks = prepared.thinks or self.renderer.thinks(message)
         grown = Grown(prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks)
-        self.live.tree.add(self.number, prepared.join, prepared.suffix, sampled, grown)
+        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return Said("assistant", (message,), sampled)
 
     # ------------------------------------------------------------ what clients do

@@ -29,7 +29,7 @@ def grow(
 ) -> Join:
     join = tree.join(prompt, None)
     grown = Grown([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
-    tree.add(turn_id, join, prompt[join.kept_tokens :], sampled, grown)
+    tree.add(turn_id, join, tree.prompt(join, prompt[join.kept_tokens :]), sampled, grown)
     return join
 
 
@@ -123,7 +123,7 @@ class Talk:
         sampled = np.array([*ids, *stop], np.int32)
         message = Message("assistant", answer, reasoning)
         grown = Grown(prepared.new_keys, message, lane, prepared.kind, self.renderer.ended(sampled), prepared.thinks or bool(reasoning))
-        self.live.tree.add(self.number, prepared.join, prepared.suffix, sampled, grown)
+        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.fork_cause
 
 
@@ -165,6 +165,18 @@ async def test_a_summary_opens_a_conversation_that_goes_on(renderer: Renderer) -
     assert talk.kind is TurnKind.COMPACTION
     assert await talk.turn([user("This session goes on.\n" + SUMMARY)], "three") is ForkCause.COMPACTION
     assert talk.kind is TurnKind.MAIN
+
+
+async def test_a_summary_of_all_but_the_last_exchange(renderer: Renderer) -> None:
+    """As Claude Code does it: the request leaves out what is kept word for word, and that stands behind the summary afterwards."""
+    talk, first = Talk(renderer), [user(LONG)]
+    await talk.turn(first, "one")
+    kept = [said("one"), user("go")]
+    await talk.turn([*first, *kept], "two")
+    question = {"type": "text", "text": "Your task is to create a detailed summary of the conversation so far."}
+    assert await talk.turn([{"role": "user", "content": [{"type": "text", "text": LONG}, question]}], "short") is ForkCause.COMPACTION
+    assert await talk.turn([user("It goes on: short"), *kept, said("two"), user("on")], "three") is ForkCause.COMPACTION
+    assert await talk.turn([user("Another opening"), *kept], "four") is ForkCause.EDIT
 
 
 @pytest.mark.parametrize(("text", "kind"), [("fix it", TurnKind.MAIN), ("Generate a short title for this", TurnKind.AUXILIARY)])

@@ -5,16 +5,29 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapter.streams import Stream
 from adapter.wire import WireText
+from ratchet.engine_client import IdsText, Sampling, generate_body
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 40), st.lists(st.integers(0, 2**31 - 1), max_size=5)), max_size=20)
-)
-def test_text_is_the_ids(prompts: list[tuple[str, int, list[int]]]) -> None:
-    """Prompts that keep some of the one before, in lanes that take turns."""
-    text, last = WireText(), np.zeros(0, np.int32)
-    for lane, kept, new in prompts:
-        ids = np.concatenate([last[:kept], np.array(new, np.int32)])
-        assert orjson.loads(orjson.dumps({"token_ids": text.of(ids, lane)}))["token_ids"] == ids.tolist()
-        last = ids
+def sent(text: IdsText) -> list[int]:
+    return list(orjson.loads(generate_body(text, Sampling(1, 1.0), "turn-1"))["token_ids"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 8), st.integers(0, 12), IDS), max_size=30))
+def test_text_is_the_ids(calls: list[tuple[str, int, int, list[int]]]) -> None:
+    """Prompts that go on from any earlier one, or leave it, in lanes that take turns."""
+    text, streams, plain = WireText(), [Stream.of(np.zeros(0, np.int32))], [[]]
+    for lane, back, kept, new in calls:
+        before = -1 - back % len(streams)
+        length = min(kept, streams[before].length) if kept < 8 else streams[before].length
+        plain.append(plain[before][:length] + new)
+        streams.append(streams[before].cut(length).extended(np.array(new, np.int32)))
+        assert sent(text.of(streams[-1], lane)) == plain[-1]
+    assert [one.ids.tolist() for one in streams] == plain  # whatever was appended, all of them stand as they were
+
+
+def test_a_list_may_be_written_at_once() -> None:
+    assert sent(IdsText.of([5, 6])) == [5, 6] and sent(IdsText.of([])) == []

@@ -1,0 +1,105 @@
+"""Group commit: what several calls have to write at the same moment goes into one transaction, and none is told before its commit.
+
+Why here: a commit costs the same for one row as for twenty, and a thousand sessions share one disk.
+Called by: `capture.py` (open, complete, delivered) and `leases.py` (what must not run beside a batch).
+
+Nothing waits for company: the first to come is written at once, and what comes while that is being committed forms the next batch.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import StoreUnavailableError
+from ratchet.store import turns
+from ratchet.store.database import Database
+from ratchet.store.turns import CompletedTurn, NewTurn
+
+_MOST = 64  # writes of one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One call's write, a turn's id where it was delivered, and who waits for it."""
+
+    what: NewTurn | CompletedTurn | int
+    done: "asyncio.Future[Any]"
+
+
+class Writer:
+    def __init__(self, database: Database, lease_seconds: float) -> None:
+        self._database, self._lease_seconds = database, lease_seconds
+        self._waiting: list[_Write] = []
+        self._one = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, turn: NewTurn) -> int | None:
+        """The id of the new row, None where the session is closed or the same (digest, ordinal) exists."""
+        opened: int | None = await self._written(turn)
+        return opened
+
+    async def complete(self, turn: CompletedTurn) -> bool:
+        """False where the session was sealed, or another process completed the turn first."""
+        return bool(await self._written(turn))
+
+    async def delivered(self, turn_id: int) -> None:
+        """The answer's last byte was written; the lease is over."""
+        await self._written(turn_id)
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction beside which no batch of this process runs: for statements that lock many turns in any order."""
+        async with self._one, self._database.begin() as conn:
+            yield conn
+
+    async def _written(self, what: NewTurn | CompletedTurn | int) -> Any:
+        write = _Write(what, asyncio.get_running_loop().create_future())
+        self._waiting.append(write)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
+        return await write.done
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            async with self._one:
+                batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                await self._settle(batch)
+
+    async def _settle(self, batch: Sequence[_Write]) -> None:
+        """Everybody in the batch learns what became of theirs. One that cannot be written does not spoil the others."""
+        try:
+            results = await self._commit(batch)
+        except Exception as error:  # goes to whoever asked for the write
+            if len(batch) > 1 and not isinstance(error, StoreUnavailableError):
+                for write in batch:
+                    await self._settle([write])
+                return
+            for write in batch:
+                if not write.done.done():
+                    write.done.set_exception(error)
+            return
+        for write, result in zip(batch, results, strict=True):
+            if not write.done.done():
+                write.done.set_result(result)
+
+    async def _commit(self, batch: Sequence[_Write]) -> list[int | bool | None]:
+        new = [write.what for write in batch if isinstance(write.what, NewTurn)]
+        done = [write.what for write in batch if isinstance(write.what, CompletedTurn)]
+        delivered = [write.what for write in batch if isinstance(write.what, int)]
+        async with self._database.begin() as conn:
+            written = await turns.write(conn, new, done, delivered, self._lease_seconds)
+        opened, completed = iter(written.opened), iter(written.completed)
+        results: list[int | bool | None] = []
+        for write in batch:
+            match write.what:
+                case NewTurn():
+                    results.append(next(opened))
+                case CompletedTurn():
+                    results.append(next(completed))
+                case _:
+                    results.append(None)
+        return results
