@@ -96,6 +96,8 @@ class LearnActivities:
             if not await engines.begin_pause(connection, engine.id, _PAUSE_SECONDS):
                 raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
         base = Path(version.uri).relative_to(paths.policies())
+        clock = asyncio.get_running_loop().time
+        started = clock()
         async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client:
             await client.pause(mode="keep", clear_cache=True)
             await client.start_update()
@@ -103,10 +105,13 @@ class LearnActivities:
             await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
             await client.finish_update(version.version)
             await client.resume()
+            paused = clock() - started
             state = await self._examine(client, engine, version)
             async with self.database.begin() as connection:
                 if not await engines.end_pause(connection, engine.id, version.version, state):
                     raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
+                took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
+                await metrics.record(connection, version.run_id, version.step, took, keep_highest=True)
 
     async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion) -> EngineState:
         """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew."""
