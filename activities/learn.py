@@ -85,10 +85,11 @@ class LearnActivities:
             if engine is None or engine.state in (EngineState.GONE, EngineState.STARTING, EngineState.QUARANTINED):
                 return StageResult()
             if engine.version != version.version or engine.state is EngineState.SYNCING:
-                await self._update(engine, version)
+                config = await self.configs.of_run(input.run_id)
+                await self._update(engine, version, config.engine.keep_cache)
             return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
-    async def _update(self, engine: engines.EngineRow, version: PolicyVersion) -> None:
+    async def _update(self, engine: engines.EngineRow, version: PolicyVersion, keep_cache: bool) -> None:
         """Pause, four phases, resume. Never resumed between start and finish: a try that fails leaves the lease to run out, and the
         wrapper then brings the engine to the newest version by itself.
         """
@@ -99,7 +100,7 @@ class LearnActivities:
         clock = asyncio.get_running_loop().time
         started = clock()
         async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client:
-            await client.pause(mode="keep", clear_cache=True)
+            await client.pause(mode="keep", clear_cache=not keep_cache)
             await client.start_update()
             weights = [file for file in version.files if file["name"].endswith(".safetensors")]
             await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])

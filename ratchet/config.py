@@ -39,6 +39,9 @@ class EngineConfig(Section):
     """Size of the KV cache on CPU, in GiB; without meaning on a GPU."""
     num_threads: Positive = 1
     """OpenMP threads of the engine on CPU, so that it leaves cores to the others."""
+    keep_cache: bool = False
+    """Whether running calls keep their KV cache when new weights arrive. False: it is computed again, so that every logprob is that of the
+    weights it is labelled with; True saves that work where contexts are long, and mixes versions within a call's context."""
     tool_parser: str = "qwen3_coder"
     """vLLM's name of the parser that reads tool calls from the output."""
     reasoning_parser: str | None = None

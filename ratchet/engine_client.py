@@ -123,15 +123,16 @@ class EngineClient:
     # ------------------------------------------------------------ tokens
 
     async def generate(
-        self, ids: Sequence[int] | npt.NDArray[np.int32] | orjson.Fragment, sampling: Sampling, request_id: str
+        self, ids: Sequence[int] | npt.NDArray[np.int32] | orjson.Fragment, sampling: Sampling, request_id: str, version: str | None = None
     ) -> Generation:
         """Samples one continuation of `ids`, which may be their JSON text. No time limit of its own: cancelling the task closes the
-        connection, and vLLM aborts."""
+        connection, and vLLM aborts. `version` salts the prefix cache: blocks that other weights left there are never shared."""
         body = {
             "request_id": request_id,
             "token_ids": ids if isinstance(ids, orjson.Fragment) else np.ascontiguousarray(ids, dtype=np.int32),
             "sampling_params": sampling.wire(),
             "stream": False,
+            **({"cache_salt": version} if version else {}),
         }
         reply = await self._call("POST", GENERATE, body=body, timeout=httpx.Timeout(None, connect=5))
         try:

@@ -158,17 +158,21 @@ async def publish(
 
 
 async def retire(connection: AsyncConnection, lease: Lease, kept: int) -> list[str]:
-    """Of the published versions only the newest `kept`, the kept checkpoints' and the run's first remain; returns their uris."""
+    """Of the published versions only those of the newest `kept` steps, of the kept checkpoints' and of step 0 remain, each step's newest;
+    returns their uris.
+    """
     await hold(connection, lease)
+    columns = select(PolicyVersion.version, PolicyVersion.step, PolicyVersion.uri).order_by(PolicyVersion.step.desc())
     mine = (PolicyVersion.run_id == lease.run_id) & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
-    newest = select(PolicyVersion.version, PolicyVersion.step, PolicyVersion.uri).where(mine)
-    rows = (await connection.execute(newest.order_by(PolicyVersion.step.desc(), PolicyVersion.epoch.desc()))).all()
+    rows = (await connection.execute(columns.where(mine).order_by(PolicyVersion.epoch.desc()))).all()
     saved = select(Checkpoint.step).where(Checkpoint.run_id == lease.run_id).order_by(Checkpoint.step.desc()).limit(KEPT)
-    steps = {0, *(await connection.execute(saved)).scalars()}
-    old = [row for row in rows[kept:] if row.step not in steps]
-    retiring = update(PolicyVersion).where(PolicyVersion.version.in_([row.version for row in old]))
+    newest = list(dict.fromkeys(row.step for row in rows))[:kept]
+    steps = {0, *newest, *(await connection.execute(saved)).scalars()}
+    remaining = {row.step: row for row in reversed(rows) if row.step in steps}
+    old = [row.version for row in rows if row not in remaining.values()]
+    retiring = update(PolicyVersion).where(PolicyVersion.version.in_(old))
     await connection.execute(retiring.values(state=PolicyVersionState.RETIRED))
-    return [row.uri for row in rows if row not in old]
+    return [row.uri for row in remaining.values()]
 
 
 async def commit(

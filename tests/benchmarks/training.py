@@ -6,7 +6,7 @@ Called by: `ratchet bench training --json`, or `python -m tests.benchmarks.train
 Every way of computing is a process of its own: the same random Qwen3, the same loss (dapo), threads, dtype and attention kernels. They take
 turns, step by step; figures are medians. TRL runs at micro-batches of 1 and of eight, and its better one counts. Forward and backward are
 measured, without the optimiser's update, which is the same for all. Ratios are of CPU seconds on a CPU, whose cores may have other work, of
-seconds on a GPU. On a GPU TRL is left out and nothing has been measured yet.
+seconds on a GPU. `--device cuda` adds sizes that people train (`_sizes.py`), leaves TRL out, and has not been measured yet.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import numpy.typing as npt
 import orjson
 
 from ratchet.config import RunConfig
+from tests.benchmarks import _sizes
 from training.batch import Member, TrainingSequence
 
 VOCAB = 4096
@@ -222,7 +223,8 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
 
 class Worker:
     def __init__(self, way: str, model: Path, directory: Path, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"])
         self.way, (self.pipe, theirs) = way, context.Pipe()
         self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads))
         self.process.start()
@@ -291,6 +293,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--only", type=int, help="number of one case")
+    parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model in Qwen3's shapes; on a GPU both unless named")
     parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -300,16 +303,21 @@ def main() -> None:
         model = make_model(Path(temporary))
         ways = [way for way in WAYS if options.device == "cpu" or not way.startswith("trl")]
         workers = [Worker(way, model, Path(temporary), options.threads) for way in ways]
-        cases = [case.scaled(options.scale) for case in (CASES if options.only is None else CASES[options.only : options.only + 1])]
+        chosen = CASES if options.only is None else CASES[options.only : options.only + 1]
+        cases = [case.scaled(options.scale) for case in chosen]
         rounds = options.rounds or (7 if options.full else 3)
         measure = "cpu_seconds" if options.device == "cpu" else "seconds"
         results = [run_case(case, workers, rounds, measure) for case in cases]
         for worker in workers:
             worker.end()
+    sizes = options.size or (["0.6B", "4B"] if options.device == "cuda" and options.only is None else [])
+    at_size = [found for size in sizes for found in _sizes.measure(size, rounds)]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     setting = {"commit": commit, **machine, "threads": options.threads, "load": os.getloadavg()[0], "dtype": "float32", "model": SHAPE}
-    sys.stdout.buffer.write(orjson.dumps({**setting, "cases": results}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps({**setting, "cases": results, "sizes": at_size}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 if __name__ == "__main__":

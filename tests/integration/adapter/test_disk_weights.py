@@ -131,7 +131,14 @@ def never_stop(model: Path) -> None:
 
 async def add_run(database: Database) -> None:
     async with database.begin() as conn:
-        values = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
+        values = {
+            "run_id": "run-1",
+            "config": {"datasets": [{"path": "unused.jsonl"}]},
+            "config_digest": "",
+            "config_name": "",
+            "seed": 0,
+            "model_path": "",
+        }
         await conn.execute(insert(Run).values(**values))
 
 
@@ -164,7 +171,7 @@ async def test_weights_move_with_their_label(
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-0"), atol=1e-3)
 
         # in flight: one answer carries both labels
-        call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1"))
+        call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1", first))
         await asyncio.sleep(1.0)
         await client.pause()
         await client.start_update()

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.local import stored_runs
+from ratchet.local.stack import Stack
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Metric, Rollout, RolloutGroup, Run
@@ -97,6 +98,27 @@ async def test_another_loss_on_the_same_groups(database: Database, model: Path, 
     assert states == ["ready"] * 5
     assert [[one["num_tokens"] > 0 for one in step] for step in members] == [[True, False, False, True], [True, False]]
     assert planned["training"]["steps"] == 2
+
+
+async def test_the_command_s_half(database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ratchet train --from-store` but for the stack: a run is made once, found again, followed to its end, its steps are read back."""
+    monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
+    config = make_config(training={"steps": 2})
+    await make_run(database, run_id, config, model, home / "policies")
+    async with database.begin() as connection:
+        for number in range(4):
+            await make_group(connection, run_id, number, [1.0, 0.0])
+    said: list[str] = []
+    stack, chosen = Stack(), over(config, model)
+    begun = await stored_runs.start(stack, chosen, "mine", run_id, False, said.append)
+    assert await stored_runs.start(stack, chosen, "mine", run_id, False, said.append) == begun
+    assert await stored_runs.start(stack, chosen, "mine", run_id, True, said.append) != begun
+    following = asyncio.create_task(stored_runs.follow(stack, begun, said.append))
+    await asyncio.to_thread(supervise, settings_of(database, begun, home), 1, home / begun)
+    result = await asyncio.wait_for(following, 60)
+    assert (result["run_id"], result["state"], result["summary"]) == (begun, "done", None)
+    assert [step["metrics"]["groups_trained"] for step in result["steps"]] == [2, 2]
+    assert "2 steps on the stored groups" in said[0] and "continuing run" in said[1]
 
 
 async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(database: Database, model: Path, home: Path, run_id: str) -> None:
