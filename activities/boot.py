@@ -21,7 +21,6 @@ from ratchet.errors import SandboxBusyError, SandboxGoneError
 from ratchet.store import rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
-from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import MODEL_NAME, Box, SandboxRole, SandboxState, StageInput, StageResult
 
 log = structlog.get_logger()
@@ -32,23 +31,23 @@ _WAIT_FOR_ROOM_SECONDS = 20.0
 
 
 class BootActivities:
-    def __init__(
-        self, database: Database, provider: SandboxProvider, settings: TemporalSettings, configs: RunConfigs, installation: UUID
-    ) -> None:
-        self.database, self.provider, self.settings, self.configs, self.installation = database, provider, settings, configs, installation
+    def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs, installation: UUID) -> None:
+        self.database, self.provider, self.configs, self.installation = database, provider, configs, installation
 
     @stage("boot")
     async def boot(self, input: StageInput) -> Box:
         """A live, unused box for this attempt and role; the box of an earlier try is adopted."""
+        config = await self.configs.of_rollout(input.rollout_id)
+        ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
         async with heartbeating():
-            row = await self._ledger_row(input)
+            row = await self._ledger_row(input, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return Box(sandbox_id=row.id, provider_id=row.provider_id)
             async with self.database.begin() as connection:
                 task = await tasks.of_rollout(connection, input.rollout_id)
             box = await self.provider.create(
                 task.image,
-                ttl_seconds=await self._ttl_seconds(input.rollout_id),
+                ttl_seconds=ttl_seconds,
                 metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), "ratchet_rollout": str(input.rollout_id)},
                 idempotency_key=str(row.uuid),
                 network=input.role is SandboxRole.AGENT,
@@ -62,14 +61,13 @@ class BootActivities:
                 raise SandboxGoneError(f"box {row.id} was given up while it was being made")
             return Box(sandbox_id=row.id, provider_id=held)
 
-    async def _ledger_row(self, input: StageInput) -> LedgerRow:
+    async def _ledger_row(self, input: StageInput, config: RunConfig) -> LedgerRow:
         """The row of an earlier try, or a new one as soon as there is room.
 
         Waits here for a while, because a bounced try costs more than a look into the ledger.
         """
         info = activity.info()
         assert info.workflow_id is not None and info.workflow_run_id is not None
-        config = await self.configs.of_rollout(input.rollout_id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _WAIT_FOR_ROOM_SECONDS
         while True:
@@ -105,11 +103,6 @@ class BootActivities:
             "max_turns": config.harness.max_turns,
         }
         await sessions.open_session(connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits)
-
-    async def _ttl_seconds(self, rollout_id: int) -> int:
-        config = await self.configs.of_rollout(rollout_id)
-        guard = self.configs.guard_seconds(config)
-        return int(min(self.provider.capabilities.max_ttl_seconds, guard + self.settings.rollout.ttl_margin))
 
     @stage("release")
     async def release(self, input: StageInput) -> StageResult:

@@ -35,6 +35,17 @@ _SETTINGS = (
 )
 _ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !merge"
 
+ENSURE_AGENT_USER = """
+if ! grep -q '^agent:' /etc/passwd; then
+  number=1000
+  while cat /etc/passwd /etc/group 2>/dev/null | grep -q "^[^:]*:[^:]*:$number:"; do number=$((number + 1)); done
+  echo "agent:x:$number:$number:agent:/home/agent:/bin/bash" >> /etc/passwd
+  grep -q '^agent:' /etc/group 2>/dev/null || echo "agent:x:$number:" >> /etc/group
+  mkdir -p /home/agent && chown agent: /home/agent
+fi
+"""
+"""Agents and tests run as this user, and few images have it. By hand, because every distribution has another tool for it."""
+
 
 def _git_with_base(workdir: str) -> str:
     return f"git {_SETTINGS} --git-dir={BASE_GIT} --work-tree={shlex.quote(workdir)}"
@@ -53,7 +64,7 @@ def prepare_script(
     box keeps the repository's own history where only root can read it; in an agent's box it is gone.
     """
     directory = shlex.quote(workdir)
-    lines = ["set -e", _ENVIRONMENT, f"mkdir -p {directory} {STATE}", f"chmod 700 {STATE}"]
+    lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {STATE}", f"chmod 700 {STATE}"]
     if archive:
         lines.append(f"tar -xzf {ARCHIVE} -C {directory} --no-same-owner && rm -f {ARCHIVE}")
     lines.append(f"cd {directory}")

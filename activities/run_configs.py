@@ -5,7 +5,7 @@ Called by: the activities.
 """
 
 from ratchet.config import RunConfig
-from ratchet.errors import BugError
+from ratchet.errors import BugError, ConfigError
 from ratchet.store import rollouts, runs
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
@@ -35,6 +35,16 @@ class RunConfigs:
             async with self.database.begin() as connection:
                 self._runs[rollout_id] = await rollouts.run_of(connection, rollout_id)
         return await self.of_run(self._runs[rollout_id])
+
+    def ttl_seconds(self, config: RunConfig, max_ttl_seconds: int) -> int:
+        """How long a rollout's box lives without being asked for again. Raises ConfigError where the service allows less than a rollout may take."""
+        guard = self.guard_seconds(config)
+        if max_ttl_seconds < guard:
+            raise ConfigError(
+                f"a rollout may take {guard:.0f} s (its limits), and boxes of this service live {max_ttl_seconds} s at most"
+                " (RATCHET_SANDBOX_MAX_TTL_SECONDS); lower limits.agent_seconds, eval_seconds or guard_seconds"
+            )
+        return int(min(max_ttl_seconds, guard + self.settings.rollout.ttl_margin))
 
     def guard_seconds(self, config: RunConfig) -> float:
         limits = config.limits

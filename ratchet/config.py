@@ -3,7 +3,7 @@
 Why here: every knob of a run is declared once, with its unit; unknown keys are refused wherever they come from.
 Called by: `ratchet train` and the activity that starts a run; the resolved tree is stored in the run's row and read from there.
 
-Precedence: `--set a.b=c` > `RATCHET_A__B` > the brief's variables > the YAML file > the defaults below.
+Precedence: `--set a.b=c` > `RATCHET_A__B` > SWE_* and VIME_AGENT_* variables > the YAML file > the defaults below.
 """
 
 import hashlib
@@ -87,12 +87,8 @@ class HarnessConfig(Section):
 
 
 class SandboxConfig(Section):
-    provider: Literal["e2b"] = "e2b"
-    """Back end; which service it talks to is E2B_API_KEY, E2B_API_URL and E2B_SANDBOX_URL's matter."""
-    image_metadata_key: str = "image"
-    """Metadata key under which the gateway looks for a task's image (VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY)."""
-    template: str = "base"
-    """E2B template that boxes are made from."""
+    """Which service makes the boxes, and how it is told the image, is the environment's matter (docs/sandboxes.md)."""
+
     max_boxes: Annotated[int, Field(ge=2)] = 48
     """Live boxes of this provider at once; a tenth of them is kept for grading."""
 
@@ -242,7 +238,7 @@ class RunConfig(Section):
     seed: int = 0
     """Derives task order, update split, shuffles and, for `tiny`, the warm start."""
     drift: Literal["branch", "drop"] = "branch"
-    """What happens to a turn that later prompts re-tokenise differently (DESIGN section 7)."""
+    """What happens to a turn that later prompts re-tokenise differently."""
     engine: EngineConfig = EngineConfig()
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
     harness: HarnessConfig = HarnessConfig()
@@ -300,13 +296,11 @@ BRIEF_VARIABLES = {
     "SWE_AGENT_TIME_BUDGET_SEC": "limits.agent_seconds",
     "SWE_EVAL_TIMEOUT_SEC": "limits.eval_seconds",
     "SWE_ROLLOUT_GUARD_SEC": "limits.guard_seconds",
-    "SWE_SANDBOX_IMAGE_METADATA_KEY": "sandbox.image_metadata_key",
-    "VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY": "sandbox.image_metadata_key",
     "HF_CHECKPOINT": "model",
     "SWE_CC_PROMPT": "harness.prompt",
 }
 CLAUDE_CODE_VARIABLES = {"VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args", "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env"}
-"""The brief's, for runs of claude_code only."""
+"""Variables for runs of claude_code only."""
 _TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
 
 

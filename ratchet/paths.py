@@ -18,6 +18,11 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ratchet"
 
 
+def images() -> Path:
+    """Images for local sandboxes, as `ratchet images import` keeps them."""
+    return cache() / "images"
+
+
 def tiny_policy(seed: int) -> Path:
     return home() / "models" / f"tiny-{seed}"
 

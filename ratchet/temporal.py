@@ -5,7 +5,7 @@ Called by: the worker, the CLI and `ratchet.local`.
 """
 
 import asyncio
-import contextlib
+from dataclasses import replace
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -22,6 +22,8 @@ from temporalio.client import (
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
 )
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
@@ -102,5 +104,15 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings) -> None:
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(seconds=settings.sweep.interval))]),
         policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=timedelta(seconds=settings.sweep.catchup_window)),
     )
-    with contextlib.suppress(ScheduleAlreadyRunningError):
+    try:
         await client.create_schedule(SWEEP_SCHEDULE, schedule)
+    except ScheduleAlreadyRunningError:
+        await client.get_schedule_handle(SWEEP_SCHEDULE).update(lambda known: _with_numbers_of(known, schedule))
+
+
+def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUpdate | None:
+    """What temporal.yaml says now; whether it is paused, and anything else, is the user's."""
+    found = known.description.schedule
+    if found.spec.intervals == wanted.spec.intervals and found.policy.catchup_window == wanted.policy.catchup_window:
+        return None
+    return ScheduleUpdate(replace(found, spec=wanted.spec, policy=wanted.policy))

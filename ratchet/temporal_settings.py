@@ -49,7 +49,6 @@ class Stage(_Section):
 
 
 class Stages(_Section):
-    claim: Stage
     boot: Stage
     workspace: Stage
     agent: Stage
@@ -57,9 +56,7 @@ class Stages(_Section):
     grade: Stage
     release: Stage
     record: Stage
-    prepare: Stage
     learn: Stage
-    sweep: Stage
 
 
 class RolloutNumbers(_Section):
@@ -96,13 +93,23 @@ class TemporalSettings(_Section):
     sweep: SweepNumbers
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
-        """Every stage's options with the run's limits filled in (DESIGN section 6, table of stages)."""
+        """Every stage's options with the run's limits filled in."""
         derived = {"workspace": workspace_seconds + 60, "grade": workspace_seconds + eval_seconds + 120}
         return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
 
 
+def positive_number(name: str, default: int) -> int:
+    """Of an environment variable; raises ConfigError."""
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ConfigError(f"{name}: {text[:40]!r} is no positive number")
+    return int(text)
+
+
 def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
-    """temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names; raises ConfigError."""
+    """temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names; SWE_BOOT_CONCURRENCY rules over it. Raises ConfigError."""
     path = path or Path(os.environ.get("RATCHET_TEMPORAL_CONFIG") or DEFAULT_PATH)
     try:
         settings = TemporalSettings.model_validate(yaml.safe_load(path.read_text()))
@@ -110,6 +117,9 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise explain(error, str(path)) from None
+    boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
+    if boots and "boot" in settings.queues:
+        settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})
     missing = [queue for queue in QUEUES if queue not in settings.queues]
     if missing or len(settings.queues) != len(QUEUES):
         raise ConfigError(f"{path}: queues must be exactly {', '.join(QUEUES)}")

@@ -27,13 +27,15 @@ from activities.record import RecordActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.runs import RunActivities
+from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
 from ratchet import temporal
+from ratchet.errors import ConfigError
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
-from ratchet.temporal_settings import TemporalSettings
+from ratchet.temporal_settings import TemporalSettings, positive_number
 from workflows.admit_tasks import AdmitTasks
 from workflows.evaluate import Evaluate
 from workflows.regrade import Regrade
@@ -47,14 +49,26 @@ log = structlog.get_logger()
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
 
 
-def sandbox_provider() -> E2BProvider:
-    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports."""
+def sandbox_provider() -> SandboxProvider:
+    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports.
+
+    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one.
+    """
+    kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
+    if kind == "docker":
+        from activities.sandboxes.docker import DockerProvider
+
+        return DockerProvider()
+    if kind != "e2b":
+        raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {kind!r} is neither e2b nor docker")
     key = os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY") or "image"
     return E2BProvider(
         api_key=os.environ.get("E2B_API_KEY", ""),
         api_url=os.environ.get("E2B_API_URL"),
         sandbox_url=os.environ.get("E2B_SANDBOX_URL"),
         image_metadata_key=key,
+        template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
+        max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
     )
 
 
@@ -69,7 +83,7 @@ async def _activities(client: Client, database: Database, settings: TemporalSett
         installation = await sandboxes.installation(connection)
     provider, configs = sandbox_provider(), RunConfigs(database, settings)
     harnesses = Harnesses()
-    boot = BootActivities(database, provider, settings, configs, installation)
+    boot = BootActivities(database, provider, configs, installation)
     record = RecordActivities(database, settings, configs)
     run = RunActivities(database, settings, configs)
     learn = LearnActivities(database, configs)
@@ -83,19 +97,21 @@ async def _activities(client: Client, database: Database, settings: TemporalSett
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
         ],
-        "boot": [boot.boot, WorkspaceActivities(database, provider, configs).workspace],
+        "boot": [boot.boot],
         "agent": [
+            WorkspaceActivities(database, provider, configs).workspace,
             AgentActivities(database, provider, configs, harnesses, adapter_url()).agent,
             DiffActivities(database, provider, configs, harnesses, GRADERS).diff,
         ],
-        "grade": [GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
+        "grade": [boot.boot, GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
         "learn": [learn.step, learn.find_engines, learn.sync],
     }
 
 
-def _slots(queue: str, settings: TemporalSettings) -> int:
-    slots = settings.queues[queue].slots
-    return max(1, slots // settings.boot_workers) if queue == "boot" else slots
+def slots(queue: str, settings: TemporalSettings) -> int:
+    """Activities that one worker process runs at once."""
+    wanted = settings.queues[queue].slots
+    return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
 
 
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
@@ -115,7 +131,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 task_queue=queue,
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
-                max_concurrent_activities=_slots(queue, settings),
+                max_concurrent_activities=slots(queue, settings),
                 max_cached_workflows=settings.max_cached_workflows,
                 graceful_shutdown_timeout=temporal.GRACEFUL_SHUTDOWN,
             )

@@ -23,6 +23,8 @@ from ratchet.types import AgentExit
 
 Dialect = Literal["messages", "chat", "responses"]
 
+MAX_TRANSCRIPT_BYTES = 16 << 20
+
 DEFAULT_PROMPT = """\
 Fix the issue below in the repository at {workdir}, which is your working directory.
 
@@ -160,12 +162,8 @@ class BaseHarness(ABC):
         await launcher.stop_stalled(box, attempt)
 
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
-        """Reads the transcript, empty if there is none; works while the agent runs, too."""
-        try:
-            data = await box.read_file(launcher.output_path(attempt), user="root")
-        except FileNotFoundError:  # it never started
-            data = b""
-        return self.read_transcript(data)
+        """Reads the transcript, empty if there is none; works while the agent runs, too. A program that printed without end gets no further."""
+        return self.read_transcript(await launcher.read_output(box, attempt, MAX_TRANSCRIPT_BYTES))
 
     @abstractmethod
     def read_transcript(self, data: bytes) -> Transcript:

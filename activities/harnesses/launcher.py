@@ -109,6 +109,20 @@ async def start_once(
     return StartResult(started=result.exit_code == 0)
 
 
+async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
+    """What the program printed; of more than `max_bytes` the beginning and the end, half each. Empty if it never started."""
+    path = output_path(attempt)
+    try:
+        data = await box.read_file(path, user="root", max_bytes=max_bytes + 1)
+    except FileNotFoundError:
+        return b""
+    if len(data) <= max_bytes:
+        return data
+    half = max_bytes // 2
+    end = await box.exec(f"tail -c {half} {path}", user="root", timeout=END_TIMEOUT_SECONDS)
+    return data[:half] + b"\n[the middle is left out]\n" + end.stdout.encode()
+
+
 async def wait_for_exit(box: Sandbox, attempt: int) -> tuple[ExitRecord, str]:
     """The record, and the last lines that the program wrote to its standard error."""
     command = launcher_command(attempt, "wait")

@@ -68,6 +68,13 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        """Starts `cmd` in a login shell and returns; it goes on without us until it or the box ends. Its output is nobody's: redirect it.
+
+        Raises CommandFailedError (126) when it cannot start.
+        """
+        ...
+
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         """Writes the bytes, the text as UTF-8, or the local file at a Path; makes parents; the user owns the result.
 
@@ -75,8 +82,15 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def read_file(self, path: str, *, user: str = "root") -> bytes:
-        """Raises FileNotFoundError for a missing file, CommandFailedError for what is no regular file."""
+    async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
+        """The file, of a longer one its first `max_bytes`; for any size there is `fetch_file`.
+
+        Raises FileNotFoundError for a missing file, CommandFailedError for what is no regular file.
+        """
+        ...
+
+    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
+        """Streams the file into the local file `target`; raises as `read_file`, and may then leave a part of it there."""
         ...
 
     async def set_ttl(self, seconds: int) -> None:

@@ -7,10 +7,11 @@ Called by: whoever builds the activities passes an `E2BProvider`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,8 @@ _log = structlog.get_logger(__name__)
 
 class E2BProvider:
     """`api_url` and `sandbox_url` None mean E2B's cloud. `max_connections` should be twice the commands that run at once:
-    every open command holds a connection, and all boxes of one service share one address.
+    every open command holds a connection, and all boxes of one service share one address. In `template`, `{image}` stands for a task's
+    image: for services that know templates only.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class E2BProvider:
 
         with _service_errors("the new box"):
             box = await AsyncSandbox.create(
-                self._template,
+                self._template.replace("{image}", image),
                 timeout=ttl_seconds,
                 metadata={**metadata, self._image_metadata_key: image},
                 envs=dict(env or {}),
@@ -95,7 +97,8 @@ class E2BProvider:
         from e2b import AsyncSandbox
 
         with _service_errors(sandbox_id):
-            return E2BSandbox(await AsyncSandbox.connect(sandbox_id, **self._options))
+            # Without a time the SDK asks for 300 seconds, which would prolong a box that ends sooner.
+            return E2BSandbox(await AsyncSandbox.connect(sandbox_id, timeout=1, **self._options))
 
     async def kill(self, sandbox_id: str) -> bool:
         from e2b import AsyncSandbox
@@ -171,6 +174,14 @@ class E2BSandbox:
                 await handle.disconnect()
         return result
 
+    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        try:
+            with _service_errors(self.id):
+                handle = await self._box.commands.run(cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0)
+                await handle.disconnect()
+        except ConfigError as error:
+            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
+
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         with self._file_errors(f"write {path}"):
             if isinstance(content, Path):
@@ -179,15 +190,29 @@ class E2BSandbox:
             else:
                 await self._box.files.write(path, content, user=user, request_timeout=_TRANSFER_SECONDS)
 
-    async def read_file(self, path: str, *, user: str = "root") -> bytes:
-        from e2b import FileNotFoundException
-
-        with self._file_errors(f"read {path}"):
-            try:
+    async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
+        if max_bytes is None:
+            with self._file_errors(f"read {path}"):
                 return bytes(await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS))
-            except FileNotFoundException as error:
-                missing = str(error)
-        raise FileNotFoundError(f"{path} in box {self.id}: {missing}")
+        data = bytearray()
+        async with contextlib.aclosing(self._chunks(path, user)) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) >= max_bytes:
+                    break
+        return bytes(data[:max_bytes])
+
+    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
+        async with contextlib.aclosing(self._chunks(path, user)) as chunks:
+            with target.open("wb") as file:
+                async for chunk in chunks:
+                    await asyncio.to_thread(file.write, chunk)
+
+    async def _chunks(self, path: str, user: str) -> AsyncGenerator[bytes]:
+        with self._file_errors(f"read {path}"):
+            async with await self._box.files.read(path, format="stream", user=user) as stream:
+                async for chunk in stream:
+                    yield chunk
 
     async def set_ttl(self, seconds: int) -> None:
         with _service_errors(self.id):
@@ -209,10 +234,14 @@ class E2BSandbox:
     @contextmanager
     def _file_errors(self, action: str) -> Iterator[None]:
         """A file the box refuses is a failed command, not a mistake in the configuration."""
+        from e2b import FileNotFoundException
+
         try:
             with _service_errors(self.id):
                 yield
         except ConfigError as error:
+            if isinstance(error.__cause__, FileNotFoundException):
+                raise FileNotFoundError(f"{action}: {error}") from error
             raise CommandFailedError(action, 1, "", str(error)) from error
 
 

@@ -17,7 +17,7 @@ def command(
 
     stack = Stack()
     supervisor = Supervisor(stack)
-    if boxes and supervisor.is_up() and not stack.is_external("E2B_API_KEY"):
+    if boxes and supervisor.is_up() and stack.has_gateway:
         say(f"{asyncio.run(kill_boxes(stack.environment()))} boxes ended")
     supervisor.down()
     say("down")

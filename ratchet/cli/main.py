@@ -21,6 +21,7 @@ from ratchet.cli import (
     env,
     export,
     forks,
+    images,
     logs,
     regrade,
     rollout,
@@ -65,7 +66,7 @@ for command in (
     forks,
 ):
     app.command(name=command.__name__.rsplit(".", 1)[-1].replace("_", "-"), rich_help_panel="Commands")(command.command)
-for group in (tasks, agents, sandboxes, checkpoints):
+for group in (tasks, agents, images, sandboxes, checkpoints):
     app.add_typer(group.app, name=group.__name__.rsplit(".", 1)[-1], rich_help_panel="Commands")
 for part in (postgres, temporal, gateway, ray, engine, adapter, learner, worker):
     app.command(name=part.__name__.rsplit(".", 1)[-1], rich_help_panel="Parts of the stack (the supervisor runs them)")(part.command)

@@ -52,11 +52,13 @@ def shell(
     """A terminal in a live box. Ends with the shell; the box and its agent go on."""
     import asyncio
 
-    from ratchet.cli.terminal import run_terminal
+    from ratchet.cli.terminal import run_docker_terminal, run_terminal
     from ratchet.local.stack import Stack
 
-    provider_id = _find(name)["provider_id"]
-    raise typer.Exit(asyncio.run(run_terminal(Stack().environment(), provider_id, user)))
+    row = _find(name)
+    if row["provider"] == "docker":
+        raise typer.Exit(run_docker_terminal(row["provider_id"], user))
+    raise typer.Exit(asyncio.run(run_terminal(Stack().environment(), row["provider_id"], user)))
 
 
 def _ledger(every: bool) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import termios
 import tty
@@ -36,7 +37,7 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
         os.write(sys.stdout.fileno(), data)
 
     try:
-        box = await AsyncSandbox.connect(sandbox_id, **options)
+        box = await AsyncSandbox.connect(sandbox_id, timeout=1, **options)  # never prolongs the box
         terminal = await box.pty.create(size(), on_data=show, user=user, timeout=0)
     except SandboxException as error:
         raise SandboxGoneError(f"box {sandbox_id}: {error}") from error
@@ -61,6 +62,17 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
         loop.remove_reader(sys.stdin.fileno())
         for task in tasks:
             task.cancel()
+
+
+def run_docker_terminal(sandbox_id: str, user: str) -> int:
+    """By Docker's own CLI, which does the same. Raises MachineError where it is not there."""
+    from ratchet.errors import MachineError
+
+    program = shutil.which("docker")
+    if program is None:
+        raise MachineError("a terminal in a container needs the program `docker` (Debian: docker.io) on this machine")
+    terminal = "-it" if sys.stdin.isatty() else "-i"
+    return subprocess.run([program, "exec", terminal, "--user", user, sandbox_id, "/bin/bash", "-l"], check=False).returncode
 
 
 _URLS = {"api_url": "E2B_API_URL", "sandbox_url": "E2B_SANDBOX_URL"}

@@ -41,7 +41,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     for dataset in config.datasets:
         collections.deque(read_rows(dataset, digest=""), maxlen=0)
     require_space(stack.home)
-    if not stack.is_external("E2B_API_KEY"):
+    if stack.has_gateway:
         probe.require()
     asyncio.run(_require_services(stack, settings))
     restart = prepare_plan(stack, config, say)

@@ -43,7 +43,7 @@ class CpuMeter:
         for state in Supervisor(self.stack).states():
             if state.pid is not None:
                 found[_NAMES.get(state.name, state.name), state.pid] = _tree_seconds(state.pid, children, seconds)
-        if not self.stack.is_external("E2B_API_KEY"):
+        if self.stack.has_gateway:
             found[BOXES, 0] = used_cpu_seconds(cgroup_parent(self.stack.home / "boxes"))
         return found
 

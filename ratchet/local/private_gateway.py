@@ -39,6 +39,7 @@ def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvide
         api_key="e2b_" + secrets.token_hex(20),
         port=_free_port(),
         max_boxes=max_boxes,
+        images_directory=paths.images(),
         layers={PYTHON_LAYER_PATH: ensure_python_layer(paths.cache())},
         hidden_directories=(Path.cwd(),),
     )

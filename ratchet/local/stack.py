@@ -149,6 +149,11 @@ class Stack:
         value = os.environ.get(name)
         return bool(value) and value != self._own()[name]
 
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the boxes of this stack are the local gateway's."""
+        return not self.is_external("E2B_API_KEY") and os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") == "e2b"
+
     def environment(self) -> dict[str, str]:
         """What every part, and a stock tool in the user's shell, needs to find the stack. The user's own values win."""
         own = self._own()
@@ -166,7 +171,7 @@ class Stack:
             parts.append(Part("postgres", [*ratchet, "postgres"], 10, stop_signal="INT", stop_wait_seconds=30))
         if not self.is_external("TEMPORAL_ADDRESS"):
             parts.append(Part("temporal", [*ratchet, "temporal"], 20, stop_signal="INT"))
-        if not self.is_external("E2B_API_KEY"):
+        if self.has_gateway:
             parts.append(Part("gateway", [*ratchet, "gateway"], 30, stop_group=False))
         if not self.is_external("RAY_ADDRESS"):
             # Ray's head does not end when asked and holds nothing that would be missed.
@@ -178,14 +183,15 @@ class Stack:
         return parts
 
     def addresses(self) -> dict[str, str]:
-        """Part → where it is reached, for people."""
+        """Part → where it is reached from this machine."""
+        bound = self.environment()["ADAPTER_BIND_HOST"]
         return {
             "postgres": self.environment()["RATCHET_DATABASE_URL"],
             "temporal": self.environment()["TEMPORAL_ADDRESS"],
             "gateway": self.environment().get("E2B_API_URL", "E2B"),
             "ray": self.environment()["RAY_ADDRESS"],
             "engine": f"http://127.0.0.1:{self.ports['engine']}",
-            "adapter": f"http://127.0.0.1:{self.ports['adapter']}",
+            "adapter": f"http://{'127.0.0.1' if bound == '0.0.0.0' else bound}:{self.ports['adapter']}",
         }
 
     @property

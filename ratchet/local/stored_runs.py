@@ -91,8 +91,10 @@ async def start(stack: Stack, config: RunConfig, name: str, source_run_id: str, 
     try:
         async with database.begin() as connection:
             unfinished = None if new else await runs.newest_unfinished(connection, config.digest(), source_run_id)
+            reason = await runs.resume(connection, unfinished) if unfinished is not None else None
         if unfinished is not None:
-            say(f"continuing run {unfinished} (same config, same stored groups; --new starts another)")
+            paused = f"; it was paused: {reason}" if reason else ""
+            say(f"continuing run {unfinished} (same config, same stored groups; --new starts another){paused}")
             return unfinished
         run_id = new_run_id(name)
         num_steps = await create(database, run_id, source_run_id, config, name)

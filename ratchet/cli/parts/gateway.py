@@ -24,6 +24,7 @@ def command() -> None:
             port=stack.ports["gateway"],
             egress_ports=(stack.ports["adapter"],),
             max_boxes=256,
+            images_directory=paths.images(),
             layers={"/opt/ratchet": ensure_python_layer(paths.cache()), BOX_AGENTS: agents_directory()},
             hidden_directories=(Path.cwd(), stack.home),
         )

@@ -1,20 +1,19 @@
 """Image references, and what a box's file tree is made of for each of them.
 
 Why here: a new kind of image is a new branch of `Catalogue.plan`; boxd only sees mounts and directories.
-Called by: `fleet.py` per create; `app.py` builds the catalogue once.
+Called by: `fleet.py` per create; `serve.py` builds the catalogue once.
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ratchet.local.sandbox_gateway.image_store import BUILT_IN_REFERENCES, ROOTFS, ImageStore, read_facts
 from ratchet.local.sandbox_gateway.refusals import RefusalError
 
-HOST_REFERENCES = ("host", "base")
 AGENT_UID = 1000
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_COPIED = (
@@ -25,6 +24,7 @@ _ETC_COPIED = (
 )  # fmt: skip
 """What programs need to run; nothing that names users, hosts, keys or this machine's package sources."""
 _PRIVATE_KEYS = "private"
+_NUM_NAMED_MAX = 20
 
 _PASSWD = (
     "root:x:0:0:root:/root:/bin/bash\n"
@@ -77,25 +77,34 @@ class RootPlan:
 
 
 class Catalogue:
-    """Read-only once built: `state` gets the generated /etc of the host image and an empty directory."""
+    """`state` gets the generated /etc of the host image and an empty directory; what is in `images` is looked up with every create."""
 
-    def __init__(self, state: Path, images: Mapping[str, Path], layers: Mapping[str, Path], hidden: tuple[Path, ...]) -> None:
-        self._images = dict(images)
+    def __init__(self, state: Path, images: ImageStore | None, layers: Mapping[str, Path], hidden: tuple[Path, ...]) -> None:
+        self._images = images
         self._layers = [(str(source.resolve(strict=True)), target) for target, source in sorted(layers.items())]
         self.extra_path = [f"{target}/bin" for source, target in self._layers if os.path.isdir(f"{source}/bin")]
         self._host = _plan_host(state, hidden)
 
     def plan(self, reference: str) -> RootPlan:
         """Raises RefusalError(404) for a reference that is not in the catalogue: nothing is ever pulled during a create."""
-        if reference in self._images:
-            plan = _plan_directory(self._images[reference])
-        elif reference in HOST_REFERENCES:
+        imported = self._images.find(reference) if self._images is not None else None
+        if reference in BUILT_IN_REFERENCES:
             plan = self._host
+        elif imported is not None:
+            plan = _plan_directory(imported)
         else:
-            known = ", ".join(sorted({*self._images, *HOST_REFERENCES}))
-            raise RefusalError(404, f"template '{reference[:200]}' not found; this gateway has: {known}")
+            raise RefusalError(404, self._unknown(reference))
         return RootPlan(
             [*plan.binds, *self._layers], plan.owned_directories, plan.links, plan.lower, plan.env, plan.workdir, plan.default_user
+        )
+
+    def _unknown(self, reference: str) -> str:
+        images = self._images.images() if self._images is not None else []
+        known = [*BUILT_IN_REFERENCES, *(image.reference for image in images[:_NUM_NAMED_MAX])]
+        more = f" and {len(images) - _NUM_NAMED_MAX} more" if len(images) > _NUM_NAMED_MAX else ""
+        return (
+            f"template '{reference[:200]}' not found; this gateway has {', '.join(known)}{more}. `ratchet images import` adds a directory, "
+            "a tar, an OCI archive or a docker-archive; nothing is pulled"
         )
 
 
@@ -118,18 +127,15 @@ def _plan_host(state: Path, hidden: tuple[Path, ...]) -> RootPlan:
 
 
 def _plan_directory(directory: Path) -> RootPlan:
-    """An unpacked image: `rootfs/`, and beside it an optional `meta.json` with env, workdir and user."""
-    rootfs, meta = directory / "rootfs", directory / "meta.json"
-    if not rootfs.is_dir():
-        raise RefusalError(404, f"the image at {directory.name} has no rootfs directory")
-    facts = json.loads(meta.read_text()) if meta.exists() else {}
+    """An imported image: its tree, and the env, workdir and user of its config."""
+    rootfs, facts = directory / ROOTFS, read_facts(directory)
     return RootPlan(
         binds=[],
         owned_directories=[("/proc", 0, 0o555), ("/dev", 0, 0o755)],
         lower=str(rootfs.resolve()),
-        env={str(name): str(value) for name, value in facts.get("env", {}).items()},
-        workdir=str(facts.get("workdir", "")),
-        default_user=str(facts.get("user", "")) or "root",
+        env=facts.env,
+        workdir=facts.workdir,
+        default_user=facts.user or "root",
     )
 
 

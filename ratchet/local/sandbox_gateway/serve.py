@@ -14,6 +14,7 @@ import uvicorn
 from ratchet.errors import MachineError
 from ratchet.local.sandbox_gateway.app import create_app
 from ratchet.local.sandbox_gateway.boot import ForkServer
+from ratchet.local.sandbox_gateway.image_store import ImageStore
 from ratchet.local.sandbox_gateway.images import Catalogue
 from ratchet.local.sandbox_gateway.probe import find_bubblewrap, require
 from ratchet.local.sandbox_gateway.settings import GatewaySettings
@@ -31,7 +32,8 @@ def serve(settings: GatewaySettings) -> None:
     lock = _lock(settings.root_directory)
     try:
         _raise_file_limit()
-        catalogue = Catalogue(settings.root_directory, settings.images, settings.layers, settings.hidden_directories)
+        images = ImageStore(settings.images_directory) if settings.images_directory is not None else None
+        catalogue = Catalogue(settings.root_directory, images, settings.layers, settings.hidden_directories)
         app = create_app(settings, catalogue, lambda: ForkServer(bubblewrap))
         uvicorn.run(
             app,

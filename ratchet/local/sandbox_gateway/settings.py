@@ -41,8 +41,8 @@ class GatewaySettings(BaseModel):
     """Longest time to live that is accepted."""
     image_metadata_key: str = "image"
     """Metadata key that names the image; without it the template id does."""
-    images: dict[str, Path] = Field(default_factory=dict)
-    """Image reference to a directory that holds `rootfs/`; `host` and `base` are built in."""
+    images_directory: Path | None = None
+    """Where `ratchet images import` keeps images; None: only the built-in `host` and `base`."""
     layers: dict[str, Path] = Field(default_factory=dict)
     """Box path to a host directory, mounted read-only in every box; a `bin` below it ends its PATH."""
     hidden_directories: tuple[Path, ...] = ()

@@ -27,6 +27,7 @@ from sqlalchemy.dialects.postgresql import insert
 from temporalio.client import Client, WorkflowHandle
 from tokenizers import Tokenizer
 
+from activities.sandboxes.e2b import E2BProvider
 from ratchet import temporal
 from ratchet.local.postgres import ensure_database
 from ratchet.local.stack import Stack, free_ports
@@ -46,6 +47,7 @@ def _short(directory: Path) -> Path:
         stage |= {"retry_initial": 0.1, "retry_max": 1}
         if stage["heartbeat"]:
             stage["heartbeat"] = 4
+    settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     path = directory / "temporal.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -88,6 +90,10 @@ class Loop:
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/script", json={"outputs": outputs})
 
+    async def release(self, hold: str) -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/release", json={"hold": hold})
+
     def dataset(self, **metadata: Any) -> str:
         row = {"prompt": "make it right", "label": "task", "metadata": {"image": "host", "workdir": "/workspace/repo", **metadata}}
         path = self.home / f"{uuid4().hex[:8]}.jsonl"
@@ -99,6 +105,14 @@ class Loop:
         values = {"model": str(self.model), "limits": {"agent_seconds": 60, "eval_seconds": 20}, **config}
         argument = {"dataset": dataset, "task": 0, "config": values}
         return await self.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
+
+    @contextlib.asynccontextmanager
+    async def provider(self) -> AsyncIterator[E2BProvider]:
+        provider = E2BProvider(*(self.environment[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
+        try:
+            yield provider
+        finally:
+            await provider.close()
 
     async def rollout(self, handle: WorkflowHandle[Any, Any]) -> Any:
         async with self.database.begin() as connection:
@@ -118,6 +132,7 @@ class Loop:
 def home() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="ratchet-loop-"))
     directory.chmod(0o755)
+    free_ports(directory)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -152,11 +167,21 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-async def loop(home: Path, model: Path) -> AsyncIterator[Loop]:
-    free_ports(home)
+def own_environment() -> dict[str, str]:
+    """Of all services, over what the stack gives them; a folder with another sandbox back end has its own fixture of this name."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
     stack = Stack(home)
     settings = load_temporal_settings(_short(home)).model_copy(update={"address": f"127.0.0.1:{stack.ports['temporal']}"})
-    environment = {**os.environ, **stack.environment(), "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"), "NO_PROXY": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        **stack.environment(),
+        "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
+        "NO_PROXY": "127.0.0.1",
+    } | own_environment
     _serving_plan(home, model)
     url = environment["RATCHET_DATABASE_URL"]
     found = Loop(

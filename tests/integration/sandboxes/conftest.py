@@ -22,16 +22,18 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.sandboxes.base import Sandbox
+from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import MachineError
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from ratchet.local.sandbox_gateway.settings import GatewaySettings
 
+pytest.register_assert_rewrite("tests.integration.sandboxes.contract")
+
 API_KEY = "e2b_" + "0" * 40
 CHECKOUT = Path(__file__).resolve().parents[3]
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 ADAPTER_ANSWER = b"the adapter"
 NUM_REPEATS_BIG = 1_000_000
 _SERVE = (
@@ -178,7 +180,7 @@ def own_provider(own_gateway: GatewayProcess) -> E2BProvider:
     return provider_of(own_gateway)
 
 
-async def make_box(provider: E2BProvider, key: str | None = None, ttl_seconds: int = 120) -> Sandbox:
+async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 120) -> Sandbox:
     return await provider.create("host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex)
 
 

@@ -4,6 +4,7 @@ Why here: the tree is built from fds before anything is entered, so no directory
 temporary folder) has to be readable for the box. Called by: `supervisor.py`, once, with the box directory as cwd.
 """
 
+import fcntl
 import os
 
 from ratchet.local.sandbox_gateway.boxd import disk, kernel
@@ -41,6 +42,7 @@ def _stage_plain(spec: BoxSpec) -> None:
 
 
 def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
+    _hold_image(lower)
     for name in (_LOWER, _UPPER, _WORK):
         os.mkdir(name, 0o755)
     os.chown(_UPPER, spec.uid_base, spec.uid_base)
@@ -51,6 +53,11 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
     except OSError:
         kernel.mount_overlay(STAGE, options)
     _make_owned(STAGE, spec)
+
+
+def _hold_image(lower: str) -> None:
+    """Locks the image's tree for the life of this process: whoever would remove it sees that a box is in use of it."""
+    fcntl.flock(os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _make_owned(root: str, spec: BoxSpec) -> None:

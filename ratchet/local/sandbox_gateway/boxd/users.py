@@ -20,12 +20,26 @@ class BoxUser:
 
 
 def find_user(name: str) -> BoxUser:
+    """By name or number, with an optional `:group`, as images write it. Root and plain numbers need no line in /etc/passwd."""
+    wanted, _, group = name.partition(":")
     for fields in read_database("/etc/passwd", 7):
-        if fields[0] == name:
-            gid = int(fields[3])
-            groups = [int(group[2]) for group in read_database("/etc/group", 4) if name in group[3].split(",")]
-            return BoxUser(name, int(fields[2]), gid, fields[5] or "/", [gid, *groups])
+        if wanted in (fields[0], fields[2]) and fields[3].isdigit():
+            gid = _find_group(group) if group else int(fields[3])
+            groups = [int(row[2]) for row in read_database("/etc/group", 4) if fields[0] in row[3].split(",")]
+            return BoxUser(fields[0], int(fields[2]), gid, fields[5] or "/", [gid, *groups])
+    if wanted == "root" or wanted.isdecimal():
+        uid, gid = int(wanted) if wanted != "root" else 0, _find_group(group) if group else 0
+        return BoxUser(wanted, uid, gid, "/root" if uid == 0 else "/", [gid])
     raise BoxFaultError("unauthenticated", f"invalid username: '{name}'")
+
+
+def _find_group(name: str) -> int:
+    for fields in read_database("/etc/group", 4):
+        if name in (fields[0], fields[2]):
+            return int(fields[2])
+    if name.isdecimal():
+        return int(name)
+    raise BoxFaultError("unauthenticated", f"invalid group: '{name}'")
 
 
 def names_by_id(path: str) -> dict[int, str]:

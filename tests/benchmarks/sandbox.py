@@ -1,0 +1,179 @@
+"""What a local box costs: to make, per command, per byte, many at once, and idle.
+
+Why here: thousands of boxes come and go in a run, and an agent's every step is a command in one.
+Called by: `ratchet bench sandbox`; `--full` takes more repeats.
+
+Each figure stands beside the same work without a box, done in turns with it: a command under a bare `bwrap` beside a create and its
+first command, a login shell beside a command, a copied file beside a transfer. Times move with the machine's load; the ratio less.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import orjson
+
+from activities.sandboxes.base import Sandbox, SandboxProvider
+from ratchet.cli.console import say
+from ratchet.local.private_gateway import private_gateway
+
+BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
+# Without the profile of whoever runs the benchmark.
+LOGIN_SHELL = ["env", "-i", "HOME=/nonexistent", "PATH=/usr/bin:/bin", "bash", "-l", "-c", "true"]
+CREATES_AT_ONCE = 50
+TTL_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Size:
+    creates: int
+    commands: int
+    transfers: int
+    idle: int
+
+
+async def make(provider: SandboxProvider) -> Sandbox:
+    return await provider.create("host", ttl_seconds=TTL_SECONDS, metadata={}, idempotency_key=uuid.uuid4().hex)
+
+
+async def timed(work: Callable[[], Awaitable[Any]]) -> float:
+    started = time.monotonic()
+    await work()
+    return time.monotonic() - started
+
+
+async def run_bare(command: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    assert await process.wait() == 0, command
+
+
+async def in_turns(count: int, ours: Callable[[], Awaitable[Any]], bare: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    pairs = [(await timed(ours), await timed(bare)) for _ in range(count)]
+    box_seconds, bare_seconds = (list(side) for side in zip(*pairs, strict=True))
+    return {
+        "box_ms": round(1000 * median(box_seconds), 1),
+        "box_p90_ms": round(1000 * quantiles(box_seconds, n=10)[-1], 1),
+        "bare_ms": round(1000 * median(bare_seconds), 1),
+        "ratio": round(median(box_seconds) / median(bare_seconds), 2),
+        "count": count,
+    }
+
+
+async def creates(provider: SandboxProvider, count: int) -> dict[str, Any]:
+    """Without the kill, which follows outside the clock."""
+    made: list[Sandbox] = []
+
+    async def create() -> None:
+        made.append(await make(provider))
+
+    found = await in_turns(count, create, lambda: run_bare([*BUBBLEWRAP, *LOGIN_SHELL]))
+    kill_seconds = [await timed(box.kill) for box in made]
+    return {**found, "kill_ms": round(1000 * median(kill_seconds), 1)}
+
+
+async def transfers(box: Sandbox, directory: Path, megabytes: int, count: int) -> dict[str, Any]:
+    local, copy = directory / "local.bin", directory / "copy.bin"
+    local.write_bytes(os.urandom(1_000_000) * megabytes)
+
+    def copied() -> Awaitable[Any]:
+        return asyncio.to_thread(shutil.copyfile, local, copy)
+
+    up = await in_turns(count, lambda: box.write_file("/workspace/file.bin", local), copied)
+    down = await in_turns(count, lambda: box.read_file("/workspace/file.bin"), copied)
+    for facts in (up, down):
+        facts["box_megabytes_per_second"] = round(1000 * megabytes / facts["box_ms"], 1)
+    return {"up": up, "down": down}
+
+
+async def many(provider: SandboxProvider) -> dict[str, Any]:
+    """All asked for at the same moment, beside as many one after the other."""
+    boxes: list[Sandbox] = []
+
+    async def at_once() -> None:
+        boxes.extend(await asyncio.gather(*(make(provider) for _ in range(CREATES_AT_ONCE))))
+
+    together = await timed(at_once)
+    await asyncio.gather(*(box.kill() for box in boxes))
+    alone = 0.0
+    for _ in range(CREATES_AT_ONCE):
+        alone += await timed(lambda: _append(boxes, provider))
+        await boxes[-1].kill()
+    return {
+        "count": CREATES_AT_ONCE,
+        "seconds": round(together, 2),
+        "one_by_one_seconds": round(alone, 2),
+        "ratio": round(together / alone, 2),
+    }
+
+
+async def _append(boxes: list[Sandbox], provider: SandboxProvider) -> None:
+    boxes.append(await make(provider))
+
+
+def used_bytes() -> int:
+    """Of the machine: what cannot be given to somebody else."""
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024 * (int(facts["MemTotal"].split()[0]) - int(facts["MemAvailable"].split()[0]))
+
+
+async def idle(provider: SandboxProvider, count: int) -> dict[str, Any]:
+    """The machine's memory before and after; other programs on it are part of the figure."""
+    before, boxes = used_bytes(), list[Sandbox]()
+    slots = asyncio.Semaphore(8)
+
+    async def one() -> None:
+        async with slots:
+            boxes.append(await make(provider))
+            if len(boxes) % 200 == 0:
+                say(f"{len(boxes)} idle boxes")
+
+    seconds = await timed(lambda: asyncio.gather(*(one() for _ in range(count))))
+    used = used_bytes() - before
+    alive = await in_turns(30, lambda: boxes[0].exec("true"), lambda: run_bare(LOGIN_SHELL))
+    ending = await timed(lambda: asyncio.gather(*(_kill(box, slots) for box in boxes)))
+    facts = {"count": count, "create_seconds": round(seconds, 1), "kill_seconds": round(ending, 1), "exec_beside_them": alive}
+    return {**facts, "mebibytes_per_box": round(used / count / (1 << 20), 2)}
+
+
+async def _kill(box: Sandbox, slots: asyncio.Semaphore) -> None:
+    async with slots:
+        await box.kill()
+
+
+async def measure(size: Size) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name, private_gateway(Path(name) / "gateway", max_boxes=size.idle + CREATES_AT_ONCE) as provider:
+        async with await make(provider) as box:
+            say("create")
+            found: dict[str, Any] = {"create": await creates(provider, size.creates)}
+            say("exec")
+            found["exec"] = await in_turns(size.commands, lambda: box.exec("true"), lambda: run_bare(LOGIN_SHELL))
+            for megabytes in (5, 100):
+                say(f"{megabytes} MB up and down")
+                found[f"transfer_{megabytes}_mb"] = await transfers(box, Path(name), megabytes, size.transfers)
+        say(f"{CREATES_AT_ONCE} creates at once")
+        found["concurrent_creates"] = await many(provider)
+        found["idle"] = await idle(provider, size.idle)
+    return {"cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2), **found}
+
+
+def main() -> None:
+    full = "--full" in sys.argv
+    size = Size(creates=100, commands=500, transfers=20, idle=1000) if full else Size(creates=30, commands=100, transfers=5, idle=1000)
+    result = asyncio.run(measure(size))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    sys.stdout.buffer.write(orjson.dumps({"commit": commit, **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A Docker daemon of our own: Debian's `docker.io`, with a socket, a directory and a network namespace that nobody else uses.
+
+Why here: the back end is for a real daemon, so it is tested with one; no image is pulled, the tests import theirs. The machine's packet
+filter and interfaces stay as they are: the daemon sees those of its namespace only, which is gone with it.
+Called by: pytest. Skips with the reason where a daemon cannot be had.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from activities.sandboxes.base import Sandbox
+from activities.sandboxes.docker import DockerProvider
+from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from ratchet.local.stack import Stack
+from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
+from tests.integration.sandboxes import image_files
+from tests.integration.sandboxes.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
+
+START_SECONDS = 120.0
+NETWORK = "ratchet-boxes"
+MAKE_NETWORK = ("network", "create", "--internal", "-o", "com.docker.network.bridge.enable_icc=false", NETWORK)
+"""As docs/sandboxes.md says."""
+_POLICY = Path("/usr/sbin/policy-rc.d")
+# What the contract, the stages, the launcher and the graders ask of an image.
+_PROGRAMS = (
+    *image_files.PROGRAMS, "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo", "mktemp", "mv",
+    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee", "test", "timeout", "tr",
+    "true", "uname", "uniq", "wc", "whoami", "xargs",
+)  # fmt: skip
+
+
+def _install() -> None:
+    """Debian's daemon; its service is not started."""
+    if shutil.which("dockerd"):
+        return
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        pytest.skip("there is no dockerd, and installing Debian's docker.io needs root and apt-get")
+    own_policy = not _POLICY.exists()
+    if own_policy:
+        _POLICY.write_text("#!/bin/sh\nexit 101\n")
+        _POLICY.chmod(0o755)
+    try:
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "docker.io", "iptables", "iproute2", "tini"]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (install, ["apt-get", "update"], install):
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            if shutil.which("dockerd"):
+                return
+        pytest.skip(f"Debian's docker.io cannot be installed: {done.stderr.strip()[-300:]}")
+    finally:
+        if own_policy:
+            _POLICY.unlink()
+
+
+def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
+    """None: the daemon ended by itself."""
+    command = [
+        "unshare",
+        "--net",
+        "dockerd",
+        "--host",
+        f"unix://{directory}/docker.sock",
+        "--data-root",
+        f"{directory}/data",
+        "--exec-root",
+        f"{directory}/exec",
+    ]
+    command += ["--pidfile", f"{directory}/pid", "--bridge=none", *options]
+    with (directory / "dockerd.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        if docker(directory, "version").returncode == 0:
+            return process
+        time.sleep(0.2)
+    if process.poll() is None:
+        _end(process)
+    return None
+
+
+def docker(directory: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = ["docker", "--host", f"unix://{directory}/docker.sock", *arguments]
+    return subprocess.run(command, capture_output=True, check=False, **options)  # type: ignore[call-overload]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def docker_directory() -> Iterator[Path]:
+    """Where the daemon's socket and files are."""
+    _install()
+    directory = Path(tempfile.mkdtemp(prefix="ratchet-docker-"))
+    process = None
+    try:
+        for options in ((), ("--storage-driver=vfs",)):
+            process = _start(directory, *options)
+            if process is not None:
+                break
+        if process is None:
+            words = (directory / "dockerd.log").read_text(errors="replace").strip().splitlines()
+            pytest.skip(f"dockerd does not run here: {words[-1][-300:] if words else 'it says nothing'}")
+        _import_image(directory)
+        made = docker(directory, *MAKE_NETWORK)
+        assert made.returncode == 0, made.stderr
+        yield directory
+        found = docker(directory, "ps", "-aq").stdout.decode().split()
+        if found:
+            docker(directory, "rm", "-f", *found)
+    finally:
+        if process is not None and process.poll() is None:
+            _end(process)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _import_image(directory: Path) -> None:
+    """`host`: the machine's own programs, as many as boxes need, and an interpreter where local boxes have it."""
+    layer = ensure_python_layer(default_cache_directory())
+    tree = image_files.make_tree(directory / "tree", _PROGRAMS)
+    shutil.copy(tree / "bin" / "bash", tree / "bin" / "sh")
+    shutil.copytree(layer, tree / PYTHON_LAYER_PATH[1:], symlinks=True)
+    (tree / "tmp").chmod(0o1777)
+    (tree / "var" / "tmp").mkdir(parents=True, mode=0o1777)
+    (tree / "root").chmod(0o700)
+    (tree / "workspace").mkdir()
+    (tree / "home" / "agent").mkdir(parents=True)
+    (tree / "usr").mkdir(exist_ok=True)
+    os.chown(tree / "home" / "agent", 1000, 1000)
+    (tree / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000::/home/agent:/bin/bash\n")
+    (tree / "etc" / "group").write_text("root:x:0:\nagent:x:1000:\n")
+    (tree / "etc" / "profile").write_text("PATH=/usr/local/bin:/usr/bin:/bin\n")
+    done = docker(directory, "import", "-", "host:latest", input=image_files.tree_layer(tree))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def docker_pid(docker_directory: Path) -> int:
+    """Of the daemon, whose network namespace holds the boxes' bridge."""
+    return int((docker_directory / "pid").read_text())
+
+
+@pytest.fixture(scope="session")
+def bridge_address(docker_directory: Path) -> str:
+    facts = json.loads(docker(docker_directory, "network", "inspect", NETWORK).stdout)
+    return str(facts[0]["IPAM"]["Config"][0]["Gateway"])
+
+
+@contextlib.contextmanager
+def relay(docker_pid: int, address: str, port: int) -> Iterator[None]:
+    """Our loopback's `port`, at `address` in the daemon's namespace; what a machine with one namespace does not need."""
+    command = [sys.executable, "-m", "tests.standins.relay", str(docker_pid), address, str(port)]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="session")
+def own_environment(docker_directory: Path, docker_pid: int, bridge_address: str, home: Path) -> Iterator[dict[str, str]]:  # noqa: F811
+    """The loop's services with docker for boxes."""
+    port = Stack(home).ports["adapter"]
+    with relay(docker_pid, bridge_address, port):
+        yield {
+            "RATCHET_SANDBOX_PROVIDER": "docker",
+            "DOCKER_HOST": f"unix://{docker_directory}/docker.sock",
+            "ADAPTER_PUBLIC_HOST": bridge_address,
+        }
+
+
+@pytest.fixture
+async def provider(docker_directory: Path) -> AsyncIterator[DockerProvider]:
+    made = DockerProvider(f"unix://{docker_directory}/docker.sock", memory_bytes=128 << 20)
+    yield made
+    for info in await made.list({}):
+        await made.kill(info.id)
+    await made.close()
+
+
+@pytest.fixture
+async def box(provider: DockerProvider) -> AsyncIterator[Sandbox]:
+    async with await make_box(provider) as made:
+        yield made

@@ -1,0 +1,37 @@
+"""One rollout whose boxes are containers: the same stages, agent and grader as elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from ratchet.store.schema import Attempt, Sandbox, Turn
+from tests.e2e.sandboxes.conftest import docker
+from tests.integration.loop.conftest import Loop
+from tests.integration.loop.test_rollout import PRE, call, finish
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+TASK = {"pre_commands": [PRE], "eval_cmd": 'test "$(cat a.txt)" = two'}
+
+
+@pytest.mark.parametrize(("work", "reward"), [("echo two > a.txt", 1.0), ("echo three > a.txt", 0.0)])
+async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work: str, reward: float) -> None:
+    await loop.script(call(work), "Done.")
+    _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
+    assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", reward, "done", 2), row.outcome_reason
+    async with loop.database.begin() as connection:
+        boxes = (await connection.execute(select(Sandbox.provider, Sandbox.role, Sandbox.state).where(Sandbox.rollout_id == row.id))).all()
+        turns = (await connection.execute(select(Turn.state, Turn.delivered).where(Turn.rollout_id == row.id))).all()
+        used = (await connection.execute(select(Attempt.used_seconds).where(Attempt.rollout_id == row.id))).scalar_one()
+    assert sorted(boxes) == [("docker", "agent", "released"), ("docker", "grade", "released")]
+    assert turns == [("completed", True)] * 2 and used > 0
+    assert docker(docker_directory, "ps", "-aq").stdout == b""
+
+
+async def test_the_ledger_is_shown_beside_what_docker_has(loop: Loop) -> None:
+    command = [sys.executable, "-m", "ratchet.cli.main", "sandboxes", "--all", "--json"]
+    shown = subprocess.run(command, env=loop.environment, capture_output=True, text=True, check=True)
+    assert {(row["provider"], row["at_provider"]) for row in json.loads(shown.stdout)} == {("docker", "gone")}

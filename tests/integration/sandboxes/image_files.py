@@ -1,0 +1,123 @@
+"""Images as people bring them: a tree from the host's programs, and archives of it in the formats of OCI and docker."""
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+PROGRAMS = ("bash", "cat", "id", "touch", "mkdir", "ls", "stat", "sleep", "grep", "chown")
+CONFIG = {
+    "Env": ["FROM_IMAGE=yes and = more", "PATH=/opt/tool:/usr/bin:/bin"],
+    "WorkingDir": "/srv/work",
+    "User": "1234:staff",
+}
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+
+
+def make_tree(root: Path, programs: Iterable[str] = PROGRAMS) -> Path:
+    """A root file system with a handful of the host's programs and the libraries they load."""
+    for name in ("bin", "etc/profile.d", "tmp", "root", "srv", "opt/tool"):
+        (root / name).mkdir(parents=True)
+    for name in programs:
+        program = shutil.which(name)
+        assert program is not None
+        shutil.copy(program, root / "bin" / name)
+        for word in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split():
+            if word.startswith("/") and not (root / word[1:]).exists():
+                (root / word[1:]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, root / word[1:])
+    (root / "etc" / "passwd").write_text(
+        "root:x:0:0:root:/root:/bin/bash\nnode:x:1000:1000::/srv:/bin/bash\nworker:x:1234:1234::/srv:/bin/bash\n"
+    )
+    (root / "etc" / "group").write_text("root:x:0:\nstaff:x:50:\n")
+    # Like Debian's: PATH is forgotten, then the directory is read.
+    (root / "etc" / "profile").write_text('PATH=/bin\nfor f in /etc/profile.d/*.sh; do [ -r "$f" ] && . "$f"; done\n')
+    (root / "srv" / "from-image").write_text("image\n")
+    (root / "opt" / "tool" / "our-tool").write_text("#!/bin/bash\necho tool\n")
+    (root / "opt" / "tool" / "our-tool").chmod(0o755)
+    return root
+
+
+Entry = tuple[str, bytes | str | None, dict[str, Any]]
+"""Name; content, None for a directory; attributes of the TarInfo."""
+
+
+def make_layer(entries: list[Entry]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content, attributes in entries:
+            member = tarfile.TarInfo(name)
+            data = content.encode() if isinstance(content, str) else content or b""
+            member.size = len(data)
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.mode = 0o755 if content is None else 0o644
+            for key, value in attributes.items():
+                setattr(member, key, value)
+            archive.addfile(member, io.BytesIO(data) if member.isreg() else None)
+    return buffer.getvalue()
+
+
+def tree_layer(tree: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(tree, ".")
+    return buffer.getvalue()
+
+
+def make_config(layers: list[bytes]) -> bytes:
+    diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+    return json.dumps(
+        {"architecture": ARCHITECTURE, "os": "linux", "config": CONFIG, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    ).encode()
+
+
+def write_docker_archive(path: Path, layers: list[bytes], tags: list[str], config: bytes | None = None) -> Path:
+    files = {"config.json": config or make_config(layers)}
+    files |= {f"{number}/layer.tar": layer for number, layer in enumerate(layers)}
+    manifest = [{"Config": "config.json", "RepoTags": tags, "Layers": [f"{number}/layer.tar" for number in range(len(layers))]}]
+    files["manifest.json"] = json.dumps(manifest).encode()
+    path.write_bytes(make_layer([(name, content, {}) for name, content in files.items()]))
+    return path
+
+
+def oci_files(layers: list[bytes], name: str | None) -> dict[str, bytes]:
+    """An index of two platforms; layers are compressed in turn by gzip and zstd."""
+    files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
+
+    def blob(content: bytes, **facts: Any) -> dict[str, Any]:
+        digest = hashlib.sha256(content).hexdigest()
+        files[f"blobs/sha256/{digest}"] = content
+        return {"digest": f"sha256:{digest}", "size": len(content), **facts}
+
+    packed = [
+        gzip.compress(layer, 1) if number % 2 == 0 else zstandard.ZstdCompressor().compress(layer) for number, layer in enumerate(layers)
+    ]
+    manifest = {"schemaVersion": 2, "config": blob(make_config(layers)), "layers": [blob(layer) for layer in packed]}
+    ours = blob(json.dumps(manifest).encode(), platform={"os": "linux", "architecture": ARCHITECTURE})
+    other = {"digest": "sha256:" + "0" * 64, "size": 1, "platform": {"os": "linux", "architecture": "s390x"}}
+    index = blob(json.dumps({"schemaVersion": 2, "manifests": [other, ours]}).encode())
+    if name is not None:
+        index["annotations"] = {"org.opencontainers.image.ref.name": name}
+    files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [index]}).encode()
+    return files
+
+
+def write_oci_archive(path: Path, layers: list[bytes], name: str | None) -> Path:
+    path.write_bytes(make_layer([(file, content, {}) for file, content in oci_files(layers, name).items()]))
+    return path
+
+
+def write_oci_layout(path: Path, layers: list[bytes], name: str | None) -> Path:
+    for file, content in oci_files(layers, name).items():
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_bytes(content)
+    return path
