@@ -96,9 +96,10 @@ def discard(directory: Path, kept: Collection[str], epoch: int) -> None:
 
     Never those of a later epoch: a learner that was replaced while it stood still does not know which of them are kept.
     """
+    names = {Path(uri).name for uri in kept}  # not their paths: another machine may see the same directory elsewhere
     for path in directory.iterdir() if directory.is_dir() else ():
         written = _EPOCH.search(path.name)
-        if str(path) not in kept and written is not None and int(written[1]) <= epoch:
+        if path.name not in names and written is not None and int(written[1]) <= epoch:
             shutil.rmtree(path, ignore_errors=True)
 
 
