@@ -278,11 +278,12 @@ def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int, meas
         }
     best_trl = min((ways[way][measure] for way in ways if way.startswith("trl")), default=None)
     tree = ways["tree"][measure]
-    against = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded")}
+    against = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded") if way in ways}
     if best_trl is not None:
         against["tree_over_best_trl"] = round(best_trl / tree, 2)
     trained = sum(int(one.mask.sum()) for one in chains)
     facts = {"chains": len(chains), "chain_tokens": chain_tokens, "trained_tokens": trained, "synthetic": case.synthetic, "rounds": rounds}
+    print(f"{case.name}: {against}", file=sys.stderr)  # what is known should the machine's time run out
     return {"case": case.name, **facts, "ratios_of": measure, "ratios": against, "ways": ways}
 
 
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--only", type=int, help="number of one case")
+    parser.add_argument("--ways", default=",".join(WAYS), help="which of them; tree and separate are needed")
     parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model in Qwen3's shapes; on a GPU both unless named")
     parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
     options = parser.parse_args()
@@ -301,7 +303,7 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as temporary:
         model = make_model(Path(temporary))
-        ways = [way for way in WAYS if options.device == "cpu" or not way.startswith("trl")]
+        ways = [way for way in options.ways.split(",") if options.device == "cpu" or not way.startswith("trl")]
         workers = [Worker(way, model, Path(temporary), options.threads) for way in ways]
         chosen = CASES if options.only is None else CASES[options.only : options.only + 1]
         cases = [case.scaled(options.scale) for case in chosen]
