@@ -99,10 +99,11 @@ class LearnActivities:
             if engine is None or not engine.reachable:
                 return StageResult()
             if engine.version != version.version or engine.state is EngineState.SYNCING:
-                await self._update(engine, version)
+                config = await self.configs.of_run(input.run_id)
+                await self._update(engine, version, config.engine.keep_cache)
             return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
-    async def _update(self, engine: engines.EngineRow, version: PolicyVersion) -> None:
+    async def _update(self, engine: engines.EngineRow, version: PolicyVersion, keep_cache: bool) -> None:
         """Pause, four phases, resume. Never resumed between start and finish: a try that fails leaves the lease to run out, and the
         wrapper then brings the engine to the newest version by itself.
         """
@@ -110,17 +111,22 @@ class LearnActivities:
             if not await engines.begin_pause(connection, engine.id, _PAUSE_SECONDS):
                 raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
         base = Path(version.uri).relative_to(paths.policies())
+        clock = asyncio.get_running_loop().time
+        started = clock()
         async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client, self._holding(engine.id):
-            await client.pause(mode="keep", clear_cache=True)
+            await client.pause(mode="keep", clear_cache=not keep_cache)
             await client.start_update()
             weights = [file for file in version.files if file["name"].endswith(".safetensors")]
             await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
             await client.finish_update(version.version)
             await client.resume()
+            paused = clock() - started
             state = await self._examine(client, engine, version)
             async with self.database.begin() as connection:
                 if not await engines.end_pause(connection, engine.id, version.version, state):
                     raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
+                took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
+                await metrics.record(connection, version.run_id, version.step, took, keep_highest=True)
 
     @contextlib.asynccontextmanager
     async def _holding(self, engine_id: int) -> AsyncIterator[None]:

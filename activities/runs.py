@@ -45,6 +45,7 @@ from ratchet.types import (
     policy_version,
 )
 from training import batch
+from training.curriculum import TaskRate, choose_tasks
 from training.weights import link_version
 
 
@@ -88,7 +89,7 @@ class RunActivities:
         async with self.database.begin() as connection:
             if name != runs.ADHOC:
                 await runs.require_alone(connection, run_id)
-            model = await _model_directory(connection, config)
+            model = await model_directory(connection, config)
         first = paths.policies() / run_id / "0.e0"
         files = await asyncio.to_thread(link_version, model, first)
         async with self.database.begin() as connection:
@@ -148,8 +149,7 @@ class RunActivities:
         if missing == 0:
             return
         first = await runs.take_group_numbers(connection, run_id, missing)
-        num_tasks = await runs.count_tasks(connection, run_id, Purpose.TRAIN)
-        chosen = await runs.tasks_at(connection, run_id, Purpose.TRAIN, [(first + n) % num_tasks for n in range(missing)])
+        chosen = await next_tasks(connection, run_id, config, published, first, missing)
         rows = [
             {
                 "run_id": run_id,
@@ -253,6 +253,19 @@ class RunActivities:
         return RolloutRow(rollout_id=rollout_id, stages=stages)
 
 
+async def next_tasks(
+    connection: AsyncConnection, run_id: str, config: RunConfig, published: int, first: int, count: int
+) -> list[tuple[int, str]]:
+    """(task id, label): all in turn by group number, or those that `training.solve_rates` lets through."""
+    bounds = config.training.solve_rates
+    if bounds is None:
+        num_tasks = await runs.count_tasks(connection, run_id, Purpose.TRAIN)
+        return await runs.tasks_at(connection, run_id, Purpose.TRAIN, [(first + n) % num_tasks for n in range(count)])
+    rows = await tasks.recent_rates(connection, run_id, published - config.training.solve_rate_steps + 1)
+    rates = [TaskRate(*row) for row in rows]
+    return [(one.task_id, one.label) for one in choose_tasks(rates, bounds, count)]
+
+
 def _find_task(rows: list[tuple[int, str, int]], input: RolloutInput) -> int:
     for task_id, label, number in rows:
         if input.task in (label, number) or (isinstance(input.task, str) and input.task.isdigit() and int(input.task) == number):
@@ -298,7 +311,7 @@ def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
     return plans
 
 
-async def _model_directory(connection: AsyncConnection, config: RunConfig) -> Path:
+async def model_directory(connection: AsyncConnection, config: RunConfig) -> Path:
     """Where the run's initial weights are; raises ConfigError naming what is missing."""
     if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
         run_id, _, step = config.init_from.rpartition("@")

@@ -302,7 +302,7 @@ class Capture:
                     await turns.set_engine(conn, turn_id, engine.id)
             self.leases.runs_on(turn_id, engine.id)
             wire = live.wire.of(prepared.stream, prepared.lane)
-            ask = asyncio.create_task(self._router.client(engine).generate(wire, sampling, request_id(turn_id)))
+            ask = asyncio.create_task(self._router.client(engine).generate(wire, sampling, request_id(turn_id), engine.version))
             gone = asyncio.create_task(self._router.wait_until_gone(engine.id))
             try:
                 await asyncio.wait({ask, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -39,6 +39,9 @@ class EngineConfig(Section):
     """Size of the KV cache on CPU, in GiB; without meaning on a GPU."""
     num_threads: Positive = 1
     """OpenMP threads of the engine on CPU, so that it leaves cores to the others."""
+    keep_cache: bool = False
+    """Whether running calls keep their KV cache when new weights arrive. False: it is computed again, so that every logprob is that of the
+    weights it is labelled with; True saves that work where contexts are long, and mixes versions within a call's context."""
     tool_parser: str = "qwen3_coder"
     """vLLM's name of the parser that reads tool calls from the output."""
     reasoning_parser: str | None = None
@@ -154,6 +157,11 @@ class TrainingConfig(Section):
     """Rollouts of a group that may be started anew after infrastructure failed them."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """In steps: older tokens get no loss weight; 0 means synchronous."""
+    solve_rates: tuple[Fraction, Fraction] | None = None
+    """Tasks whose mean reward lately was outside of these bounds get no group; [0.05, 0.95] leaves out what is always or never solved.
+    None: all tasks in turn."""
+    solve_rate_steps: Positive = 10
+    """What lately means: groups that started within so many steps. A task without any is tried again."""
     updates_per_step: Positive = 1
     """Optimiser updates of one step; a group is whole in one of them."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
@@ -177,6 +185,8 @@ class TrainingConfig(Section):
     """Learner ranks; None: one on up to three cores, two from four cores on."""
     checkpoint_every: Positive = 5
     """Steps between checkpoints; the last step always makes one."""
+    kept_versions: Positive | None = 4
+    """Published weights whose files are kept, beside the first and those of kept checkpoints; None: all of them."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the learner's computation; master weights, moments and gradient sums are float32."""
     fp32_head: bool = False
@@ -269,6 +279,8 @@ class RunConfig(Section):
             raise ValueError("sampling.max_response_tokens is above sampling.max_context_tokens")
         if self.training.min_graded is not None and self.training.min_graded > self.training.group_size:
             raise ValueError("training.min_graded is above training.group_size: no group could ever be trained on")
+        if self.training.solve_rates is not None and self.training.solve_rates[0] > self.training.solve_rates[1]:
+            raise ValueError("training.solve_rates: the lower bound is above the upper one")
         if self.training.bin_tokens < self.sampling.max_context_tokens:
             raise ValueError("training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin")
         if self.training.group_size < 2:

@@ -104,9 +104,10 @@ class Generation:
         return complete and bool(np.isfinite(self.logprobs).all() and (self.logprobs > CLAMPED_LOGPROB).all())
 
 
-def generate_body(ids: IdsText, sampling: Sampling, request_id: str) -> bytes:
+def generate_body(ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None) -> bytes:
     """A request of the token route; the ids come last and are copied once."""
-    head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False})
+    salt = {"cache_salt": cache_salt} if cache_salt else {}
+    head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False, **salt})
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
@@ -139,9 +140,12 @@ class EngineClient:
 
     # ------------------------------------------------------------ tokens
 
-    async def generate(self, ids: Sequence[int] | npt.NDArray[np.int32] | IdsText, sampling: Sampling, request_id: str) -> Generation:
-        """Samples one continuation of `ids`. No time limit of its own: cancelling the task closes the connection, and vLLM aborts."""
-        content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id)
+    async def generate(
+        self, ids: Sequence[int] | npt.NDArray[np.int32] | IdsText, sampling: Sampling, request_id: str, version: str | None = None
+    ) -> Generation:
+        """Samples one continuation of `ids`. No time limit of its own: cancelling the task closes the connection, and vLLM aborts.
+        `version` salts the prefix cache: blocks that other weights left there are never shared."""
+        content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id, version)
         reply = await self._call("POST", GENERATE, content=content, timeout=httpx.Timeout(None, connect=5))
         try:
             return _generation(reply)

@@ -53,7 +53,8 @@ def drive(run_id: str, url: str, service_pid: int) -> None:
     _die_with(service_pid)
     for name, value in _RAY.items():
         os.environ.setdefault(name, value)
-    from training.ray_learner import RankSettings, run_driver
+    from training.ranks import RankSettings
+    from training.ray_learner import run_driver
 
     config = asyncio.run(_config(run_id, url))
     run_driver(RankSettings(run_id, url, paths.policies(), paths.checkpoints(), tensorboard=paths.tensorboard()), default_workers(config))

@@ -62,6 +62,9 @@ class AgentExit(StrEnum):
     STARVED = "starved"
 
 
+TRUNCATED_EXITS = (AgentExit.TURN_LIMIT, AgentExit.CONTEXT_FULL, AgentExit.TIME_BUDGET)
+
+
 class AttemptState(StrEnum):
     OPEN = "open"
     SEALED = "sealed"

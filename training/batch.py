@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import structlog
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig, TrainingConfig
 from ratchet.store import chains
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
-from ratchet.types import REWARDED_OUTCOMES, AgentExit, BatchState, GroupState, Purpose, RunState
+from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, BatchState, GroupState, Purpose, RunState
 from training.advantage import advantages, has_signal, over_batch
 from training.reducers import reducer_weights
 
 log = structlog.get_logger()
-
-_TRUNCATED = (AgentExit.TURN_LIMIT, AgentExit.CONTEXT_FULL, AgentExit.TIME_BUDGET)
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,14 +90,16 @@ class _Ready:
         return has_signal([member.reward for member in self.members])
 
 
-async def _ready_groups(connection: AsyncConnection, run_id: str, truncated: str, lock: bool = False) -> list[_Ready]:
-    """Ready training groups, oldest first. Late and replaced members, and under `exclude` truncated ones, are no part of them.
+async def _ready_groups(
+    connection: AsyncConnection, run_id: str, truncated: str, lock: bool = False, states: Sequence[GroupState] = (GroupState.READY,)
+) -> list[_Ready]:
+    """Training groups in these states, oldest first. Late and replaced members, and under `exclude` truncated ones, are no part of them.
 
-    `lock`: they stay ready until the transaction ends, whoever cancels them.
+    `lock`: they stay as they are until the transaction ends, whoever cancels them.
     """
     statement = (
         select(RolloutGroup.id, RolloutGroup.group_no)
-        .where(RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.TRAIN, RolloutGroup.state == GroupState.READY)
+        .where(RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.TRAIN, RolloutGroup.state.in_(states))
         .order_by(RolloutGroup.ready_seq)
     )
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
@@ -111,7 +111,7 @@ async def _ready_groups(connection: AsyncConnection, run_id: str, truncated: str
     )
     members: dict[int, list[Any]] = {group.id: [] for group in groups}
     for row in rows:
-        if truncated != "exclude" or row.agent_exit not in _TRUNCATED:
+        if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
             members[row.group_id].append(row)
     return [_Ready(group.id, group.group_no, members[group.id]) for group in groups]
 
@@ -188,14 +188,18 @@ async def consume_without_signal(connection: AsyncConnection, run_id: str, trunc
 
 
 async def _consume(connection: AsyncConnection, run_id: str, group_ids: Sequence[int], step: int, use: str) -> None:
-    """A group enters at most one step: `batch_item`'s primary key refuses a second time."""
-    if not group_ids:
-        return
+    """Groups of this very run: they leave `ready` with it."""
     statement = update(RolloutGroup).where(RolloutGroup.id.in_(group_ids), RolloutGroup.state == GroupState.READY)
     result = await connection.execute(statement.values(state=GroupState.CONSUMED))
     assert result.rowcount == len(group_ids), "a group left `ready` while its row was locked"
+    await _use(connection, run_id, group_ids, step, use)
+
+
+async def _use(connection: AsyncConnection, run_id: str, group_ids: Sequence[int], step: int, use: str) -> None:
+    """A group enters at most one step of a run: `batch_item`'s primary key refuses a second time."""
     rows = [{"run_id": run_id, "group_id": group_id, "step": step, "use": use} for group_id in group_ids]
-    await connection.execute(insert(BatchItem), rows)
+    if rows:
+        await connection.execute(insert(BatchItem), rows)
 
 
 # ---------------------------------------------------------------- the plan
@@ -227,13 +231,33 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
         return None
     chosen = useful[: training.groups_per_step]
     await _consume(connection, run_id, [members[0].group_id for members in chosen], step, "trained")
-    drafts_chosen = [member for group in chosen for member in group]
-    if training.advantage == "batch":
-        values = over_batch([member.advantage for member in drafts_chosen])
-        drafts_chosen = [replace(member, advantage=value) for member, value in zip(drafts_chosen, values, strict=True)]
-    members = _with_updates(drafts_chosen, step, config)
-    await _write(connection, run_id, step, min_policy_step, members, config)
+    await _write(connection, run_id, step, min_policy_step, chosen, config)
     return step
+
+
+async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: str, config: RunConfig) -> int:
+    """Every plan row of a run that trains on the groups of another, at once; returns how many steps they make.
+
+    The source's rows stay as they are. Its groups come in the order in which they became ready; staleness has no meaning here, since
+    this run's versions sampled none of the tokens: all of them are trained.
+    """
+    training, step = config.training, 1
+    chosen: list[list[Member]] = []
+    stored = await _ready_groups(connection, source_run_id, training.truncated, states=(GroupState.READY, GroupState.CONSUMED))
+    for number, group in enumerate(stored, 1):
+        draft = await _draft(connection, group, step, 0, config) if group.signal else []
+        useful = any(member.num_tokens > 0 for member in draft)
+        await _use(connection, run_id, [group.group_id], step, "trained" if useful else "expired" if draft else "no_signal")
+        chosen += [draft] if useful else []
+        if len(chosen) == training.groups_per_step or (number == len(stored) and len(chosen) >= training.min_groups):
+            await _write(connection, run_id, step, 0, chosen, config)
+            step, chosen = step + 1, []
+        if step > training.steps:
+            break
+    if chosen:  # too few for one more step
+        rest = delete(BatchItem).where(BatchItem.run_id == run_id, BatchItem.step == step, BatchItem.use == "trained")
+        await connection.execute(rest)
+    return step - 1
 
 
 async def _draft(connection: AsyncConnection, group: _Ready, step: int, min_policy_step: int, config: RunConfig) -> list[Member]:
@@ -247,7 +271,7 @@ async def _draft(connection: AsyncConnection, group: _Ready, step: int, min_poli
     values = advantages([row.reward for row in group.members], config.training.advantage, f"{config.seed}/{step}/{group.group_no}")
     members = []
     for row, value in zip(group.members, values, strict=True):
-        masked = config.training.truncated == "mask" and row.agent_exit in _TRUNCATED
+        masked = config.training.truncated == "mask" and row.agent_exit in TRUNCATED_EXITS
         masked |= config.loss.preset == "sft" and value <= 0  # rejection sampling: only what was better than its group is imitated
         if longest.get(row.id, 0) > config.training.bin_tokens:
             log.warning(
@@ -259,8 +283,14 @@ async def _draft(connection: AsyncConnection, group: _Ready, step: int, min_poli
 
 
 async def _write(
-    connection: AsyncConnection, run_id: str, step: int, min_policy_step: int, members: Sequence[Member], config: RunConfig
+    connection: AsyncConnection, run_id: str, step: int, min_policy_step: int, chosen: Sequence[Sequence[Member]], config: RunConfig
 ) -> None:
+    """The plan row of these groups' drafts."""
+    drafts = [member for group in chosen for member in group]
+    if config.training.advantage == "batch":
+        values = over_batch([member.advantage for member in drafts])
+        drafts = [replace(member, advantage=value) for member, value in zip(drafts, values, strict=True)]
+    members = _with_updates(drafts, step, config)
     knobs = {
         "loss": config.loss.model_dump(),
         "updates_per_step": config.training.updates_per_step,
@@ -315,10 +345,29 @@ async def load_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan
     return Plan(step, [Member(**member) for member in row.members], row.knobs["min_policy_step"], row.knobs, row.seed)
 
 
-async def count_uses(connection: AsyncConnection, run_id: str, step: int) -> dict[str, int]:
-    """Groups that the step consumed, by use: trained, no_signal, expired."""
-    statement = select(BatchItem.use, func.count()).where(BatchItem.run_id == run_id, BatchItem.step == step).group_by(BatchItem.use)
-    return {row[0]: int(row[1]) for row in await connection.execute(statement)}
+@dataclass(slots=True, frozen=True)
+class ConsumedGroup:
+    """`use`: trained, no_signal or expired. Rewards and counts are over the rollouts that enter its statistics."""
+
+    use: str
+    lowest: float
+    highest: float
+    num_rollouts: int
+    num_truncated: int
+
+
+async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> list[ConsumedGroup]:
+    truncated = func.count().filter(Rollout.agent_exit.in_(TRUNCATED_EXITS))
+    statement = (
+        select(BatchItem.use, func.min(Rollout.reward), func.max(Rollout.reward), func.count(), truncated)
+        .join(Rollout, Rollout.group_id == BatchItem.group_id)
+        .where(BatchItem.run_id == run_id, BatchItem.step == step)
+        .where(Rollout.outcome.in_(REWARDED_OUTCOMES), Rollout.late.is_(False), Rollout.replaced_by.is_(None))
+        .group_by(BatchItem.group_id, BatchItem.use)
+    )
+    return [
+        ConsumedGroup(use, float(low or 0), float(high or 0), *counts) for use, low, high, *counts in await connection.execute(statement)
+    ]
 
 
 async def load_sequences(connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int) -> list[TrainingSequence]:

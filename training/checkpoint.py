@@ -4,6 +4,7 @@ Why here: pointer and consumption move in one transaction; that is what exactly-
 Called by: `training/learner.py` (save, load) and `training/ray_learner.py` (the transactions).
 """
 
+import re
 import shutil
 import warnings
 from collections.abc import Collection, Mapping
@@ -26,9 +27,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from ratchet.errors import FencedError
 from ratchet.store import metrics as recorded
 from ratchet.store.schema import Batch, Checkpoint, PolicyVersion, Run
-from ratchet.types import BatchState, RunState, policy_version
+from ratchet.types import BatchState, PolicyVersionState, RunState, policy_version
 
 KEPT = 2
+_EPOCH = re.compile(r"\.e(\d+)")
 
 # ---------------------------------------------------------------- files
 
@@ -89,10 +91,15 @@ def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state["model"].items() if isinstance(tensor, torch.Tensor)}
 
 
-def discard(directory: Path, kept: Collection[str]) -> None:
-    """Ends every checkpoint in `directory` but `kept`: older ones, and those whose learner died before it could commit them."""
+def discard(directory: Path, kept: Collection[str], epoch: int) -> None:
+    """Ends every checkpoint or policy in `directory` but `kept`: older ones, and those whose learner died before their rows were written.
+
+    Never those of a later epoch: a learner that was replaced while it stood still does not know which of them are kept.
+    """
+    names = {Path(uri).name for uri in kept}  # not their paths: another machine may see the same directory elsewhere
     for path in directory.iterdir() if directory.is_dir() else ():
-        if str(path) not in kept:
+        written = _EPOCH.search(path.name)
+        if path.name not in names and written is not None and int(written[1]) <= epoch:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -151,7 +158,27 @@ async def publish(
     await recorded.record(connection, lease.run_id, step, metrics)
 
 
-async def commit(connection: AsyncConnection, lease: Lease, step: int, uri: str, world_size: int, num_threads: int) -> list[str]:
+async def retire(connection: AsyncConnection, lease: Lease, kept: int) -> list[str]:
+    """Of the published versions only those of the newest `kept` steps, of the kept checkpoints' and of step 0 remain, each step's newest;
+    returns their uris.
+    """
+    await hold(connection, lease)
+    columns = select(PolicyVersion.version, PolicyVersion.step, PolicyVersion.uri).order_by(PolicyVersion.step.desc())
+    mine = (PolicyVersion.run_id == lease.run_id) & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
+    rows = (await connection.execute(columns.where(mine).order_by(PolicyVersion.epoch.desc()))).all()
+    saved = select(Checkpoint.step).where(Checkpoint.run_id == lease.run_id).order_by(Checkpoint.step.desc()).limit(KEPT)
+    newest = list(dict.fromkeys(row.step for row in rows))[:kept]
+    steps = {0, *newest, *(await connection.execute(saved)).scalars()}
+    remaining = {row.step: row for row in reversed(rows) if row.step in steps}
+    old = [row.version for row in rows if row not in remaining.values()]
+    retiring = update(PolicyVersion).where(PolicyVersion.version.in_(old))
+    await connection.execute(retiring.values(state=PolicyVersionState.RETIRED))
+    return [row.uri for row in remaining.values()]
+
+
+async def commit(
+    connection: AsyncConnection, lease: Lease, step: int, uri: str, world_size: int, num_threads: int, metrics: Mapping[str, float]
+) -> list[str]:
     """THE commit point: checkpoint pointer and consumption in one transaction. Returns the uris to keep. Again is harmless."""
     await hold(connection, lease)
     moving = update(Run).where(Run.run_id == lease.run_id, or_(Run.checkpoint_step < step, Run.checkpoint_uri == uri))
@@ -162,6 +189,7 @@ async def commit(connection: AsyncConnection, lease: Lease, step: int, uri: str,
     values = {"epoch": lease.epoch, "uri": uri, "world_size": world_size, "num_threads": num_threads}
     row = insert(Checkpoint).values(run_id=lease.run_id, step=step, **values)
     await connection.execute(row.on_conflict_do_update(index_elements=["run_id", "step"], set_=values))
+    await recorded.record(connection, lease.run_id, step, metrics)
     newest = select(Checkpoint.uri).where(Checkpoint.run_id == lease.run_id).order_by(Checkpoint.step.desc()).limit(KEPT)
     return list((await connection.execute(newest)).scalars())
 
@@ -170,3 +198,9 @@ async def pause(connection: AsyncConnection, lease: Lease, reason: str) -> None:
     """The run waits for a human; its batches stay as they are. Nothing happens where another learner has taken over."""
     statement = update(Run).where(Run.run_id == lease.run_id, Run.epoch == lease.epoch, Run.state == RunState.RUNNING)
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
+
+
+async def finish(connection: AsyncConnection, lease: Lease) -> None:
+    """A run without rollouts has nobody else to end it: it is done with its last checkpoint. Again is harmless."""
+    ending = update(Run).where(Run.run_id == lease.run_id, Run.epoch == lease.epoch, Run.state == RunState.RUNNING)
+    await connection.execute(ending.where(Run.source_run_id.is_not(None)).values(state=RunState.DONE, ended_at=func.now()))

@@ -26,8 +26,8 @@ from ratchet.config import RunConfig
 from training import canary, checkpoint, weights
 from training.batch import Member, Plan, TrainingSequence
 from training.loss import Tokens, find_loss, token_loss
-from training.metrics import NUM_SUMS, StepSums, reward_metrics, token_metrics
-from training.model import load_policy, pair_cost, shard
+from training.metrics import NUM_SUMS, StepSums, adamw_update_norm, peak_memory_gib, peak_metrics, reward_metrics, token_metrics
+from training.model import Work, load_policy, pair_cost, peak_flops, shard
 from training.packing import Bin, deal, make_bins
 from training.prefix_tree import Segment
 
@@ -50,6 +50,7 @@ class Learner:
         find_loss(config.loss.preset)
         policy, self.packing = load_policy(model_path, config, self.device)
         self.pair_cost = pair_cost(policy.model.config, sum(parameter.numel() for parameter in policy.parameters()))
+        self.work, self.peak_flops = Work.of(policy), peak_flops(self.device, training.dtype)
         self.policy = shard(policy, self.device, self.world_size, getattr(torch, training.dtype))
         self.saving = dist.new_group(backend="gloo")
         self.optimiser = torch.optim.AdamW(
@@ -64,36 +65,44 @@ class Learner:
         torch.manual_seed(((plan.seed * 1_000_003 + plan.step) * 4096 + self.rank) % (1 << 62))
         members = {member.rollout_id: member for member in plan.members}
         totals = torch.zeros(NUM_SUMS, dtype=torch.float64, device=self.device)
-        grad_norm, learning_rate = 0.0, self.schedule.get_last_lr()[0]
+        peaks = torch.zeros(3, dtype=torch.float64, device=self.device)
+        grad_norm, update_norm, learning_rate = 0.0, 0.0, self.schedule.get_last_lr()[0]
         self.policy.train()
         for number in range(plan.num_updates):
             mine = [sequence for sequence in sequences if members[sequence.rollout_id].update == number]
             if not mine:
                 continue  # fewer groups than updates
-            totals += torch.tensor(self.accumulate(mine, members).as_list(), dtype=torch.float64, device=self.device)
+            sums = self.accumulate(mine, members, plan.step - 1 if number == 0 else None)
+            totals += torch.tensor(sums.as_list(), dtype=torch.float64, device=self.device)
+            peaks[:2] = torch.maximum(peaks[:2], torch.tensor([sums.peak_mismatch, sums.peak_noise], device=self.device))
             learning_rate = float(self.schedule.get_last_lr()[0])
-            norm = self._update()
+            norm, moved = self._update()
             if not isfinite(norm):
                 return StepResult({"grad_norm": norm}, finite=False)
-            grad_norm = max(grad_norm, norm)
+            grad_norm, update_norm = max(grad_norm, norm), max(update_norm, moved)
         dist.all_reduce(totals)
-        metrics = token_metrics(totals.tolist()) | {"grad_norm": grad_norm, "learning_rate": float(learning_rate)}
-        return StepResult(metrics | reward_metrics(plan.members), finite=True)
+        peaks[2] = peak_memory_gib(self.device)
+        dist.all_reduce(peaks, dist.ReduceOp.MAX)
+        norms = {"grad_norm": grad_norm, "update_norm": update_norm, "learning_rate": float(learning_rate)}
+        metrics = token_metrics(totals.tolist()) | norms | peak_metrics(peaks.tolist()) | reward_metrics(plan.members)
+        return StepResult(metrics, finite=True)
 
-    def accumulate(self, sequences: Sequence[TrainingSequence], members: dict[int, Member]) -> StepSums:
-        """Gradients of this rank's bins. Every rank runs the same number of passes: FSDP's collectives need it."""
+    def accumulate(self, sequences: Sequence[TrainingSequence], members: dict[int, Member], fresh_step: int | None = None) -> StepSums:
+        """Gradients of this rank's bins. Every rank runs the same number of passes: FSDP's collectives need it. `fresh_step`: of the
+        weights as they are now.
+        """
         shares = deal(sequences, self.world_size, self.packing, self.pair_cost)
         bins = [make_bins(share, self.config.training.bin_tokens, self.packing) for share in shares]
         mine, spare = bins[self.rank], next(share[0] for share in bins if share)
         sums = StepSums()
         for number in range(max(len(share) for share in bins)):
             real = number < len(mine)
-            loss = self._bin_loss(mine[number] if real else spare, members, sums if real else None)
+            loss = self._bin_loss(mine[number] if real else spare, members, sums if real else None, fresh_step)
             # FSDP averages gradients over ranks; the weights are for the sum.
             torch.autograd.backward(loss * (self.world_size if real else 0.0))
         return sums
 
-    def _bin_loss(self, bin: Bin, members: dict[int, Member], sums: StepSums | None) -> Tensor:
+    def _bin_loss(self, bin: Bin, members: dict[int, Member], sums: StepSums | None, fresh_step: int | None) -> Tensor:
         positions = None if bin.positions is None else self._tensor(bin.positions)
         where = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))
         logprobs_M, entropies_M = self.policy(*where, bin.temperature)
@@ -109,23 +118,28 @@ class Learner:
             losses_N = losses_N - self.config.loss.entropy_bonus * entropies_N
         loss = (losses_N * weights_N).sum()
         if sums is not None:
-            sums.add(tokens, entropies_N, loss.detach(), self.config.loss)
+            fresh = None if fresh_step is None else self._tensor(bin.policy_steps == fresh_step)
+            sums.add(tokens, entropies_N, loss.detach(), self.config.loss, fresh)
             sums.chain_tokens += bin.num_chain_tokens
             sums.computed_tokens += bin.ids.size
+            sums.flops += self.work.flops(bin.ids.size, len(bin.targets), bin.num_pairs)
         return loss
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def _update(self) -> float:
-        """One optimiser update; returns the gradient's norm before clipping. Where that is not finite, nothing changes."""
+    def _update(self) -> tuple[float, float]:
+        """One optimiser update: the gradient's norm before clipping, and the update's. Where the first is not finite, nothing changes."""
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.training.max_grad_norm)
         value = float(norm.full_tensor() if isinstance(norm, torch.distributed.tensor.DTensor) else norm)
+        moved = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
+            moved += adamw_update_norm(self.optimiser)
             self.schedule.step()
         self.optimiser.zero_grad()
-        return value
+        dist.all_reduce(moved)
+        return value, float(moved.sqrt())
 
     def publish(self, directory: Path) -> list[dict[str, Any]]:
         """A collective of all ranks; rank 0 writes the model in its own dtype and returns the files, the others return []."""

@@ -5,20 +5,24 @@ Called by: `training/learner.py`; the names are those of docs/training.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ratchet.config import LossConfig
-from training.batch import Member, TrainingSequence
+from training.batch import ConsumedGroup, Member, TrainingSequence
 from training.loss import Tokens, bounds
 
 
 @dataclass(slots=True)
 class StepSums:
-    """`chain_tokens`: of the chains, each in full; `computed_tokens`: what the forward passes held, padding included."""
+    """`chain_tokens`: of the chains, each in full; `computed_tokens`: what the forward passes held, padding included; `flops`: of both
+    passes. `fresh_tokens` were sampled by the very weights of this step: what differs there is the engine's arithmetic, not its age.
+    The two peaks are of |learner's logprob - recorded logprob|, over all tokens and over fresh ones.
+    """
 
     num_tokens: float = 0.0
     loss: float = 0.0
@@ -32,8 +36,13 @@ class StepSums:
     squared_ratios: float = 0.0
     chain_tokens: float = 0.0
     computed_tokens: float = 0.0
+    flops: float = 0.0
+    fresh_tokens: float = 0.0
+    abs_engine_noise: float = 0.0
+    peak_mismatch: float = 0.0
+    peak_noise: float = 0.0
 
-    def add(self, tokens: Tokens, entropies: Tensor, weighted_loss: Tensor, loss: LossConfig) -> None:
+    def add(self, tokens: Tokens, entropies: Tensor, weighted_loss: Tensor, loss: LossConfig, fresh: Tensor | None = None) -> None:
         """`mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence")."""
         with torch.no_grad():
             low, high = bounds(tokens, loss)
@@ -49,14 +58,21 @@ class StepSums:
             self.masked_positive += float(((low | high) & (tokens.advantages > 0)).sum())
             self.ratios += float(ratios.sum())
             self.squared_ratios += float(ratios.square().sum())
+            gaps = log_ratios.abs()
+            self.peak_mismatch = max(self.peak_mismatch, float(gaps.max()) if len(gaps) else 0.0)
+            if fresh is not None and bool(fresh.any()):
+                self.fresh_tokens += float(fresh.sum())
+                self.abs_engine_noise += float(gaps[fresh].sum())
+                self.peak_noise = max(self.peak_noise, float(gaps[fresh].max()))
 
     def as_list(self) -> list[float]:
-        return [float(value) for value in astuple(self)]
+        """Without the peaks, which do not add up."""
+        return [float(getattr(self, name)) for name in _SUMMED]
 
 
 def token_metrics(totals: Sequence[float]) -> dict[str, float]:
     """Means per trained token. `ratio_ess`: effective sample size of the ratios, as a share of the tokens; 1 is on policy."""
-    sums = StepSums(*totals)
+    sums = StepSums(**dict(zip(_SUMMED, totals, strict=True)))
     tokens = max(sums.num_tokens, 1.0)
     return {
         "loss": sums.loss,
@@ -72,7 +88,20 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
         "chain_tokens": sums.chain_tokens,
         "computed_tokens": sums.computed_tokens,
         "tree_token_ratio": sums.chain_tokens / max(sums.computed_tokens, 1.0),
-    }
+        "kl_over_entropy": sums.mismatch_kl / max(sums.entropy, 1e-9),
+        "tflop": sums.flops / 1e12,
+    } | ({"engine_noise_abs": sums.abs_engine_noise / sums.fresh_tokens} if sums.fresh_tokens else {})
+
+
+def peak_metrics(peaks: Sequence[float]) -> dict[str, float]:
+    """The highest of all ranks: two gaps of logprobs, and memory."""
+    return dict(zip(("mismatch_max", "engine_noise_max", "peak_memory_gib"), peaks, strict=True))
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Of this rank so far: what torch held on its GPU, or the process's resident memory."""
+    held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else getrusage(RUSAGE_SELF).ru_maxrss * 1024
+    return held / 2**30
 
 
 def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
@@ -87,28 +116,80 @@ def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
     }
 
 
-def group_metrics(uses: Mapping[str, int]) -> dict[str, float]:
+def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
     """Of the groups that the step consumed: how many had rewards to compare. The others cost rollouts and taught nothing."""
-    total = max(1, sum(uses.values()))
-    named = {f"groups_{use}": float(uses.get(use, 0)) for use in ("trained", "no_signal", "expired")}
-    return named | {"groups_with_signal_fraction": uses.get("trained", 0) / total}
+    total = max(1, len(groups))
+    counts = {f"groups_{use}": float(sum(one.use == use for one in groups)) for use in ("trained", "no_signal", "expired")}
+    none, every = sum(one.highest <= 0 for one in groups), sum(one.lowest >= 1 for one in groups)
+    solved = {"none": none, "all": every, "some": len(groups) - none - every}
+    return (
+        counts
+        | {"groups_with_signal_fraction": counts["groups_trained"] / total}
+        | {f"groups_solved_{name}_fraction": number / total for name, number in solved.items()}
+        | {"truncated_fraction": sum(one.num_truncated for one in groups) / max(1, sum(one.num_rollouts for one in groups))}
+    )
 
 
-def staleness_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """In steps, over trained tokens: step n trains weights n - 1. A version that a crash took back was newer than these: 0."""
-    known = [one.policy_steps[one.mask] for one in sequences if one.policy_steps is not None]
+def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Staleness in steps, over trained tokens: step n trains weights n - 1. A version that a crash took back was newer than these: 0."""
+    num_rollouts = max(1, len({one.rollout_id for one in sequences}))
+    found = {"chains_per_rollout": len(sequences) / num_rollouts}
+    known = [(one.rollout_id, one.policy_steps[one.mask]) for one in sequences if one.policy_steps is not None]
     if not known:
-        return {}
-    ages = np.maximum(0, step - 1 - np.concatenate(known))
-    chains = len(sequences) / max(1, len({one.rollout_id for one in sequences}))
-    found = {"staleness_mean": ages.mean(), "staleness_p95": np.percentile(ages, 95), "staleness_max": ages.max()}
-    return {name: float(value) for name, value in found.items()} | {"chains_per_rollout": chains}
+        return found
+    versions = {(rollout, int(version)) for rollout, steps in known for version in np.unique(steps)}
+    ages = np.maximum(0, step - 1 - np.concatenate([steps for _, steps in known]))
+    found |= {"staleness_mean": float(ages.mean()), "staleness_p95": float(np.percentile(ages, 95)), "staleness_max": float(ages.max())}
+    return found | {"versions_per_rollout": len(versions) / num_rollouts}
+
+
+def speed_metrics(metrics: Mapping[str, float], seconds: float, num_ranks: int, peak_flops: float | None) -> dict[str, float]:
+    """`seconds` of the step's passes and updates. Chain tokens compare with others' figures, computed tokens with this machine's limits;
+    `mfu` only where the device's peak is known.
+    """
+    found = {f"{name}_per_second": metrics[name] / seconds for name in ("chain_tokens", "computed_tokens", "tflop")}
+    return found | ({"mfu": found["tflop_per_second"] * 1e12 / (num_ranks * peak_flops)} if peak_flops else {})
+
+
+def adamw_update_norm(optimiser: torch.optim.AdamW) -> Tensor:
+    """Squared length, float64, of what the last update did to this rank's share of the weights; call it before the schedule moves on.
+
+    From the moments, so that no copy of the weights is needed: new = old (1 - lr decay) - lr m / (sqrt(v) + epsilon).
+    """
+    total: Tensor | None = None
+    for group in optimiser.param_groups:
+        rate, (beta1, beta2), epsilon, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
+        for parameter in group["params"]:
+            state = optimiser.state.get(parameter)
+            if not state:
+                continue
+            count = float(state["step"])
+            first, second = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+            moved = first / (1 - beta1**count) / ((second / (1 - beta2**count)).sqrt_() + epsilon) * rate
+            if decay:
+                moved = moved + rate * decay * (_local(parameter.detach()) + moved) / (1 - rate * decay)
+            length = moved.square().sum(dtype=torch.float64)
+            total = length if total is None else total + length
+    return torch.zeros((), dtype=torch.float64) if total is None else total
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
 
 
 ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     "entropy_collapse": (lambda m: m.get("entropy", 1.0) < 0.02, "the policy hardly samples any more; raise temperature or entropy_bonus"),
+    "entropy_explosion": (lambda m: m.get("entropy", 0.0) > 5.0, "the policy has become noise; lower the learning rate or entropy_bonus"),
     "off_policy": (lambda m: m.get("ratio_ess", 1.0) < 0.3, "few tokens carry the step; lower max_staleness or the learning rate"),
-    "engine_mismatch": (lambda m: m.get("mismatch_kl", 0.0) > 0.1, "recorded and learner's logprobs differ; look at canary_gap_mean"),
+    "engine_mismatch": (
+        lambda m: m.get("engine_noise_abs", 0.0) > 0.1,
+        "engine and learner differ on tokens of the very same weights; look at canary_gap_mean",
+    ),
+    "drifting": (
+        lambda m: m.get("mismatch_kl", 0.0) > 0.1,
+        "the policy is far from what was sampled; lower max_staleness or the learning rate",
+    ),
+    "truncated": (lambda m: m.get("truncated_fraction", 0.0) > 0.5, "most agents were ended by a limit; raise turns, context or time"),
     "masked": (lambda m: m.get("masked_fraction", 0.0) > 0.3, "a third of the tokens get no gradient"),
     "no_contrast": (lambda m: m.get("groups_with_signal_fraction", 1.0) < 0.3, "most groups are all solved or all failed; filter tasks"),
     "rollout_bound": (
@@ -123,4 +204,5 @@ def alarms(metrics: Mapping[str, float]) -> dict[str, str]:
     return {name: meaning for name, (rings, meaning) in ALARMS.items() if rings(metrics)}
 
 
-NUM_SUMS = len(fields(StepSums))
+_SUMMED = [one.name for one in fields(StepSums) if not one.name.startswith("peak_")]
+NUM_SUMS = len(_SUMMED)

@@ -7,6 +7,7 @@ Shape legend: B = rows of a bin, T = its length, H = hidden size, V = vocabulary
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from ratchet.config import RunConfig
-from training import attention
+from training import attention, delta_net
 from training.packing import Packing
 from training.prefix_tree import Segment
 
@@ -27,10 +28,16 @@ _CHUNK_LOGITS = 1 << 26
 _CHECKED_TOKENS = 24
 _TOLERANCE = 1e-3
 
-SEGMENT_ARCHITECTURES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"},
-)
-"""Tokens meet only in attention that is causal and unlimited, through transformers' attention interface; each is tested for exactness."""
+_DELTA_NETS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
+SEGMENT_ARCHITECTURES = _DELTA_NETS | {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
+"""Tokens meet only in attention that is causal and unlimited, through transformers' attention interface, or in Gated DeltaNet layers, whose
+states fork (`training/delta_net.py`); each is tested for exactness."""
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -124,8 +131,9 @@ def why_no_segments(settings: Any) -> str | None:
     name = (settings.architectures or ["unknown"])[0]
     if name not in SEGMENT_ARCHITECTURES:
         return f"{name} is not registered for segment attention (registered: {', '.join(sorted(SEGMENT_ARCHITECTURES))})"
-    if any(kind != "full_attention" for kind in getattr(settings, "layer_types", None) or []):
-        return f"{name} has layers of types {sorted(set(settings.layer_types))}; only full attention can be segmented"
+    known = {"full_attention", "linear_attention"} if name in _DELTA_NETS else {"full_attention"}
+    if not known.issuperset(getattr(settings, "layer_types", None) or []):
+        return f"{name} has layers of types {sorted(set(settings.layer_types))}; only {' and '.join(sorted(known))} can be segmented"
     if getattr(settings, "sliding_window", None) and getattr(settings, "use_sliding_window", True):
         return f"{name} has a sliding window of {settings.sliding_window} tokens"
     if getattr(settings, "attention_dropout", 0.0):
@@ -161,6 +169,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[Po
         if packing != "padded":
             attention.register()
             model.set_attn_implementation(attention.NAME)
+            delta_net.fork_states(model)
         _check(policy, packing, expected, path, device)
     if training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -211,6 +220,50 @@ def shard(policy: Policy, device: torch.device, world_size: int, dtype: torch.dt
 
 def pair_cost(settings: Any, num_parameters: int) -> float:
     """What attention to one earlier token costs in units of one token's linear layers, forward and backward alike."""
-    heads = settings.num_attention_heads
-    size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
-    return float(4 * heads * size * settings.num_hidden_layers / (2 * num_parameters))
+    return float(4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / (2 * num_parameters))
+
+
+def _attention_layers(settings: Any) -> int:
+    """Layers in which tokens attend to each other; a recurrent layer's work grows with tokens, not with pairs."""
+    kinds = getattr(settings, "layer_types", None)
+    return int(settings.num_hidden_layers) if kinds is None else sum(kind != "linear_attention" for kind in kinds)
+
+
+def _head_size(settings: Any) -> int:
+    return int(getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads)
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """FLOPs of both passes, as the field counts them: 6 per weight and token, 12 per layer, head dimension and attended pair.
+
+    `body`: weights that every computed token meets; the embedding is a look-up. `head`: those of the output layer, which only predicted
+    tokens meet. Recomputation (activation checkpointing, chunked logits) does not count.
+    """
+
+    body: int
+    head: int
+    per_pair: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> "Work":
+        settings = policy.model.config
+        embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
+        total = sum(parameter.numel() for parameter in policy.parameters())
+        body = total - embedding.numel() - (0 if head is embedding else head.numel())
+        return cls(body, head.numel(), 12 * _attention_layers(settings) * settings.num_attention_heads * _head_size(settings))
+
+    def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:
+        return 6.0 * (self.body * num_tokens + self.head * num_predictions) + float(self.per_pair) * num_pairs
+
+
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+"""Dense bfloat16, by what the device's name holds."""
+
+
+def peak_flops(device: torch.device, dtype: str) -> float | None:
+    """None where there is nothing to compare with: a CPU, an unknown card, float32."""
+    if device.type != "cuda" or dtype != "bfloat16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)

@@ -35,7 +35,8 @@ class Bin:
 
     M predicted tokens: `targets` (M,) are predicted at `sources` (M,), flat indices into `ids`. N trained tokens, one per (chain,
     position): trained token n reads prediction `predictions[n]`, was sampled with logprob `behaviour[n]` in turn `turn_ids[n]` of rollout
-    `rollout_ids[n]`. N > M where rollouts share sampled tokens. `num_chain_tokens`: tokens of the chains, each counted in full.
+    `rollout_ids[n]` by the weights of `policy_steps[n]` (-1: nobody asked). N > M where rollouts share sampled tokens.
+    `num_chain_tokens`: tokens of the chains, each counted in full.
     """
 
     ids: npt.NDArray[np.int64]
@@ -47,8 +48,16 @@ class Bin:
     behaviour: npt.NDArray[np.float32]
     rollout_ids: npt.NDArray[np.int64]
     turn_ids: npt.NDArray[np.int64]
+    policy_steps: npt.NDArray[np.int32]
     temperature: float
     num_chain_tokens: int
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, key) pairs of one attention layer, a causal block counted in full as model FLOPs are by convention."""
+        if self.segments is None:
+            return int(self.ids.shape[0] * self.ids.shape[1] ** 2)
+        return sum((one.end - one.start) * (one.subtree_end - one.start) for one in self.segments)
 
 
 # ---------------------------------------------------------------- who computes what
@@ -163,9 +172,13 @@ def _pad(chains: Sequence[TrainingSequence], _shared: Sequence[int]) -> Bin:
 
 def _facts(
     chains: Sequence[TrainingSequence], trained: Sequence[npt.NDArray[np.int64]]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], float, int]:
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], float, int]:
     """What belongs to (chain, position), in order of both."""
     behaviour = np.concatenate([one.behaviour[at] for one, at in zip(chains, trained, strict=True)])
     rollout_ids = np.repeat(np.array([one.rollout_id for one in chains], dtype=np.int64), [len(at) for at in trained])
     turn_ids = np.concatenate([one.turn_ids[at] for one, at in zip(chains, trained, strict=True)])
-    return behaviour, rollout_ids, turn_ids, chains[0].temperature, sum(len(one.ids) for one in chains)
+    unknown = np.int32(-1)
+    steps = [
+        np.full(len(at), unknown) if one.policy_steps is None else one.policy_steps[at] for one, at in zip(chains, trained, strict=True)
+    ]
+    return behaviour, rollout_ids, turn_ids, np.concatenate(steps), chains[0].temperature, sum(len(one.ids) for one in chains)

@@ -1,6 +1,6 @@
 """The learner as Ray Train runs it: one driver per run, long-lived ranks that execute plan rows from Postgres.
 
-Why here: the only file of `training/` that knows Ray, and with `batch.py` and `checkpoint.py` the only one that knows the store.
+Why here: the only file of `training/` that knows Ray, and with `batch.py`, `ranks.py` and `checkpoint.py` the only one that knows the store.
 Called by: `ratchet/learner_service.py` (`run_driver`); the tests run `train_rank` without Ray.
 
     take the lease (epoch + 1) ─▶ load the checkpoint ─▶ ┌ wait for plan row n ─▶ step ─▶ publish ─▶ every k steps: save, commit ┐
@@ -10,18 +10,14 @@ A kill on any line replays the steps above the checkpoint with the same contents
 writes the store, and tells the others what came of it: ranks never disagree about what comes next.
 """
 
-import asyncio
-import contextlib
 import os
 import shutil
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
-from datetime import timedelta
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import torch
@@ -29,137 +25,25 @@ import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.errors import FencedError, StoreUnavailableError
+from ratchet.errors import FencedError
 from ratchet.store import checkpoints, learners, runs
-from ratchet.store.database import Database
 from training import batch, checkpoint
 from training.batch import Plan, TrainingSequence
 from training.checkpoint import Lease
 from training.learner import Learner
-from training.metrics import alarms, group_metrics, staleness_metrics
+from training.metrics import alarms, group_metrics, sequence_metrics, speed_metrics
+from training.ranks import Heart, Ranks, RankSettings, Store
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-Work = Callable[[AsyncConnection], Awaitable[T]]
-
 _POLL_SECONDS = 0.2
-_HEARTBEAT_SECONDS = 5.0
-_PLAN_TIMEOUT = timedelta(days=30)
-"""How long ranks wait for rank 0, which waits for rollouts. A rank that has died is noticed by its closed connection."""
-
-
-@dataclass(slots=True, frozen=True)
-class RankSettings:
-    """What a rank is told; everything else it reads from Postgres."""
-
-    run_id: str
-    database_url: str
-    policies: Path
-    checkpoints: Path
-    num_threads: int = 1
-    tensorboard: Path | None = None
-
-
-class Store:
-    """Transactions for a thread without an event loop of its own; an outage of Postgres is waited out."""
-
-    def __init__(self, url: str) -> None:
-        self.runner = asyncio.Runner()
-        self.database = Database(url, pool_size=1)
-
-    def do(self, work: Work[T]) -> T:
-        """Runs `work` in a transaction, again until it is known to have committed: it must be harmless to run twice."""
-        delay = 0.2
-        while True:
-            try:
-                return self.runner.run(self._transaction(work))
-            except StoreUnavailableError as error:
-                log.warning("waiting for postgres", reason=str(error)[:200])
-                time.sleep(delay)
-                delay = min(delay * 2, 5.0)
-
-    async def _transaction(self, work: Work[T]) -> T:
-        async with self.database.begin() as connection:
-            return await work(connection)
-
-    def close(self) -> None:
-        self.runner.run(self.database.close())
-        self.runner.close()
-
-
-class Heart:
-    """Writes the learner's row every few seconds from its own thread, so that a long step is not taken for a dead one."""
-
-    def __init__(self, settings: RankSettings, lease: Lease, world_size: int) -> None:
-        self.settings, self.lease, self.world_size = settings, lease, world_size
-        self.phase, self.step = "loading the model", lease.step
-        self.changed, self.stopped = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._beat, daemon=True)
-
-    def say(self, phase: str, step: int) -> None:
-        self.phase, self.step = phase, step
-        self.changed.set()
-
-    def _beat(self) -> None:
-        store = Store(self.settings.database_url)
-        last = False
-        while not last:
-            self.changed.clear()
-            last = self.stopped.is_set()
-            store.do(self._write)
-            if not last:
-                self.changed.wait(_HEARTBEAT_SECONDS)
-        store.close()
-
-    async def _write(self, connection: AsyncConnection) -> bool:
-        details = {"pid": os.getpid()}
-        lease = self.lease
-        return await learners.heartbeat(connection, lease.run_id, lease.epoch, self.world_size, self.phase, self.step, details)
-
-    @contextlib.contextmanager
-    def beating(self, wanted: bool) -> Iterator[None]:
-        if not wanted:
-            yield
-            return
-        self.thread.start()
-        try:
-            yield
-        finally:
-            self.stopped.set()
-            self.changed.set()
-            self.thread.join(timeout=10)
-
-
-class Ranks:
-    """What rank 0 does for all: its result, or that it was fenced, is the same on every rank."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        # On the CPU even where gradients go over NCCL: a rank that waits for hours must not spin on a GPU.
-        self.group = dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
-
-    def together(self, work: Callable[[], T]) -> T:
-        """`work` on rank 0 only. Raises FencedError on every rank where it did there."""
-        box: list[Any] = [None, None]
-        if dist.get_rank() == 0:
-            try:
-                box[0] = work()
-            except FencedError as error:
-                box[1] = str(error)
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        if box[1] is not None:
-            raise FencedError(box[1])
-        return box[0]  # type: ignore[no-any-return]
-
-    def write(self, work: Work[T]) -> T:
-        return self.together(lambda: self.store.do(work))
 
 
 def train_rank(settings: RankSettings, after: Callable[[str, int], None] = lambda point, step: None) -> None:
     """One rank's whole life: until the run has ended or another learner has taken over. Needs an initialised process group.
 
-    `after(point, step)` is called after `plan`, `step`, `publish`, `save` and `commit`; the fault tests die there.
+    `after(point, step)` is called after `plan`, `step`, `write` (of the files), `publish` (of their row), `save` and `commit`; the fault
+    tests die there.
     """
     torch.set_num_threads(settings.num_threads)
     store = Store(settings.database_url)
@@ -193,7 +77,7 @@ class _Loop:
             from tensorboardX import SummaryWriter
 
             self.board = SummaryWriter(str(settings.tensorboard / lease.run_id), filename_suffix=f".e{lease.epoch}")
-        self.config, model_path = self.store.do(self._run)
+        self.config, model_path, self.stored = self.store.do(self._run)
         self.learner = Learner(model_path, self.config)
         if lease.uri is not None:
             self._announce_change()
@@ -207,12 +91,14 @@ class _Loop:
         if before and before[0] != now:
             log.warning("the learner's size has changed: replayed steps are equal in contents, not in bits", before=before[0], now=now)
 
-    async def _run(self, connection: AsyncConnection) -> tuple[RunConfig, Path]:
-        """The run's config, and its initial weights: version 0's own copy, which outlives what the user named."""
+    async def _run(self, connection: AsyncConnection) -> tuple[RunConfig, Path, bool]:
+        """The run's config; its initial weights: version 0's own copy, which outlives what the user named; whether another run's groups
+        are trained on.
+        """
         row = await runs.get(connection, self.lease.run_id)
         first = await runs.newest_version(connection, self.lease.run_id, 0)
         assert row is not None
-        return RunConfig.model_validate(row.config), Path(first.uri if first else row.model_path)
+        return RunConfig.model_validate(row.config), Path(first.uri if first else row.model_path), row.source_run_id is not None
 
     def run(self) -> None:
         step = self.lease.step
@@ -226,6 +112,7 @@ class _Loop:
             if step % self.config.training.checkpoint_every == 0 or step == self.config.training.steps:
                 self._checkpoint(step)
         self._commit()
+        self.ranks.write(lambda connection: checkpoint.finish(connection, self.lease))
         self.heart.say("done", step)
 
     def _plan(self, step: int) -> Plan:
@@ -257,37 +144,52 @@ class _Loop:
     def _step(self, plan: Plan) -> None:
         started = time.monotonic()
         self.heart.say("loading", plan.step)
-        trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
-        sequences = self.store.do(lambda connection: batch.load_sequences(connection, trained, plan.min_policy_step))
+        sequences = self._load(plan)
         loaded = time.monotonic()
         self.heart.say("stepping", plan.step)
         result = self.learner.step(plan, sequences)
         if not result.finite:
             self._refuse(plan.step)
         self.after("step", plan.step)
-        stepped = time.monotonic()
-        self.heart.say("publishing", plan.step)
-        directory = self.settings.policies / self.lease.run_id / f"{plan.step}.e{self.lease.epoch}"
+        seconds = time.monotonic() - loaded
+        timings = {"wait_for_batch_seconds": self.waited, "load_seconds": loaded - started, "step_seconds": seconds}
+        speed = speed_metrics(result.metrics, seconds, self.learner.world_size, self.learner.peak_flops)
+        self._publish(plan.step, result.metrics | timings | speed | self._context(plan, sequences))
+
+    def _load(self, plan: Plan) -> list[TrainingSequence]:
+        trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
+        sequences = self.store.do(lambda connection: batch.load_sequences(connection, trained, plan.min_policy_step))
+        # Another run's versions say nothing about the age of these weights.
+        return [replace(one, policy_steps=None) for one in sequences] if self.stored else sequences
+
+    def _publish(self, step: int, metrics: dict[str, float]) -> None:
+        """Files first, then their row with the step's metrics."""
+        started = time.monotonic()
+        self.heart.say("publishing", step)
+        directory = self.settings.policies / self.lease.run_id / f"{step}.e{self.lease.epoch}"
         files = self.learner.publish(directory)
         canary = self.learner.canary()
-        timings = {
-            "wait_for_batch_seconds": self.waited,
-            "load_seconds": loaded - started,
-            "step_seconds": stepped - loaded,
-            "publish_seconds": time.monotonic() - stepped,
-        }
-        metrics = result.metrics | timings | self._context(plan, sequences)
-        self._ring(plan.step, metrics)
+        self.after("write", step)
+        metrics["publish_seconds"] = time.monotonic() - started
+        self._ring(step, metrics)
         try:
-            self.ranks.write(lambda connection: checkpoint.publish(connection, self.lease, plan.step, directory, files, metrics, canary))
+            self.ranks.write(lambda connection: checkpoint.publish(connection, self.lease, step, directory, files, metrics, canary))
         except FencedError:
             shutil.rmtree(directory, ignore_errors=True)  # named by this learner's epoch: nobody else's
             raise
-        self.after("publish", plan.step)
+        self.after("publish", step)
+        self._retire(directory.parent)
+
+    def _retire(self, directory: Path) -> None:
+        """Files of versions that nobody will ask for again, and of those that were written and never published."""
+        number = self.config.training.kept_versions
+        if number is not None:
+            kept = self.ranks.write(lambda connection: checkpoint.retire(connection, self.lease, number))
+            self.ranks.together(lambda: checkpoint.discard(directory, kept, self.lease.epoch))
 
     def _context(self, plan: Plan, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        uses = self.store.do(lambda connection: batch.count_uses(connection, self.lease.run_id, plan.step))
-        return staleness_metrics(plan.step, sequences) | group_metrics(uses)
+        groups = self.store.do(lambda connection: batch.consumed_groups(connection, self.lease.run_id, plan.step))
+        return group_metrics(groups) | sequence_metrics(plan.step, sequences)
 
     def _ring(self, step: int, metrics: dict[str, float]) -> None:
         """Named alarms, once per step, in the log and as metrics; and all of it to TensorBoard."""
@@ -296,6 +198,9 @@ class _Loop:
         for name, meaning in alarms(metrics).items():
             log.warning("alarm", alarm=name, run=self.lease.run_id, step=step, meaning=meaning)
             metrics[f"alarm_{name}"] = 1.0
+        self._show(step, metrics)
+
+    def _show(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.board is not None:
             for name, value in metrics.items():
                 self.board.add_scalar(f"training/{name}", value, step)
@@ -312,7 +217,9 @@ class _Loop:
         self._commit()
         self.heart.say("checkpointing", step)
         uri = str(self.settings.checkpoints / self.lease.run_id / f"step{step}.e{self.lease.epoch}")
-        self.saving = _Saving(step, uri, self.learner.save_later(uri))
+        started = time.monotonic()
+        future = self.learner.save_later(uri)
+        self.saving = _Saving(step, uri, future, started, time.monotonic() - started)
 
     def _commit(self) -> None:
         """Waits for the checkpoint in flight, if any, and moves the run's pointer to it."""
@@ -320,25 +227,35 @@ class _Loop:
             return
         step, uri = self.saving.step, self.saving.uri
         self.saving.future.result()
+        took = {
+            "checkpoint_blocked_seconds": self.saving.blocked_seconds,
+            "checkpoint_seconds": time.monotonic() - self.saving.started,
+        }
         self.saving = None
         self.after("save", step)
         size, threads = self.learner.world_size, self.settings.num_threads
         try:
-            kept = self.ranks.write(lambda connection: checkpoint.commit(connection, self.lease, step, uri, size, threads))
+            kept = self.ranks.write(lambda connection: checkpoint.commit(connection, self.lease, step, uri, size, threads, took))
         except FencedError:
             shutil.rmtree(uri, ignore_errors=True)
             raise
         self.after("commit", step)
-        self.ranks.together(lambda: checkpoint.discard(Path(uri).parent, kept))
+        self._show(step, took)
+        self.ranks.together(lambda: checkpoint.discard(Path(uri).parent, kept, self.lease.epoch))
 
 
 @dataclass(slots=True, frozen=True)
 class _Saving:
-    """A checkpoint that is being written. Rank 0's future is done when all ranks' files and the metadata are there."""
+    """A checkpoint that is being written. Rank 0's future is done when all ranks' files and the metadata are there.
+
+    `started`: by the monotonic clock; `blocked_seconds`: while the state was copied and no step could be trained.
+    """
 
     step: int
     uri: str
     future: "Future[Any]"
+    started: float
+    blocked_seconds: float
 
     def done(self) -> bool:
         return self.future.done()

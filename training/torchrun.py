@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ratchet import paths
-from training.ray_learner import RankSettings, train_rank
+from training.ranks import RankSettings
+from training.ray_learner import train_rank
 
 
 def main() -> None:

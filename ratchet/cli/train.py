@@ -13,6 +13,9 @@ def command(
     set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
     new: Annotated[bool, typer.Option("--new", help="Never continue an unfinished run; refused while one is open.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,
+    from_store: Annotated[
+        str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train: set up the stack, start or continue the run, watch it, print the curve and where to look.
@@ -31,6 +34,9 @@ def command(
     stack = Stack()
     resolved = load_config(config, set)
     bring_up(stack, resolved, say)
+    if from_store is not None:
+        _train_from_store(stack, resolved, config.stem, from_store, new, detach, json)
+        return
     run_id = asyncio.run(start_run(stack, resolved, config.stem, new, say))
     say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
     if detach:
@@ -49,12 +55,40 @@ def command(
         raise typer.Exit(1)
 
 
+def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, json: bool) -> None:
+    import asyncio
+
+    from ratchet.cli.console import print_json, say
+    from ratchet.local import stored_runs
+
+    run_id = asyncio.run(stored_runs.start(stack, config, name, source, new, say))
+    if detach:
+        return
+    try:
+        result = asyncio.run(stored_runs.follow(stack, run_id, say))
+    except KeyboardInterrupt:
+        say("the run goes on without us; the same command watches it again")
+        raise typer.Exit(130) from None
+    if json:
+        print_json(result)
+    else:
+        _print_steps(result)
+    if result["state"] != "done":
+        raise typer.Exit(1)
+
+
+def _print_steps(result: dict[str, Any]) -> None:
+    from ratchet.cli.console import print_table
+
+    rows = [_step_row(step) for step in result["steps"] if step["metrics"]]
+    print_table(f"run {result['run_id']}", ["step", "reward", "rollouts", "tokens", "|Δ logprob|", "entropy", "grad norm", "seconds"], rows)
+
+
 def _print(result: dict[str, Any], stack: Any) -> None:
     from ratchet.cli.console import print_table, say
     from ratchet.curve import draw
 
-    rows = [_step_row(step) for step in result["steps"] if step["metrics"]]
-    print_table(f"run {result['run_id']}", ["step", "reward", "rollouts", "tokens", "|Δ logprob|", "entropy", "grad norm", "seconds"], rows)
+    _print_steps(result)
     _print_cost(result["cost"])
     summary = result["summary"]
     if summary is None:

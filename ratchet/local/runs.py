@@ -45,11 +45,15 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         return unfinished
-    suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
-    run_id = f"{name}-{datetime.now(UTC):%y%m%d}-{suffix}"
+    run_id = new_run_id(name)
     client = await connect(stack, load_temporal_settings())
     await client.start_workflow("TrainRun", TrainRunInput(config=config.model_dump(mode="json")), id=f"run/{run_id}", task_queue="control")
     return run_id
+
+
+def new_run_id(name: str) -> str:
+    suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
+    return f"{name}-{datetime.now(UTC):%y%m%d}-{suffix}"
 
 
 @dataclass(slots=True, frozen=True)

@@ -169,7 +169,7 @@ async def take_over_pause(conn: AsyncConnection, engine_id: int, seconds: float)
 
 async def newest_published(conn: AsyncConnection) -> list[Published]:
     """Published versions of the running (or paused) run that published last, newest first; empty where no run is open."""
-    trains = Run.state.in_((RunState.RUNNING, RunState.PAUSED)) & (Run.config_name != ADHOC)
+    trains = Run.state.in_((RunState.RUNNING, RunState.PAUSED)) & (Run.config_name != ADHOC) & Run.source_run_id.is_(None)
     open_run = trains & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
     joined = select(PolicyVersion).join(Run, Run.run_id == PolicyVersion.run_id).where(open_run)
     latest = joined.with_only_columns(PolicyVersion.run_id).order_by(PolicyVersion.created_at.desc()).limit(1).scalar_subquery()

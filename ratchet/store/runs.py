@@ -32,6 +32,8 @@ class RunRow:
     step: int
     epoch: int
     checkpoint_step: int
+    state_reason: str
+    source_run_id: str | None
 
 
 _COLUMNS = (
@@ -45,7 +47,10 @@ _COLUMNS = (
     Run.step,
     Run.epoch,
     Run.checkpoint_step,
+    Run.state_reason,
+    Run.source_run_id,
 )
+_OPEN = Run.state.in_((RunState.RUNNING, RunState.PAUSED))
 
 
 async def get(connection: AsyncConnection, run_id: str) -> RunRow | None:
@@ -53,9 +58,10 @@ async def get(connection: AsyncConnection, run_id: str) -> RunRow | None:
     return RunRow(*row) if row else None
 
 
-async def newest_unfinished(connection: AsyncConnection, config_digest: str) -> str | None:
-    """The run that `ratchet train` continues."""
-    statement = select(Run.run_id).where(Run.config_digest == config_digest, Run.state.in_([RunState.RUNNING, RunState.PAUSED]))
+async def newest_unfinished(connection: AsyncConnection, config_digest: str, source_run_id: str | None = None) -> str | None:
+    """The run that `ratchet train` continues, `--from-store` included."""
+    same = (Run.config_digest == config_digest) & Run.source_run_id.is_not_distinct_from(source_run_id)
+    statement = select(Run.run_id).where(same, _OPEN)
     return (await connection.execute(statement.order_by(Run.created_at.desc()).limit(1))).scalar_one_or_none()
 
 
@@ -66,7 +72,7 @@ async def newest_done(connection: AsyncConnection, config_digest: str) -> str | 
 
 async def unfinished(connection: AsyncConnection) -> list[str]:
     """Training runs whose workflow must exist."""
-    statement = select(Run.run_id).where(Run.state.in_([RunState.RUNNING, RunState.PAUSED]), Run.config_name != ADHOC)
+    statement = select(Run.run_id).where(_OPEN, Run.config_name != ADHOC, Run.source_run_id.is_(None))
     return list((await connection.execute(statement)).scalars())
 
 
@@ -87,6 +93,11 @@ async def create(connection: AsyncConnection, values: dict[str, Any]) -> bool:
     """Idempotent by run_id; False where the row was there already."""
     result = await connection.execute(pg_insert(Run).values(**values).on_conflict_do_nothing())
     return result.rowcount == 1
+
+
+async def set_config(connection: AsyncConnection, run_id: str, config: dict[str, Any]) -> None:
+    """For the transaction that makes the run: what it will really do, under the digest of what was asked for."""
+    await connection.execute(update(Run).where(Run.run_id == run_id).values(config=config))
 
 
 async def end(connection: AsyncConnection, run_id: str, state: RunState, reason: str = "") -> None:

@@ -77,7 +77,10 @@ class Installation(Base):
 
 
 class Run(Base):
-    """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer."""
+    """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
+
+    `source_run_id`: the run whose stored groups this one trains on; it makes no rollouts, has no workflow, and no engine serves it.
+    """
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -91,6 +94,7 @@ class Run(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     model_path: Mapped[str]
     init_from: Mapped[str | None]
+    source_run_id: Mapped[str | None] = mapped_column(ForeignKey("run.run_id"))
     epoch: Mapped[int] = mapped_column(server_default="0")
     step: Mapped[int] = mapped_column(server_default="0")
     checkpoint_step: Mapped[int] = mapped_column(server_default="0")

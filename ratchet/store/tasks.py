@@ -12,7 +12,8 @@ from sqlalchemy import distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Admission, Rollout, Task
+from ratchet.store.schema import Admission, Rollout, RolloutGroup, RunTask, Task
+from ratchet.types import Purpose
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,3 +118,25 @@ async def shown(connection: AsyncConnection, task: str) -> dict[str, Any] | None
         return None
     evidence = select(Admission).where(Admission.task_id == row.id).order_by(Admission.id)
     return {**row._mapping, "admissions": [dict(one._mapping) for one in await connection.execute(evidence)]}
+
+
+async def recent_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[tuple[int, str, int, int | None, float | None]]:
+    """(id, label, position, number of the last group, mean reward of recent groups) of every training task of the run, in its order.
+
+    Recent are groups that started at `since_step` or later; None: no group yet, no reward lately.
+    """
+    recent = RolloutGroup.started_step >= since_step
+    counted = recent & Rollout.late.is_(False) & Rollout.replaced_by.is_(None)
+    mine = (RolloutGroup.run_id == RunTask.run_id) & (RolloutGroup.task_id == RunTask.task_id) & (RolloutGroup.purpose == Purpose.TRAIN)
+    statement = (
+        select(Task.id, Task.label, RunTask.position, func.max(RolloutGroup.group_no), func.avg(Rollout.reward).filter(counted))
+        .select_from(RunTask)
+        .join(Task, Task.id == RunTask.task_id)
+        .outerjoin(RolloutGroup, mine)
+        .outerjoin(Rollout, Rollout.group_id == RolloutGroup.id)
+        .where(RunTask.run_id == run_id, RunTask.purpose == Purpose.TRAIN)
+        .group_by(Task.id, Task.label, RunTask.position)
+        .order_by(RunTask.position)
+    )
+    rows = await connection.execute(statement)
+    return [(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows]

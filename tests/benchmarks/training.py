@@ -4,8 +4,9 @@ Why here: the gain of sharing prefixes depends on their shape, so every figure n
 Called by: `ratchet bench training --json`, or `python -m tests.benchmarks.training [--full] [--device cuda]`.
 
 Every way of computing is a process of its own: the same random Qwen3, the same loss (dapo), threads, dtype and attention kernels. They take
-turns, step by step; figures are medians. TRL runs at micro-batches of 1 and of the whole group, and its better one counts. Forward and
-backward are measured, without the optimiser's update, which is the same for all. On a GPU TRL is left out and nothing has been measured yet.
+turns, step by step; figures are medians. TRL runs at micro-batches of 1 and of eight, and its better one counts. Forward and backward are
+measured, without the optimiser's update, which is the same for all. Ratios are of CPU seconds on a CPU, whose cores may have other work, of
+seconds on a GPU. `--device cuda` adds sizes that people train (`_sizes.py`), leaves TRL out, and has not been measured yet.
 """
 
 import argparse
@@ -29,11 +30,14 @@ import numpy.typing as npt
 import orjson
 
 from ratchet.config import RunConfig
+from tests.benchmarks import _sizes
 from training.batch import Member, TrainingSequence
 
 VOCAB = 4096
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
-WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl group")
+WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl 8")
+TRL_GROUP = 8
+RECORDED = Path(__file__).with_name("recorded_trees.npz")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Case:
     branches: int
     branch: int
     samples: int
+    synthetic = True
 
     def scaled(self, by: int) -> "Case":
         if by == 1:
@@ -69,11 +74,38 @@ class Case:
         return chains
 
 
-CASES = (
+@dataclass(frozen=True)
+class Recorded:
+    """Trees that our adapter recorded (`_record_trees.py`); scaled by leaving rollouts out."""
+
+    name: str
+    samples: int
+    synthetic = False
+
+    def scaled(self, by: int) -> "Recorded":
+        kept = max(2, self.samples // by)
+        return self if by == 1 else replace(self, name=f"{self.name}, the first {kept}", samples=kept)
+
+    def chains(self) -> list[TrainingSequence]:
+        """Recorded logprobs are drawn anew around those of the random model, so that no ratio is far from 1."""
+        stored, random = np.load(RECORDED), np.random.default_rng(0)
+        ends = np.cumsum(stored["lengths"])
+        chains = []
+        for rollout, start, end in zip(stored["rollouts"].tolist(), ends - stored["lengths"], ends, strict=True):
+            part = slice(int(start), int(end))
+            mask = stored["mask"][part]
+            behaviour = np.where(mask, -8.3 + 0.2 * random.standard_normal(len(mask)), 0).astype(np.float32)
+            if rollout < self.samples:
+                chains.append(TrainingSequence(rollout, stored["ids"][part], mask, behaviour, stored["turns"][part], 1.0))
+        return chains
+
+
+CASES: tuple[Case | Recorded, ...] = (
     Case("P=1536 S=512 G=8", 1536, 0, 1, 512, 8),
     Case("P=1920 S=128 G=8", 1920, 0, 1, 128, 8),
     Case("agent tree, synthetic: 768 + 8 x (128 + 3 x 128)", 768, 128, 3, 128, 8),
     Case("8 single chains of 2048", 0, 0, 1, 2048, 8),
+    Recorded("trees recorded by the adapter: 8 rollouts, sub-agents, compaction", 8),
 )
 
 
@@ -87,7 +119,7 @@ def members_of(chains: Sequence[TrainingSequence]) -> dict[int, Member]:
 
 
 class Ours:
-    def __init__(self, way: str, model: Path, directory: Path, case: Case) -> None:
+    def __init__(self, way: str, model: Path, directory: Path, case: Case | Recorded) -> None:
         from training.learner import Learner
 
         self.chains, self.alone = case.chains(), way == "separate"
@@ -131,15 +163,15 @@ class Ours:
 
 
 class Trl:
-    def __init__(self, way: str, model: Path, directory: Path, case: Case) -> None:
+    def __init__(self, way: str, model: Path, directory: Path, case: Case | Recorded) -> None:
         import warnings
 
         from tests.benchmarks._trl import TrlStep
 
         warnings.simplefilter("ignore")
         chains = case.chains()
-        micro_batch = 1 if way == "trl 1" else case.samples
-        self.trl = TrlStep(model, directory, micro_batch, case.samples, loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
+        micro_batch = 1 if way == "trl 1" else TRL_GROUP
+        self.trl = TrlStep(model, directory, micro_batch, TRL_GROUP, loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
         self.batch = self.trl.batch(chains, members_of(chains))
 
     def step(self) -> None:
@@ -191,7 +223,8 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
 
 class Worker:
     def __init__(self, way: str, model: Path, directory: Path, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"])
         self.way, (self.pipe, theirs) = way, context.Pipe()
         self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads))
         self.process.start()
@@ -221,7 +254,7 @@ def make_model(directory: Path) -> Path:
     return directory
 
 
-def run_case(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, Any]:
+def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int, measure: str) -> dict[str, Any]:
     shares = {worker.way: worker.ask(case) for worker in workers}
     times: dict[str, list[tuple[float, float, int]]] = {worker.way: [] for worker in workers}
     for number in range(rounds):
@@ -233,30 +266,36 @@ def run_case(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, An
     chain_tokens = sum(len(one.ids) for one in chains)
     ways = {}
     for way, steps in times.items():
-        seconds = median(step[0] for step in steps)
+        seconds, cpu = median(step[0] for step in steps), median(step[1] for step in steps)
         ways[way] = {
             "seconds": round(seconds, 3),
-            "cpu_seconds": round(median(step[1] for step in steps), 3),
+            "cpu_seconds": round(cpu, 3),
             "chain_tokens_per_second": round(chain_tokens / seconds),
+            "chain_tokens_per_cpu_second": round(chain_tokens / cpu),
             "peak_extra_mib": round(max(step[2] for step in steps) / 2**20),
             "max_abs_logprob_difference": None if shares[way][1] is None else float(np.abs(shares[way][1] - logprobs).max()),
             "relative_gradient_error": float(np.linalg.norm(shares[way][0] - gradient) / np.linalg.norm(gradient)),
         }
-    best_trl = min((ways[way]["seconds"] for way in ways if way.startswith("trl")), default=None)
-    tree = ways["tree"]["seconds"]
-    against = {f"tree_over_{way}": round(ways[way]["seconds"] / tree, 2) for way in ("packed", "separate", "padded")}
+    best_trl = min((ways[way][measure] for way in ways if way.startswith("trl")), default=None)
+    tree = ways["tree"][measure]
+    against = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded") if way in ways}
     if best_trl is not None:
         against["tree_over_best_trl"] = round(best_trl / tree, 2)
-    facts = {"chains": len(chains), "chain_tokens": chain_tokens, "synthetic": True, "rounds": rounds}
-    return {"case": case.name, **facts, "ratios": against, "ways": ways}
+    trained = sum(int(one.mask.sum()) for one in chains)
+    facts = {"chains": len(chains), "chain_tokens": chain_tokens, "trained_tokens": trained, "synthetic": case.synthetic, "rounds": rounds}
+    print(f"{case.name}: {against}", file=sys.stderr)  # what is known should the machine's time run out
+    return {"case": case.name, **facts, "ratios_of": measure, "ratios": against, "ways": ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="seven rounds in place of three")
+    parser.add_argument("--rounds", type=int, help="in place of three or seven")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--only", type=int, help="number of one case")
+    parser.add_argument("--ways", default=",".join(WAYS), help="which of them; tree and separate are needed")
+    parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model in Qwen3's shapes; on a GPU both unless named")
     parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -264,16 +303,23 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as temporary:
         model = make_model(Path(temporary))
-        ways = [way for way in WAYS if options.device == "cpu" or not way.startswith("trl")]
+        ways = [way for way in options.ways.split(",") if options.device == "cpu" or not way.startswith("trl")]
         workers = [Worker(way, model, Path(temporary), options.threads) for way in ways]
-        cases = [case.scaled(options.scale) for case in (CASES if options.only is None else CASES[options.only : options.only + 1])]
-        results = [run_case(case, workers, 7 if options.full else 3) for case in cases]
+        chosen = CASES if options.only is None else CASES[options.only : options.only + 1]
+        cases = [case.scaled(options.scale) for case in chosen]
+        rounds = options.rounds or (7 if options.full else 3)
+        measure = "cpu_seconds" if options.device == "cpu" else "seconds"
+        results = [run_case(case, workers, rounds, measure) for case in cases]
         for worker in workers:
             worker.end()
+    sizes = options.size or (["0.6B", "4B"] if options.device == "cuda" and options.only is None else [])
+    at_size = [found for size in sizes for found in _sizes.measure(size, rounds)]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     setting = {"commit": commit, **machine, "threads": options.threads, "load": os.getloadavg()[0], "dtype": "float32", "model": SHAPE}
-    sys.stdout.buffer.write(orjson.dumps({**setting, "cases": results}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps({**setting, "cases": results, "sizes": at_size}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Engine:
         self.version = "default"
         self.scores: list[float] = []
         self.update_ends = ""
+        self.pauses: list[dict[str, str]] = []
 
     async def script(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
@@ -57,13 +58,14 @@ class Engine:
         return Response()
 
     async def seen(self, request: Request) -> Response:
-        return Response(orjson.dumps({"calls": self.calls, "aborted": self.aborted}), media_type="application/json")
+        return Response(orjson.dumps({"calls": self.calls, "aborted": self.aborted, "pauses": self.pauses}), media_type="application/json")
 
     async def generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         if body["sampling_params"].get("prompt_logprobs") is not None:
             return self._score(body["token_ids"])
-        self.calls.append({"request_id": body.get("request_id"), "ids": body["token_ids"], "sampling": body["sampling_params"]})
+        call = {"request_id": body.get("request_id"), "ids": body["token_ids"], "sampling": body["sampling_params"]}
+        self.calls.append(call | {"salt": body.get("cache_salt")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
         if output.get("die"):
             os._exit(9)
@@ -104,6 +106,7 @@ class Engine:
         return JSONResponse({})
 
     async def pause(self, request: Request) -> Response:
+        self.pauses.append(dict(request.query_params))
         self.running.clear()
         return JSONResponse({})
 

@@ -17,15 +17,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
+from temporalio.testing import ActivityEnvironment
 
+from activities.learn import LearnActivities
+from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
 from ratchet.errors import EngineUnavailableError
 from ratchet.local.engine import EngineSettings, _session_members
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, PolicyVersion, Run
-from ratchet.types import EngineState, policy_version
+from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import EngineState, SyncInput, policy_version
 from tests.integration.adapter.conftest import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 from training.vllm_plugin import file_sha256
@@ -59,12 +63,34 @@ def truth(model: Path) -> np.ndarray:
     return logprobs[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0].numpy()  # type: ignore[no-any-return]
 
 
-async def record(database: Database, root: Path, step: int, files: list[dict[str, object]]) -> str:
+async def record(
+    database: Database, root: Path, step: int, files: list[dict[str, object]], directory: str = "", claimed: Path | None = None
+) -> str:
+    """`claimed`: the weights that the version's canary was taken from."""
     version = policy_version("run-1", step, 1)
+    uri = str(root / (directory or f"step-{step}"))
+    canary = None if claimed is None else {"ids": IDS, "logprobs": truth(claimed).tolist()}
     async with database.begin() as conn:
-        values = {"version": version, "run_id": "run-1", "step": step, "epoch": 1, "uri": str(root / f"step-{step}"), "files": files}
+        values = {"version": version, "run_id": "run-1", "step": step, "epoch": 1, "uri": uri, "files": files, "canary": canary}
         await conn.execute(insert(PolicyVersion).values(**values))
     return version
+
+
+def shard(root: Path, name: str, source: str) -> tuple[list[str], list[str]]:
+    """The weights of `source` as two files: their names below the root, and their digests."""
+    weights = load_file(root / source / "model.safetensors")
+    (root / name).mkdir()
+    halves = [sorted(weights)[: len(weights) // 2], sorted(weights)[len(weights) // 2 :]]
+    names = [f"{name}/model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for path, half in zip(names, halves, strict=True):
+        save_file({key: weights[key] for key in half}, root / path, metadata={"format": "pt"})
+    return names, [file_sha256(root / path) for path in names]
+
+
+async def metrics_of(database: Database, step: int) -> dict[str, float]:
+    async with database.begin() as conn:
+        rows = await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == step))
+        return {name: value for name, value in rows}
 
 
 async def wait_for_engine(database: Database, state: EngineState, timeout_seconds: float = 600) -> engines.EngineRow:
@@ -105,11 +131,20 @@ def never_stop(model: Path) -> None:
 
 async def add_run(database: Database) -> None:
     async with database.begin() as conn:
-        values = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
+        values = {
+            "run_id": "run-1",
+            "config": {"datasets": [{"path": "unused.jsonl"}]},
+            "config_digest": "",
+            "config_name": "",
+            "seed": 0,
+            "model_path": "",
+        }
         await conn.execute(insert(Run).values(**values))
 
 
-async def test_weights_move_with_their_label(database: Database, postgres_url: str, tmp_path: Path) -> None:
+async def test_weights_move_with_their_label(
+    database: Database, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, root = tmp_path / "base", tmp_path / "policies"
     make_tokenizer(base)
     make_weights(base)
@@ -136,7 +171,7 @@ async def test_weights_move_with_their_label(database: Database, postgres_url: s
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-0"), atol=1e-3)
 
         # in flight: one answer carries both labels
-        call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1"))
+        call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1", first))
         await asyncio.sleep(1.0)
         await client.pause()
         await client.start_update()
@@ -153,15 +188,20 @@ async def test_weights_move_with_their_label(database: Database, postgres_url: s
         rescored = (await client.score([*IDS, *generation.token_ids.tolist()]))[len(IDS) - 1 :]
         assert float(np.abs(rescored - generation.logprobs)[cut + 1 :].max()) < 0.05
 
-        # a bad digest, a path outside: nothing moves, and the server goes on
-        for name, digest in (
-            ("step-2/model.safetensors", "00" * 32),
-            ("../base/model.safetensors", file_sha256(base / "model.safetensors")),
+        # a bad digest, a path outside, a damaged second shard: nothing moves, and the server goes on
+        names, digests = shard(root, "step-2-sharded", "step-2")
+        damaged = bytearray((root / names[1]).read_bytes())
+        damaged[-9] ^= 1
+        (root / names[1]).write_bytes(damaged)
+        for bad, expected in (
+            (["step-2/model.safetensors"], ["00" * 32]),
+            (["../base/model.safetensors"], [file_sha256(base / "model.safetensors")]),
+            (names, digests),
         ):
             await client.pause()
             await client.start_update()
             with pytest.raises(EngineUnavailableError):
-                await client.update([name], [digest])
+                await client.update(bad, expected)
             await client.resume()
             assert await client.version() == "run-1/1.e1"
             np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
@@ -198,6 +238,24 @@ async def test_weights_move_with_their_label(database: Database, postgres_url: s
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == second != torn
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-2"), atol=1e-3)
+
+        # `learn.sync` as the workflow calls it: the engine is believed because it answers as the learner does
+        monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+        learn = LearnActivities(database, RunConfigs(database, load_temporal_settings()))
+        files[4] = publish(root, "step-4", base, 4)
+        fourth = await record(database, root, 4, files[4], claimed=root / "step-4")
+        await ActivityEnvironment().run(learn.sync, SyncInput(run_id="run-1", step=4, engine_id=row.id))
+        assert (await wait_for_engine(database, EngineState.READY)).version == fourth
+        said = await metrics_of(database, 4)
+        print({name: round(value, 5) for name, value in said.items()})
+        assert said["canary_gap_max"] < 0.01 and 0 < said["sync_pause_seconds"] < said["sync_seconds"]
+
+        # an update that silently does nothing: all digests are right, the label moves, the weights are those of before
+        await record(database, root, 5, files[4], directory="step-4", claimed=root / "step-1")
+        await ActivityEnvironment().run(learn.sync, SyncInput(run_id="run-1", step=5, engine_id=row.id))
+        async with database.begin() as conn:
+            assert not await engines.ready_engines(conn), "its wrapper starts it anew, and it may not serve until it answers rightly"
+        assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
         process.terminate()
         assert process.wait(60) == 0
         assert _session_members(server, settings.pidfile) == []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from training.ray_learner import RankSettings
+from training.ranks import RankSettings
 
 Kill = tuple[str, int, int]
 """(point, step, rank): SIGKILL, once."""

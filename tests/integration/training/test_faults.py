@@ -17,9 +17,9 @@ from ratchet.store.database import Database
 from ratchet.store.schema import BatchItem, Checkpoint, Learner, Metric, PolicyVersion, Run, Turn
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
-from training.ray_learner import RankSettings
+from training.ranks import RankSettings
 
-POINTS = ("plan", "step", "publish", "save", "commit")
+POINTS = ("plan", "step", "write", "publish", "save", "commit")
 
 
 class Runs:
@@ -74,6 +74,11 @@ async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: 
         await equal_runs.assert_trained_once(settings)
     left = sorted(path.name.split(".")[0] for path in (killed.checkpoints / killed.run_id).iterdir())
     assert left == ["step6", "step8"], "checkpoints that nobody needs are gone, those of the dead included"
+    published = {int(path.name.split(".")[0]) for path in (killed.policies / killed.run_id).iterdir()}
+    # Beside the first and the newest four: those of the checkpoints that were there when the last step was published.
+    assert {0, 5, 6, 7, 8} <= published <= {0, 2, 4, 5, 6, 7, 8}, "and so are weights, those that were never published included"
+    names = [path.name for path in (killed.policies / killed.run_id).iterdir()]
+    assert len(names) == len(published), "of each step the last, where a replay has published it again"
 
 
 async def test_a_checkpoint_of_two_ranks_goes_on_with_one(equal_runs: Runs) -> None:
@@ -118,6 +123,21 @@ async def test_of_two_learners_one_leaves_no_trace(equal_runs: Runs) -> None:
     # Whether the first had committed its checkpoint when it was stopped depends on how fast it was written.
     assert versions == {(0, 0), (1, 1), (2, 1), *((step, 2) for step in range(first + 1, 9))}
     assert not (settings.policies / settings.run_id / "3.e1").exists()
+
+
+async def test_a_learner_that_wakes_up_deletes_nothing_of_its_successor(equal_runs: Runs) -> None:
+    """It stood still between its commit and the clearing away of what it no longer needs; the list of what is kept was long out of date."""
+    settings = await equal_runs.make()
+    zombie = Group(settings, 1, equal_runs.home / "zombie", stops=[("commit", 4, 0)])
+    await asyncio.to_thread(zombie.wait_until_stopped)
+    await equal_runs.train(settings, 1, [])
+    kept = {path.name for path in (settings.checkpoints / settings.run_id).iterdir()}
+    zombie.go_on()
+    assert await asyncio.to_thread(zombie.wait) == [0]
+    assert {path.name for path in (settings.checkpoints / settings.run_id).iterdir()} == kept == {"step6.e2", "step8.e2"}
+    async with equal_runs.database.begin() as connection:
+        pointer = (await connection.execute(select(Run.checkpoint_uri).where(Run.run_id == settings.run_id))).scalar_one()
+    assert (Path(pointer) / ".metadata").exists()
 
 
 async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:

@@ -7,11 +7,12 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
+from activities.runs import next_tasks
 from ratchet.config import RunConfig
-from ratchet.store import chains, groups
+from ratchet.store import chains, groups, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
-from ratchet.types import BatchState
+from ratchet.types import BatchState, Purpose
 from tests.integration.training.records import make_config, make_group, make_run
 from training import batch
 from training.batch import Plan, load_plan, load_sequences, plan_step, plannable
@@ -142,6 +143,29 @@ async def test_staleness(database: Database, run_id: str) -> None:
     assert {number: step for number, (step, _) in (await uses(database, run_id)).items()} == {0: 1, 1: 2, 2: 3, 3: 4}
     assert await plan(database, run_id, config) is None
     assert (await uses(database, run_id))[4] == (5, "expired")
+
+
+async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(database: Database, run_id: str) -> None:
+    """What the last two steps' groups say; a rollout that came late says nothing. Other tasks go on in turn."""
+    config = make_config(training={"solve_rates": [0.1, 0.9], "solve_rate_steps": 2})
+    late = [{}, {"late": True}]
+    groups = [{"rewards": [1.0, 1.0]}, {"rewards": [0.0, 0.0]}, {"rewards": [1.0, 0.0]}, {"rewards": [1.0, 0.0], "members": late}]
+    ids = await make(database, run_id, config, *groups)
+    async with database.begin() as connection:
+        rows = (await connection.execute(select(RolloutGroup.id, RolloutGroup.task_id).where(RolloutGroup.id.in_(ids)))).all()
+        task_of = {row.id: row.task_id for row in rows}
+        await runs.set_task_order(connection, run_id, Purpose.TRAIN, [task_of[one] for one in reversed(ids)])
+        await connection.execute(update(RolloutGroup).where(RolloutGroup.id == ids[0]).values(started_step=5))
+        await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(ids[1:])).values(started_step=6))
+
+        async def chosen(published: int, count: int) -> list[int]:
+            numbers = {task: number for number, task in enumerate(task_of[one] for one in ids)}
+            picked = await next_tasks(connection, run_id, config, published, 0, count)
+            return [numbers[task] for task, _ in picked]
+
+        assert await chosen(6, 3) == [2, 2, 2], "always, never, sometimes, always among those in time"
+        assert await chosen(7, 3) == [0, 2, 0], "what was always solved is long ago"
+        assert await chosen(8, 5) == [0, 1, 2, 3, 0]
 
 
 async def test_late_replaced_and_failed_members_enter_nothing(database: Database, run_id: str) -> None:

@@ -48,7 +48,7 @@ class Head:
     process: "subprocess.Popen[bytes]"
 
     def descendants(self) -> list[str]:
-        """Command lines of the actors of Ray Train on this cluster."""
+        """Command lines of the actors of Ray Train on this node."""
         parents, titles = {}, {}
         for path in Path("/proc").iterdir():
             if path.name.isdigit():
@@ -67,34 +67,61 @@ class Head:
         return [title for pid, title in titles.items() if title.startswith(actors) and is_ours(pid)]
 
 
-def _start_head(directory: Path) -> Head | None:
-    """None where it did not come up: Ray gives its own parts half a minute, which a busy machine may not keep."""
+def _start(directory: Path, num_cpus: int, head: Head | None = None) -> Head | None:
+    """A head, or another node of its cluster; None where it did not come up: Ray gives its own parts half a minute, which a busy machine
+    may not keep.
+    """
     port = _free_port()
-    program = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
-    program += ["--num-cpus=2", "--include-dashboard=false", f"--object-store-memory={80 << 20}", f"--temp-dir={directory}"]
-    program += [f"--ray-client-server-port={_free_port()}", f"--dashboard-agent-listen-port={_free_port()}", "--disable-usage-stats"]
+    program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}"]
+    if head is None:
+        program += ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={directory}"]
+        program += [f"--ray-client-server-port={_free_port()}"]
+    else:
+        program += [f"--address={head.address}"]
+    program += [f"--object-store-memory={80 << 20}", f"--dashboard-agent-listen-port={_free_port()}", "--disable-usage-stats"]
     program += ["--min-worker-port=0", "--max-worker-port=0"]
     environment = {**os.environ, **ON_LOOPBACK, "RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}
-    log = directory / "head.log"
+    log = directory / ("head.log" if head is None else "node.log")
     with log.open("wb") as output:
         # A group of its own: a head that fails to start takes its process group down with it.
         process = subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
     while process.poll() is None:
         if "Ray runtime started" in log.read_text():
-            return Head(f"127.0.0.1:{port}", process)
+            return Head(f"127.0.0.1:{port}" if head is None else head.address, process)
         time.sleep(0.1)
     return None
+
+
+def _three_times(start: Callable[[], Head | None], log: Path) -> Head:
+    found = start() or start() or start()
+    assert found is not None, log.read_text()
+    return found
+
+
+def _end(node: Head) -> None:
+    os.killpg(node.process.pid, signal.SIGKILL)  # asked politely, it takes half a minute
+    node.process.wait()
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     """A private cluster on loopback; its directory has a short name, as unix sockets need."""
     directory = Path(tempfile.mkdtemp(prefix="ray"))
-    head = _start_head(directory) or _start_head(directory) or _start_head(directory)
-    assert head is not None, (directory / "head.log").read_text()
+    head = _three_times(lambda: _start(directory, 2), directory / "head.log")
     yield head
-    os.killpg(head.process.pid, signal.SIGKILL)  # asked politely, it takes half a minute
-    head.process.wait()
+    _end(head)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[Head, Head]]:
+    """A cluster of two nodes with room for one rank each."""
+    directory = Path(tempfile.mkdtemp(prefix="ray"))
+    head = _three_times(lambda: _start(directory, 1), directory / "head.log")
+    node = _three_times(lambda: _start(directory, 1, head), directory / "node.log")
+    yield head, node
+    for one in (node, head):
+        _end(one)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -179,3 +206,27 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
         groups = list((await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars())
         assert run_id not in await learners.wanted(connection)
     assert len(groups) == len(set(groups)) == 8
+
+
+async def test_ranks_on_two_nodes(two_nodes: tuple[Head, Head], database: Database, tmp_path: Path, run_id: str, model: Path) -> None:
+    """Each node holds one rank, and together they train the run."""
+    config = make_config(training={"workers": 2, "steps": 2})
+    await make_run(database, run_id, config, model, tmp_path / "policies")
+    service = Service(database, two_nodes[0], tmp_path, run_id)
+    await service.start()
+    try:
+        assert (await service.ready(1)).world_size == 2
+        assert [sum("RayTrainWorker" in title for title in one.descendants()) for one in two_nodes] == [1, 1]
+        async with database.begin() as connection:
+            for number in range(4):
+                await make_group(connection, run_id, number, [1.0, 0.0, 0.0, 1.0])
+        await plan_ahead(database, run_id, config)
+
+        async def committed() -> bool:
+            return set(await states(database, run_id)) == {"committed"}
+
+        await eventually(committed, "all steps are committed")
+    finally:
+        assert service.process is not None
+        service.process.terminate()
+        await service.process.wait()

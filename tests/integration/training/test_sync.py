@@ -20,9 +20,10 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
+from ratchet.engine_client import EngineClient, Sampling
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, Metric, PolicyVersion
+from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, SyncInput, policy_version
 from tests.integration.training.conftest import _free_port
@@ -125,6 +126,21 @@ async def test_an_engine_that_does_not_is_quarantined_with_the_reason(stage: Sta
         assert row.id not in [one.id for one in await engines.ready_engines(connection)]
     await stage.sync()
     assert (await stage.row()).state is EngineState.QUARANTINED, "only its wrapper brings it back"
+
+
+@pytest.mark.parametrize(("engine", "cleared"), [({}, "true"), ({"keep_cache": True}, "false")])
+async def test_caches_are_cleared_unless_the_run_keeps_them(stage: Stage, engine: dict[str, Any], cleared: str) -> None:
+    """Kept or not, a new call shares no block with another version's: the adapter salts by version."""
+    async with stage.database.begin() as connection:
+        config = make_config(engine=engine).model_dump(mode="json")
+        await connection.execute(update(Run).where(Run.run_id == stage.run_id).values(config=config))
+    await stage.script(scores=NEW)
+    await stage.sync()
+    async with EngineClient(str(stage.client.base_url)) as client:
+        await client.generate([5, 6], Sampling(1, 1.0), "turn-1", (await stage.row()).version)
+    seen = (await stage.client.get("/calls")).json()
+    assert seen["pauses"] == [{"mode": "keep", "clear_cache": cleared}]
+    assert [call["salt"] for call in seen["calls"]] == [policy_version(stage.run_id, 1, 1)]
 
 
 @pytest.mark.parametrize("ending", ["die", "refuse"])

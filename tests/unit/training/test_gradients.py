@@ -219,6 +219,15 @@ TINY = {
     "head_dim": 8,
     "max_position_embeddings": 256,
 }
+DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
 
 
@@ -226,7 +235,8 @@ def make_architecture(name: str, directory: Path, **more: object) -> Path:
     import transformers
 
     torch.manual_seed(0)
-    settings = getattr(transformers, name.replace("ForCausalLM", "Config"))(**TINY, **more)
+    config = name.replace("ForCausalLM", "TextConfig" if "Qwen3_5" in name else "Config")
+    settings = getattr(transformers, config)(**TINY | more)
     model = getattr(transformers, name)(settings)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -236,16 +246,24 @@ def make_architecture(name: str, directory: Path, **more: object) -> Path:
     return directory / name
 
 
+def arguments_of(name: str) -> dict[str, object]:
+    """Beside TINY."""
+    moe: dict[str, object] = {**MOE, "shared_expert_intermediate_size": 16} if "Moe" in name else {}
+    return moe | (DELTA_NET if "Qwen3_5" in name else {"sliding_window": None} if "Mistral" in name else {})
+
+
 @pytest.mark.parametrize("name", sorted(SEGMENT_ARCHITECTURES))
 def test_each_registered_architecture_is_exact(name: str, tmp_path: Path) -> None:
-    more: dict[str, object] = MOE if "Moe" in name else {"sliding_window": None} if "Mistral" in name else {}
-    path = make_architecture(name, tmp_path, **more)
+    path = make_architecture(name, tmp_path, **arguments_of(name))
     family = make_relatives(5)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True, False])]
     alone = gradient(path, make_config(80, packing="padded", preset="cispo"), plan, chains)
-    tree = gradient(path, make_config(4096, packing="tree", preset="cispo"), plan, chains)
     assert np.abs(alone).max() > 1e-3
-    assert np.abs(tree - alone).max() <= 3e-6 * np.abs(alone).max()
+    # The delta rule sums in chunks that begin anew at every fork: other roundings, not other numbers.
+    tolerance = 1e-5 if "Qwen3_5" in name else 3e-6
+    for packing, bin_tokens in (("tree", 4096), ("tree", 80), ("packed", 4096)):
+        found = gradient(path, make_config(bin_tokens, packing=packing, preset="cispo"), plan, chains)
+        assert np.abs(found - alone).max() <= tolerance * np.abs(alone).max(), (packing, bin_tokens)
 
 
 @pytest.mark.parametrize(

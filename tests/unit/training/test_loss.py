@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,9 +10,7 @@ from torch import Tensor
 
 from ratchet.config import PRESETS as CONFIGURED
 from ratchet.config import LossConfig, RunConfig
-from training.batch import TrainingSequence
 from training.loss import PRESETS, Tokens, bounds, find_loss, token_loss
-from training.metrics import NUM_SUMS, StepSums, alarms, group_metrics, staleness_metrics, token_metrics
 
 PER_TOKEN = ["grpo", "dr_grpo", "dapo", "cispo", "tis", "icepop", "sft"]
 
@@ -159,38 +156,3 @@ def test_a_preset_brings_its_own_knobs_and_leaves_the_users() -> None:
         section, name = key.split(".")
         with pytest.raises(ValueError, match=rf"{key}: 'ppo' is unknown"):
             RunConfig.model_validate({**base, section: {name: "ppo"}})
-
-
-def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
-    logprobs, behaviour, advantages = torch.randn(10) - 3, torch.randn(10) - 3, torch.randn(10)
-    whole, parts = StepSums(), StepSums()
-    whole.add(tokens(logprobs, behaviour, advantages), -logprobs, torch.tensor(2.0), knobs("icepop"))
-    for start, end in ((0, 3), (3, 10)):
-        part = tokens(logprobs[start:end], behaviour[start:end], advantages[start:end])
-        parts.add(part, -logprobs[start:end], torch.tensor(1.0), knobs("icepop"))
-    metrics = token_metrics(whole.as_list())
-    assert token_metrics(parts.as_list()) == pytest.approx(metrics)
-    ratio = (logprobs - behaviour).exp()
-    assert metrics["mismatch_kl"] == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-5)
-    assert metrics["masked_fraction"] == pytest.approx(float(((ratio < 0.5) | (ratio > 5)).float().mean()))
-    assert metrics["ratio_ess"] == pytest.approx(float(ratio.sum() ** 2 / (10 * ratio.square().sum())), rel=1e-5)
-    assert token_metrics([0.0] * NUM_SUMS)["loss"] == 0
-
-
-def test_staleness_counts_from_the_weights_that_are_trained() -> None:
-    """Step 7 trains weights 6. A token of a version that a crash took back (8) is not older than these."""
-    mask = np.array([False, True, True, True])
-    arrays = (np.arange(4, dtype=np.int32), mask, np.zeros(4, dtype=np.float32), np.zeros(4, dtype=np.int64))
-    one = TrainingSequence(1, *arrays, 1.0, np.array([-1, 6, 4, 8], dtype=np.int32))
-    found = staleness_metrics(7, [one, one])
-    assert (found["staleness_mean"], found["staleness_max"], found["chains_per_rollout"]) == (pytest.approx(2 / 3), 2.0, 2.0)
-    assert group_metrics({"trained": 2, "no_signal": 6})["groups_with_signal_fraction"] == 0.25
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("entropy", 0.001), ("ratio_ess", 0.1), ("mismatch_kl", 0.5), ("wait_for_batch_seconds", 99.0)]
-)
-def test_alarms_ring_for_what_they_name_and_not_without_it(name: str, value: float) -> None:
-    healthy = {"entropy": 0.5, "ratio_ess": 0.9, "mismatch_kl": 0.01, "step_seconds": 2.0, "wait_for_batch_seconds": 3.0}
-    assert alarms(healthy) == {}
-    assert len(alarms({**healthy, name: value})) == 1

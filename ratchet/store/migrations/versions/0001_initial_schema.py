@@ -49,6 +49,7 @@ def upgrade() -> None:
         sa.Column("seed", sa.BigInteger(), nullable=False),
         sa.Column("model_path", sa.Text(), nullable=False),
         sa.Column("init_from", sa.Text(), nullable=True),
+        sa.Column("source_run_id", sa.Text(), nullable=True),
         sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
         sa.Column("step", sa.Integer(), server_default="0", nullable=False),
         sa.Column("checkpoint_step", sa.Integer(), server_default="0", nullable=False),
@@ -56,6 +57,7 @@ def upgrade() -> None:
         sa.Column("next_group_no", sa.Integer(), server_default="0", nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(["source_run_id"], ["run.run_id"], name=op.f("fk_run_source_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run")),
     )
     op.create_index("ix_run_config_digest", "run", ["config_digest"], unique=False)

@@ -1,0 +1,146 @@
+"""The learner at sizes that people train, on one device: tokens a second, MFU, memory, beside a plain Hugging Face loop on the same batch.
+
+Why here: prefix trees are no help on one long chain; this is what the step itself is worth. Random weights in the shapes of Qwen3.
+Called by: `tests/benchmarks/training.py --device cuda`; `--size toy` runs on a CPU, to see that it does.
+
+A step is forward, backward and the optimiser's update over one chain, three quarters of its tokens trained, bfloat16 over float32 master
+weights, each layer computed again in the backward pass. The plain loop has bfloat16 weights, transformers' own attention and checkpointing,
+and all logits at once: what one writes first. Nothing of this has been measured on a GPU yet.
+"""
+
+import gc
+import multiprocessing
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ratchet.config import RunConfig
+from training.batch import Member, TrainingSequence
+
+HEADS = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151_936, "tie_word_embeddings": True}
+SIZES: dict[str, dict[str, Any]] = {
+    "0.6B": {**HEADS, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4B": {**HEADS, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "toy": {**HEADS, "vocab_size": 512, "head_dim": 16, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    | {"num_attention_heads": 8},
+}
+LENGTHS = {"0.6B": (16_384, 65_536), "4B": (16_384, 65_536), "toy": (256,)}
+
+
+def make_chain(length: int, vocab_size: int) -> TrainingSequence:
+    random = np.random.default_rng(0)
+    ids = random.integers(0, vocab_size, length).astype(np.int32)
+    mask = np.arange(length) >= length // 4
+    behaviour = np.where(mask, -np.log(vocab_size) + 0.1 * random.standard_normal(length), 0).astype(np.float32)
+    return TrainingSequence(0, ids, mask, behaviour, np.zeros(length, dtype=np.int64), 1.0)
+
+
+class Ours:
+    def __init__(self, model: Path, chain: TrainingSequence) -> None:
+        import torch.distributed as dist
+
+        from training.learner import Learner
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        training = {"dtype": "bfloat16", "activation_checkpointing": True, "bin_tokens": len(chain.ids)}
+        sampling = {"max_response_tokens": 16, "max_context_tokens": 32}
+        values = {"datasets": [{"path": "unused.jsonl"}], "sampling": sampling, "training": training, "loss": {"preset": "dapo"}}
+        self.learner = Learner(model, RunConfig.model_validate(values))
+        self.chain = chain
+        self.members = {0: Member(0, 0, None, 0.0, 1.0, 1, 0, 1 / int(chain.mask.sum()))}
+        self.flops = 0.0
+
+    def step(self) -> None:
+        self.flops = self.learner.accumulate([self.chain], self.members).flops
+        self.learner._update()
+
+    def facts(self, seconds: float) -> dict[str, Any]:
+        peak = self.learner.peak_flops
+        return {"tflop_per_second": round(self.flops / seconds / 1e12, 1), "mfu": round(self.flops / seconds / peak, 3) if peak else None}
+
+
+class Plain:
+    def __init__(self, model: Path, chain: TrainingSequence) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device)
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-6)
+        self.ids = torch.from_numpy(chain.ids.astype(np.int64))[None].to(device)
+        self.mask, self.behaviour = (torch.from_numpy(part[1:]).to(device) for part in (chain.mask, chain.behaviour))
+
+    def step(self) -> None:
+        logits = self.model(input_ids=self.ids, use_cache=False).logits[0, :-1].float()
+        logprobs = logits.log_softmax(-1).gather(-1, self.ids[0, 1:, None])[:, 0]
+        ratios = (logprobs - self.behaviour).exp()
+        losses = -ratios.clamp(0.8, 1.28).minimum(ratios)
+        ((losses * self.mask).sum() / self.mask.sum()).backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def facts(self, seconds: float) -> dict[str, Any]:
+        return {}
+
+
+def work(pipe: Connection, way: type[Ours] | type[Plain], model: Path, length: int, vocab_size: int, rounds: int) -> None:
+    import torch
+
+    found: dict[str, Any]
+    try:
+        engine = way(model, make_chain(length, vocab_size))
+        engine.step()
+        seconds = median(_timed(engine.step) for _ in range(rounds))
+        found = {"seconds": round(seconds, 3), "tokens_per_second": round(length / seconds), **engine.facts(seconds)}
+    except torch.OutOfMemoryError:
+        found = {"out_of_memory": True}
+    if torch.cuda.is_available():
+        found |= {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1), "card": torch.cuda.get_device_name()}
+    pipe.send(found)
+
+
+def _timed(step: Callable[[], None]) -> float:
+    import torch
+
+    started = time.perf_counter()
+    step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure(size: str, rounds: int) -> list[dict[str, Any]]:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    results = []
+    with tempfile.TemporaryDirectory() as directory:
+        settings = Qwen3Config(max_position_embeddings=131_072, **SIZES[size])
+        Qwen3ForCausalLM(settings).to(torch.bfloat16).save_pretrained(directory)
+        gc.collect()
+        for length in LENGTHS[size]:
+            ways = {}
+            for way in (Ours, Plain):
+                here, there = multiprocessing.get_context("spawn").Pipe()
+                arguments = (there, way, Path(directory), length, SIZES[size]["vocab_size"], rounds)
+                process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+                process.start()
+                there.close()  # so that a process that dies is an end of file
+                ways[way.__name__.lower()] = here.recv()
+                process.join()
+            speeds = [found.get("tokens_per_second") for found in ways.values()]
+            ratio = round(speeds[0] / speeds[1], 2) if all(speeds) else None
+            results.append({"size": size, "tokens": length, "ours_over_plain": ratio, **ways})
+    return results

@@ -1,0 +1,26 @@
+"""Which tasks get the next groups."""
+
+from training.curriculum import TaskRate, choose_tasks
+
+
+def rate(position: int, last: int | None, mean: float | None) -> TaskRate:
+    return TaskRate(position, f"task {position}", position, last, mean)
+
+
+def chosen(rates: list[TaskRate], count: int, bounds: tuple[float, float] = (0.1, 0.9)) -> list[int]:
+    return [one.task_id for one in choose_tasks(rates, bounds, count)]
+
+
+def test_untried_tasks_come_first_and_then_the_longest_untried() -> None:
+    rates = [rate(0, 7, 0.5), rate(1, None, None), rate(2, 3, 0.5), rate(3, None, None)]
+    assert chosen(rates, 4) == [1, 3, 2, 0]
+    assert chosen(rates, 6) == [1, 3, 2, 0, 1, 3]
+
+
+def test_always_and_never_solved_are_passed_over_until_that_is_long_ago() -> None:
+    assert chosen([rate(0, 1, 1.0), rate(1, 2, 0.0), rate(2, 3, 0.1), rate(3, 4, 0.9)], 3) == [2, 3, 2]
+    assert chosen([rate(0, 1, None), rate(1, 2, 0.0), rate(2, 3, 0.5)], 2) == [0, 2]
+
+
+def test_a_run_never_waits_for_nothing() -> None:
+    assert chosen([rate(0, 2, 1.0), rate(1, 1, 0.0)], 3) == [1, 0, 1]

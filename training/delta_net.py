@@ -1,0 +1,93 @@
+"""Gated DeltaNet over a prefix tree: the recurrent state and the taps of the convolution fork where the tree does.
+
+Why here: these layers have no attention that a mask or a block could cut; a token's past is a state, handed from parent to child. What a
+chain computes alone is computed here once per segment: exact, in the order of the tree. arXiv 2412.06464 is the layer.
+Called by: `training/model.py`, which puts it into the Qwen3.5 family's layers. `segments` reach it as they reach attention.
+
+Shape legend: T = tokens of the tree, C = channels of the convolution, K = its taps, H = value heads, D = size of a head.
+"""
+
+import sys
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from training.prefix_tree import Segment
+
+
+def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, device: torch.device) -> Tensor:
+    """(K, T): for each tap k the token k places before, along the chain; `num_tokens` where the chain had not begun."""
+    before = torch.arange(-1, num_tokens, device=device)[: num_tokens + 1]
+    before[num_tokens] = num_tokens
+    for segment in segments:
+        before[segment.start] = num_tokens if segment.parent < 0 else segments[segment.parent].end - 1
+    found = [torch.arange(num_tokens, device=device)]
+    for _ in range(taps - 1):
+        found.append(before[found[-1]])
+    return torch.stack(found)
+
+
+def tree_convolution(inputs_TC: Tensor, weight_CK: Tensor, earlier_KT: Tensor) -> Tensor:
+    """(T, C): the causal depthwise convolution, its window following each token's ancestors. The last tap is the token itself."""
+    padded = torch.cat([inputs_TC, inputs_TC.new_zeros(1, inputs_TC.shape[1])])
+    taps = len(earlier_KT)
+    total = padded[earlier_KT[0]] * weight_CK[:, taps - 1]
+    for tap in range(1, taps):
+        total = total + padded[earlier_KT[tap]] * weight_CK[:, taps - 1 - tap]
+    return total
+
+
+def tree_delta_rule(rule: Any, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """(1, T, H, D): the delta rule over each segment from its parent's last state; parents come before their children."""
+    parents = {segment.parent for segment in segments}
+    states: dict[int, Tensor] = {}
+    outputs = []
+    for number, segment in enumerate(segments):
+        part = slice(segment.start, segment.end)
+        output, state = rule(
+            query[:, part],
+            key[:, part],
+            value[:, part],
+            g=g[:, part],
+            beta=beta[:, part],
+            initial_state=states.get(segment.parent),
+            output_final_state=number in parents,
+            use_qk_l2norm_in_kernel=True,
+        )
+        outputs.append(output)
+        if number in parents:
+            states[number] = state
+    return torch.cat(outputs, 1)
+
+
+def _forward(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any) -> Tensor:
+    """As the layer's own forward, with `segments` among the keywords; without them, the layer's own."""
+    segments: Sequence[Segment] | None = more.pop("segments", None)
+    if segments is None:
+        return type(self).forward(self, hidden_states, cache_params, attention_mask, **more)  # type: ignore[no-any-return]
+    assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
+    num_tokens = hidden_states.shape[1]
+    earlier_KT = earlier_tokens(segments, num_tokens, self.conv_kernel_size, hidden_states.device)
+    mixed_TC = functional.silu(tree_convolution(self.in_proj_qkv(hidden_states)[0], self.conv1d.weight.squeeze(1), earlier_KT))
+    query, key, value = torch.split(mixed_TC[None], [self.key_dim, self.key_dim, self.value_dim], -1)
+    query, key = (part.reshape(1, num_tokens, -1, self.head_k_dim) for part in (query, key))
+    value, gate = (part.reshape(1, num_tokens, -1, self.head_v_dim) for part in (value, self.in_proj_z(hidden_states)))
+    beta = self.in_proj_b(hidden_states).sigmoid()
+    decay = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
+    repeats = self.num_v_heads // self.num_k_heads
+    query, key = (part.repeat_interleave(repeats, dim=2) for part in (query, key))
+    rule = sys.modules[type(self).__module__].torch_chunk_gated_delta_rule
+    outputs = tree_delta_rule(rule, segments, query, key, value, decay, beta)
+    normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
+    return self.out_proj(normed.reshape(1, num_tokens, -1))  # type: ignore[no-any-return]
+
+
+def fork_states(model: nn.Module) -> None:
+    """Every Gated DeltaNet layer of `model` follows the segments it is given from now on."""
+    for module in model.modules():
+        if type(module).__name__ in ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"):
+            module.forward = MethodType(_forward, module)
