@@ -203,8 +203,9 @@ end() {
   end_tree
   rounds=0
   while [ ! -f "$dir/launcher" ] && [ $rounds -lt 20 ]; do rounds=$((rounds + 1)); sleep 0.1; done
+  # A launcher that looked for `end_wanted` just before it was written starts its agent now: that one is ended, too.
   rounds=0
-  while launcher_alive && [ $rounds -lt 50 ]; do rounds=$((rounds + 1)); sleep 0.1; done
+  while launcher_alive && [ $rounds -lt 50 ]; do rounds=$((rounds + 1)); end_tree; sleep 0.1; done
   launcher_alive && kill -9 "$pid"
   end_tree || fail 1 "processes of $user are left:$left"
 }
