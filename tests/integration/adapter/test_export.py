@@ -20,10 +20,10 @@ from adapter.chains import build_chains
 from adapter.rendering import Renderer
 from ratchet.errors import ConfigError
 from ratchet.exports import export_run
-from ratchet.store import chains, forks, turns
+from ratchet.store import chains, forks, metrics, turns
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, Rollout, Turn
+from ratchet.store.schema import Batch, Metric, Rollout, Turn
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
 
@@ -123,7 +123,11 @@ async def test_drift_and_unexplained_chains_raise_an_alarm(finished: list[Any], 
     async with database.begin() as conn:
         await conn.execute(update(Turn).where(Turn.id == finished[3].id).values(fork_cause="drift"))
         await conn.execute(update(Rollout).where(Rollout.id == finished[0].rollout_id).values(num_chains=6))
-        alarms = (await forks.of_run(conn, "run-1")).alarms
+        found = await forks.of_run(conn, "run-1")
+        await metrics.record(conn, "run-1", 3, found.numbers())
+        recorded = dict((await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == 3))).all())
+    alarms = found.alarms
+    assert (recorded["fork_alarms"], recorded["fork_drift_share"]) == (2.0, 0.25)
     assert len(alarms) == 2 and "1 of 4 turns drifted" in alarms[0] and f"{finished[0].rollout_id} (K=6)" in alarms[1]
 
 
