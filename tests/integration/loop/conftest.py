@@ -47,6 +47,7 @@ def _short(directory: Path) -> Path:
         if stage["heartbeat"]:
             stage["heartbeat"] = 4
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
+    settings["rollout"]["ttl_margin"] = 60
     path = directory / "temporal.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
