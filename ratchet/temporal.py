@@ -118,5 +118,5 @@ def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUp
     return ScheduleUpdate(replace(found, spec=wanted.spec, policy=wanted.policy))
 
 
-def _numbers(schedule: Schedule) -> tuple[list[timedelta], timedelta]:
+def _numbers(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
     return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window
