@@ -154,12 +154,6 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def own_environment() -> dict[str, str]:
-    """Of all services, over what the stack gives them; a folder with another sandbox back end has its own fixture of this name."""
-    return {}
-
-
-@pytest.fixture(scope="session")
 async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
     stack = Stack(home)
     settings = load_temporal_settings(_short(home)).model_copy(update={"address": f"127.0.0.1:{stack.ports['temporal']}"})
