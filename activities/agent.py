@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from activities.boundary import heartbeating, stage
-from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, HarnessSpec, render_prompt
+from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
@@ -20,11 +20,12 @@ from ratchet.errors import RatchetError
 from ratchet.store import rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
-from ratchet.types import MODEL_NAME, AgentResult, StageInput
+from ratchet.types import MODEL_NAME, AgentExit, AgentResult, StageInput
 
 log = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
+_OWED_SECONDS = 30.0
 _TTL_SHARES = 10
 """The time to live is set this many times per `rollout.ttl_margin`."""
 
@@ -56,11 +57,12 @@ class AgentActivities:
         finally:
             with contextlib.suppress(RatchetError):
                 await box.close()
+        progress = await self._session_progress(input)
+        exit = AgentExit.STARVED if cut_short(ended, config.limits.agent_seconds, progress.waited_seconds) else ended.kind
         async with self.database.begin() as connection:
-            values = {"agent_exit": ended.kind, "used_seconds": ended.used_seconds, "harness_version": harness.version}
+            values = {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version}
             await rollouts.write_attempt(connection, input.rollout_id, input.attempt, fence, values)
-        num_turns = (await self._session_progress(input)).num_turns
-        return AgentResult(agent_exit=ended.kind, num_turns=num_turns, used_seconds=ended.used_seconds)
+        return AgentResult(agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds)
 
     def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
         template = config.harness.prompt or DEFAULT_PROMPT
@@ -104,20 +106,24 @@ class AgentActivities:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_agent(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> None:
-        """While the agent waits for an engine its clock stands still: the box's deadline moves by what the adapter recorded. An agent
-        that has made no model call for `stall_seconds`, and waits for none, is ended as at its deadline.
+        """While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.
+        An agent that has made no model call for `stall_seconds` of its own time, and waits for none, is ended as at its deadline.
         """
-        pushed = 0.0
+        pushed, num_turns, away_then = 0.0, None, 0.0
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
             with contextlib.suppress(RatchetError):
                 progress = await self._session_progress(input)
-                if progress.engine_wait_seconds > pushed + 1:
-                    await harness.extend(box, input.attempt, progress.engine_wait_seconds)
-                    pushed = progress.engine_wait_seconds
-                if stall_seconds is not None and progress.idle_seconds > stall_seconds:
-                    log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(progress.idle_seconds))
+                if progress.waited_seconds > pushed + 1:
+                    await harness.extend(box, input.attempt, progress.waited_seconds)
+                    pushed = progress.waited_seconds
+                if num_turns not in (None, progress.num_turns):
+                    away_then = progress.away_seconds  # what was lost before this call is not idleness after it
+                num_turns = progress.num_turns
+                idle_seconds = progress.idle_seconds - (progress.away_seconds - away_then)
+                if stall_seconds is not None and idle_seconds > stall_seconds:
+                    log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
                     await harness.stop(box, input.attempt)
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def _keep_box(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
         """A box's time to live counts outages and queues, too, which no budget does: as long as somebody watches, the box has all of it."""
@@ -128,3 +134,12 @@ class AgentActivities:
                 await box.set_ttl(ttl_seconds)
             except RatchetError as error:
                 log.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
+
+
+def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:
+    """Whether the deadline came while time was owed: the stack was away, so that nobody could move it.
+
+    What was owed in the last moments is left aside; a watcher is always a few seconds late.
+    """
+    by_deadline = ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds >= budget_seconds
+    return by_deadline and waited_seconds - (ended.used_seconds - budget_seconds) > _OWED_SECONDS

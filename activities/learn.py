@@ -5,6 +5,8 @@ Called by: the `TrainRun` workflow.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from activities.boundary import heartbeating, stage
 from activities.run_configs import RunConfigs
 from ratchet import paths
 from ratchet.engine_client import EngineClient
-from ratchet.errors import BugError, EngineUnavailableError, LearnerLostError
+from ratchet.errors import BugError, EngineUnavailableError, LearnerLostError, StoreUnavailableError
 from ratchet.store import engines, learners, metrics, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import PolicyVersion
@@ -60,11 +62,12 @@ class LearnActivities:
 
     @stage("learn.engines")
     async def find_engines(self, input: RunInput) -> EngineList:
-        """Engines that must be brought to a new version; waits for the first one."""
+        """Engines that must be brought to a new version; waits for the first one. A silent one is left out: whenever its wrapper is heard
+        of again it brings itself to the newest version first."""
         while True:
             async with self.database.begin() as connection:
                 found = await engines.list_engines(connection)
-            usable = [engine.id for engine in found if engine.state in (EngineState.READY, EngineState.SYNCING)]
+            usable = [engine.id for engine in found if engine.reachable]
             if usable:
                 return EngineList(engine_ids=usable)
             activity.heartbeat("no engine is ready")
@@ -82,7 +85,7 @@ class LearnActivities:
                 version = await runs.newest_version(connection, input.run_id, input.step)
             if version is None:
                 raise BugError(f"step {input.step} of {input.run_id} is not published")
-            if engine is None or engine.state in (EngineState.GONE, EngineState.STARTING, EngineState.QUARANTINED):
+            if engine is None or not engine.reachable:
                 return StageResult()
             if engine.version != version.version or engine.state is EngineState.SYNCING:
                 await self._update(engine, version)
@@ -96,7 +99,7 @@ class LearnActivities:
             if not await engines.begin_pause(connection, engine.id, _PAUSE_SECONDS):
                 raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
         base = Path(version.uri).relative_to(paths.policies())
-        async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client:
+        async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client, self._holding(engine.id):
             await client.pause(mode="keep", clear_cache=True)
             await client.start_update()
             weights = [file for file in version.files if file["name"].endswith(".safetensors")]
@@ -107,6 +110,25 @@ class LearnActivities:
             async with self.database.begin() as connection:
                 if not await engines.end_pause(connection, engine.id, version.version, state):
                     raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
+
+    @contextlib.asynccontextmanager
+    async def _holding(self, engine_id: int) -> AsyncIterator[None]:
+        """Keeps the pause ours while the block runs, however long the weights take: its lease runs out with this process."""
+
+        async def hold() -> None:
+            while True:
+                await asyncio.sleep(_PAUSE_SECONDS / 4)
+                with contextlib.suppress(StoreUnavailableError):
+                    async with self.database.begin() as connection:
+                        await engines.extend_pause(connection, engine_id, _PAUSE_SECONDS)
+
+        task = asyncio.create_task(hold())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion) -> EngineState:
         """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew."""

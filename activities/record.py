@@ -27,11 +27,11 @@ from ratchet.types import (
     GroupInput,
     GroupPlan,
     GroupResult,
+    MemberInput,
     Outcome,
     Replacement,
     RolloutInput,
     RolloutResult,
-    StageInput,
 )
 
 
@@ -149,10 +149,12 @@ class RecordActivities:
         )
 
     @stage("replace_member")
-    async def replace_member(self, input: StageInput) -> Replacement:
+    async def replace_member(self, input: MemberInput) -> Replacement:
         """A new member for one that ended without a verdict, as long as the run's `max_replacements` allows."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
+            if input.elsewhere and await rollouts.is_open(connection, input.rollout_id):
+                return Replacement(running=True)
             new = await groups.replace_member(connection, input.rollout_id, config.training.max_replacements)
         return Replacement(member=new)
 

@@ -4,6 +4,7 @@ Why here: TrainRun decides, these activities read and write; ids cross Temporal,
 Called by: the `TrainRun` and `Evaluate` workflows, and `Rollout` when it was started from the stock CLI.
 """
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ratchet import paths
 from ratchet.config import TINY, RunConfig, load_config, resolve
 from ratchet.errors import ConfigError, DatasetError
 from ratchet.model_directory import require_model
-from ratchet.store import evaluations, groups, rollouts, runs, tasks
+from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import (
@@ -85,9 +86,11 @@ class RunActivities:
         find(config.grading.reward)  # a reward that cannot be found is told before anything starts
         Harnesses()[config.harness.name].check(config.harness.all_options())
         async with self.database.begin() as connection:
+            if name != runs.ADHOC:
+                await runs.require_alone(connection, run_id)
             model = await _model_directory(connection, config)
         first = paths.policies() / run_id / "0.e0"
-        files = link_version(model, first)
+        files = await asyncio.to_thread(link_version, model, first)
         async with self.database.begin() as connection:
             order = await _import_tasks(connection, config)
             values = {
@@ -99,6 +102,8 @@ class RunActivities:
                 "model_path": str(model),
                 "init_from": config.init_from,
             }
+            if name != runs.ADHOC:
+                await runs.require_alone(connection, run_id)
             await runs.create(connection, values)
             for purpose, task_ids in order.items():
                 await runs.set_task_order(connection, run_id, purpose, task_ids)
@@ -225,9 +230,10 @@ class RunActivities:
         run_id = f"{runs.ADHOC}-{config.digest()[:8]}"
         async with self.database.begin() as connection:
             exists = await runs.get(connection, run_id)
+            _check_served(input, config, await engines.list_engines(connection))
         if exists is None:
             await self._create(run_id, config, runs.ADHOC)
-        digest = dataset_digest(config.datasets[0])
+        digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
         async with self.database.begin() as connection:
             task_id = _find_task(await tasks.of_dataset(connection, digest), input)
             rollout_id = await rollouts.create_adhoc(
@@ -252,6 +258,20 @@ def _find_task(rows: list[tuple[int, str, int]], input: RolloutInput) -> int:
         if input.task in (label, number) or (isinstance(input.task, str) and input.task.isdigit() and int(input.task) == number):
             return task_id
     raise DatasetError(f"{input.dataset}: no task {input.task!r}; give a row's label, or its number from 0 to {len(rows) - 1}")
+
+
+def _check_served(input: RolloutInput, config: RunConfig, found: list[engines.EngineRow]) -> None:
+    """A single rollout is sampled by whatever the engines serve: who names a model or a version must not get another."""
+    model = paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
+    for wanted, served, what in (
+        (input.model and str(model.resolve()), {str(Path(engine.model_path).resolve()) for engine in found}, "model"),
+        (input.policy_version, {engine.version for engine in found}, "policy version"),
+    ):
+        if wanted and found and wanted not in served:
+            names = ", ".join(sorted(str(name) for name in served))
+            raise ConfigError(
+                f"{what} {wanted} is not served; the engines serve {names} (`ratchet up CONFIG` starts them on a config's model)"
+            )
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

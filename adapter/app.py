@@ -4,6 +4,7 @@ Why here: agents believe that they talk to their vendor; this is where they arri
 Called by: `serve` (`ratchet adapter`) and the tests.
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.outputs import Outputs
 from adapter.parsers import OutputParser
+from adapter.presence import keep_present
 from adapter.prompts import PromptTooLongError
 from adapter.rendering import Renderer
 from adapter.replies import BodyTooLargeError, FailureReply, FailureStream, JsonReply, StreamReply, classify
@@ -47,7 +49,7 @@ def create_app(settings: AdapterSettings, database: Database) -> FastAPI:
     router = Router(database)
     parser = OutputParser(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
     parts = _Parts(settings, Sessions(database), Capture(settings, database, renderer, Outputs(renderer, parser), router), router, parser)
-    app = FastAPI(lifespan=lambda _: _lifespan(parts), openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lambda _: _lifespan(parts, database), openapi_url=None, docs_url=None, redoc_url=None)
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
 
     @app.post("/v1/chat/completions")
@@ -78,13 +80,15 @@ def create_app(settings: AdapterSettings, database: Database) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(parts: _Parts) -> AsyncIterator[None]:
+async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
     if parts.settings.tool_parser or parts.settings.reasoning_parser:
         # A daemon: importing vLLM takes long, and a stop must not wait for it.
         threading.Thread(target=parts.parser.load, name="parsers", daemon=True).start()
+    present = asyncio.create_task(keep_present(database))
     try:
         yield
     finally:
+        present.cancel()
         await parts.capture.close()
         await parts.router.close()
 

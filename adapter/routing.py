@@ -11,13 +11,12 @@ from hashlib import blake2b
 from ratchet.engine_client import EngineClient
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow, list_engines
+from ratchet.store.engines import SILENT_SECONDS, EngineRow, list_engines
 from ratchet.types import EngineState
 
 _REFRESH_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _AVOID_SECONDS = 2.0
-_SILENT_SECONDS = 20.0
 
 
 class Router:
@@ -51,7 +50,7 @@ class Router:
     def serves(self, engine_id: int) -> bool:
         """Whether the engine is ready, as far as is known now. A paused one holds its calls and goes on with them later."""
         row = self._engines.get(engine_id)
-        return row is not None and row.state is EngineState.READY and row.silent_seconds < _SILENT_SECONDS
+        return row is not None and row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS
 
     async def wait_until_gone(self, engine_id: int) -> None:
         """Returns once the engine will never answer: its wrapper has been silent for long, or says that it has ended."""
@@ -59,7 +58,7 @@ class Router:
             await asyncio.sleep(_REFRESH_SECONDS)
             await self._refresh()
             row = self._engines.get(engine_id)
-            if row is None or row.silent_seconds > _SILENT_SECONDS or row.state in (EngineState.STARTING, EngineState.QUARANTINED):
+            if row is None or row.silent_seconds > SILENT_SECONDS or row.state in (EngineState.STARTING, EngineState.QUARANTINED):
                 return
 
     def avoid(self, engine_id: int) -> None:

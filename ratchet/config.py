@@ -3,7 +3,7 @@
 Why here: every knob of a run is declared once, with its unit; unknown keys are refused wherever they come from.
 Called by: `ratchet train` and the activity that starts a run; the resolved tree is stored in the run's row and read from there.
 
-Precedence: `--set a.b=c` > `RATCHET_A__B` > the brief's variables > the YAML file > the defaults below.
+Precedence: `--set a.b=c` > `RATCHET_A__B` > SWE_* and VIME_AGENT_* variables > the YAML file > the defaults below.
 """
 
 import hashlib
@@ -228,7 +228,7 @@ class RunConfig(Section):
     seed: int = 0
     """Derives task order, update split, shuffles and, for `tiny`, the warm start."""
     drift: Literal["branch", "drop"] = "branch"
-    """What happens to a turn that later prompts re-tokenise differently (DESIGN section 7)."""
+    """What happens to a turn that later prompts re-tokenise differently."""
     engine: EngineConfig = EngineConfig()
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
     harness: HarnessConfig = HarnessConfig()
@@ -288,7 +288,7 @@ BRIEF_VARIABLES = {
     "SWE_CC_PROMPT": "harness.prompt",
 }
 CLAUDE_CODE_VARIABLES = {"VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args", "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env"}
-"""The brief's, for runs of claude_code only."""
+"""Variables for runs of claude_code only."""
 _TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
 
 

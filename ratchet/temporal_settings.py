@@ -49,7 +49,6 @@ class Stage(_Section):
 
 
 class Stages(_Section):
-    claim: Stage
     boot: Stage
     workspace: Stage
     agent: Stage
@@ -57,9 +56,7 @@ class Stages(_Section):
     grade: Stage
     release: Stage
     record: Stage
-    prepare: Stage
     learn: Stage
-    sweep: Stage
 
 
 class RolloutNumbers(_Section):
@@ -96,7 +93,7 @@ class TemporalSettings(_Section):
     sweep: SweepNumbers
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
-        """Every stage's options with the run's limits filled in (DESIGN section 6, table of stages)."""
+        """Every stage's options with the run's limits filled in."""
         derived = {"workspace": workspace_seconds + 60, "grade": workspace_seconds + eval_seconds + 120}
         return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
 

@@ -190,7 +190,7 @@ class RolloutInput(Payload):
 
     Either `rollout_id` (the row exists: the way groups start it), or a dataset and a task from the stock CLI, which then
     belongs to run `adhoc`. `task` is the row's label or its number (from 0) in the dataset. `config`: a whole run config, over whose
-    values `dataset`, `model` and `harness` win.
+    values `dataset`, `model` and `harness` win. `model` and `policy_version`: what the engines must be serving, else it is refused.
     """
 
     rollout_id: int | None = None
@@ -320,10 +320,18 @@ class GroupPlan(Payload):
     summary: str
 
 
+class MemberInput(Payload):
+    """A group's member that ended without a reward. `elsewhere`: a workflow that is not this group's child has its id."""
+
+    rollout_id: int
+    elsewhere: bool = False
+
+
 class Replacement(Payload):
-    """(rollout_id, workflow_id) of the new member, None where there is none."""
+    """(rollout_id, workflow_id) of the new member, None where there is none. `running`: the old one has not ended, look again later."""
 
     member: tuple[int, str] | None = None
+    running: bool = False
 
 
 class GroupResult(Payload):

@@ -96,12 +96,13 @@ async def _activities(client: Client, database: Database, settings: TemporalSett
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
         ],
-        "boot": [boot.boot, WorkspaceActivities(database, provider, configs).workspace],
+        "boot": [boot.boot],
         "agent": [
+            WorkspaceActivities(database, provider, configs).workspace,
             AgentActivities(database, provider, configs, harnesses, adapter_url()).agent,
             DiffActivities(database, provider, configs, harnesses, GRADERS).diff,
         ],
-        "grade": [GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
+        "grade": [boot.boot, GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
         "learn": [learn.step, learn.find_engines, learn.sync],
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def reducer_weights(reducer: str, tokens: Mapping[int, int], group_of: Mapping[int, int], constant_tokens: int) -> dict[int, float]:
-    """Weight of one token's loss, per rollout, within one update; DESIGN section 8.
+    """Weight of one token's loss, per rollout, within one update.
 
     `tokens`: rollout → T_i, its trained tokens over all its chains. Rollouts with T_i = 0 count nowhere. The weights do not know how
     turns are cut into chains, bins, micro-batches or ranks, so no gradient can depend on it.

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.admit import AdmitActivities
     from ratchet.types import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
-    from workflows.options import FIRST_STAGE, cause, stage
+    from workflows.options import FIRST_STAGE, cause, perform
 
 PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
 
@@ -24,7 +24,7 @@ class AdmitTasks:
     @workflow.run
     async def run(self, input: AdmitInput) -> AdmitResult:
         counts = {"admitted": 0, "quarantined": 0, **input.counts}
-        page = await workflow.execute_activity_method(AdmitActivities.admit_page, input, **stage(FIRST_STAGE))
+        page = await perform(AdmitActivities.admit_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
         for admitted in await asyncio.gather(*(self._examine(input, page, task_id, label, window) for task_id, label in page.tasks)):
             counts["admitted" if admitted else "quarantined"] += 1
@@ -44,13 +44,11 @@ class AdmitTasks:
                 if any(trial.error for trial in trials):
                     break
         decision = AdmissionInput(task_id=task_id, trials=trials)
-        return (await workflow.execute_activity_method(AdmitActivities.record_admission, decision, **stage(page.record))).admitted
+        return (await perform(AdmitActivities.record_admission, decision, page.record)).admitted
 
     async def _trial(self, trial: TrialInput, page: AdmitPage, label: str) -> TrialResult:
         try:
-            return await workflow.execute_activity_method(
-                AdmitActivities.admit_trial, trial, **stage(page.trial, summary=f"{trial.patch} patch of {label}")
-            )
+            return await perform(AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} patch of {label}")
         except ActivityError as error:
             kind, reason = cause(error)
             if kind == "Cancelled":

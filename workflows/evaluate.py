@@ -12,7 +12,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.runs import RunActivities
     from ratchet.types import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
-    from workflows.options import FIRST_STAGE, stage
+    from workflows.options import FIRST_STAGE, perform
     from workflows.rollout_group import run_with_replacements
 
 
@@ -20,10 +20,10 @@ with workflow.unsafe.imports_passed_through():
 class Evaluate:
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
-        plan = await workflow.execute_activity_method(RunActivities.begin_evaluation, input, **stage(FIRST_STAGE))
+        plan = await perform(RunActivities.begin_evaluation, input, FIRST_STAGE)
         window = asyncio.Semaphore(plan.window)
         await asyncio.gather(*(self._member(input, plan, member, window) for member in plan.members))
-        return await workflow.execute_activity_method(RunActivities.end_evaluation, input, **stage(plan.stages["record"]))
+        return await perform(RunActivities.end_evaluation, input, plan.stages["record"])
 
     async def _member(self, input: EvaluateInput, plan: EvaluateMembers, member: StartedMember, window: asyncio.Semaphore) -> None:
         async with window:

@@ -5,13 +5,13 @@ Called by: every workflow.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError, TimeoutError
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -28,6 +28,7 @@ STEP = SearchAttributeKey.for_int("ratchet_step")
 FIRST_STAGE = StageOptions(queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30)
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -72,6 +73,30 @@ def stage(options: StageOptions, summary: str | None = None) -> ActivityArgument
     }
 
 
+async def perform(
+    method: Callable[[Any, A], Awaitable[T]], argument: A, options: StageOptions, summary: str | None = None, keep: bool = False
+) -> T:
+    """Runs an activity and returns its result.
+
+    Where an activity ends well while its workflow is being cancelled, the SDK hands over the result and forgets the cancellation: it is
+    raised here. `keep`: the result counts for more, and whoever asked looks for the cancellation himself (`stop_if_cancelled`).
+    """
+    result: T = await workflow.execute_activity_method(method, argument, **stage(options, summary))
+    if not keep:
+        stop_if_cancelled()
+    return result
+
+
+def stop_if_cancelled() -> None:
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
+
+
+def grading_boot(stages: Mapping[str, StageOptions]) -> StageOptions:
+    """`boot` on the graders' queue: agents that wait for room must not hold up the verdict of one that is done."""
+    return stages["boot"].model_copy(update={"queue": stages["grade"].queue})
+
+
 def attributes(run: str, task: str | None = None, harness: str | None = None, step: int | None = None) -> TypedSearchAttributes:
     pairs: list[SearchAttributePair[Any]] = [SearchAttributePair(RUN, run)]
     if task is not None:
@@ -111,13 +136,16 @@ def child(workflow_id: str, attributes: TypedSearchAttributes, summary: str, aba
     }
 
 
-def cause(error: ActivityError) -> tuple[str, str]:
-    """(class name, message) of what ended an activity; `Cancelled` and `TimedOut` for Temporal's own reasons."""
+def cause(error: ActivityError | ChildWorkflowError) -> tuple[str, str]:
+    """(class name, message) of what ended an activity or a child; `Cancelled` and `TimedOut` for Temporal's own reasons."""
     inner = error.cause
+    if isinstance(inner, ActivityError):  # of the child's own
+        return cause(inner)
     if isinstance(inner, CancelledError):
         return "Cancelled", "cancelled"
     if isinstance(inner, TimeoutError):
-        return "TimedOut", f"{error.activity_type} timed out ({inner.type.name.lower() if inner.type else 'unknown'})"
+        timed_out = error.activity_type if isinstance(error, ActivityError) else error.workflow_type
+        return "TimedOut", f"{timed_out} timed out ({inner.type.name.lower() if inner.type else 'unknown'})"
     if isinstance(inner, ApplicationError):
         return inner.type or "BugError", inner.message
     return "BugError", str(inner or error)

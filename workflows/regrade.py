@@ -15,7 +15,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.grade import GradeActivities
     from activities.regrade import RegradeActivities
     from ratchet.types import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult, SandboxRole, StageInput
-    from workflows.options import FIRST_STAGE, cause, stage
+    from workflows.options import FIRST_STAGE, cause, grading_boot, perform
 
 _NOTHING = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
 
@@ -25,7 +25,7 @@ class Regrade:
     @workflow.run
     async def run(self, input: RegradeInput) -> RegradeResult:
         counts = {**_NOTHING, **input.counts}
-        page = await workflow.execute_activity_method(RegradeActivities.regrade_page, input, **stage(FIRST_STAGE))
+        page = await perform(RegradeActivities.regrade_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
         for result in await asyncio.gather(*(self._patch(input, page, patch, window) for patch in page.patches)):
             counts["rollouts"] += 1
@@ -45,11 +45,11 @@ class Regrade:
         async with window:
             given = [await self._grade(input, page, patch, repeat) for repeat in range(input.repeats)]
             work = StageInput(rollout_id=rollout_id, attempt=attempt)
-            await workflow.execute_activity_method(BootActivities.release, work, **stage(page.stages["release"]))
+            await perform(BootActivities.release, work, page.stages["release"], keep=True)
         settled = RegradedInput(
             rollout_id=rollout_id, patch_id=patch_id, grade_ids=[grade for grade in given if grade is not None], adopt=input.adopt
         )
-        return await workflow.execute_activity_method(RegradeActivities.settle_regrade, settled, **stage(page.stages["record"]))
+        return await perform(RegradeActivities.settle_regrade, settled, page.stages["record"], keep=True)
 
     async def _grade(self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], repeat: int) -> int | None:
         """Fresh boxes until one has given a verdict; None where none did."""
@@ -59,9 +59,9 @@ class Regrade:
         )
         for _ in range(page.grade_tries):
             try:
-                box = await workflow.execute_activity_method(BootActivities.boot, wanted, **stage(page.stages["boot"]))
+                box = await perform(BootActivities.boot, wanted, grading_boot(page.stages))
                 work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
-                return (await workflow.execute_activity_method(GradeActivities.grade, work, **stage(page.stages["grade"]))).grade_id
+                return (await perform(GradeActivities.grade, work, page.stages["grade"], keep=True)).grade_id
             except ActivityError as error:
                 if cause(error)[0] == "Cancelled":
                     raise

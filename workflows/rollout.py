@@ -35,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
         StageInput,
         StageResult,
     )
-    from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, stage, to_the_end
+    from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, grading_boot, perform, stop_if_cancelled, to_the_end
 
 
 class NoVerdictError(Exception):
@@ -62,6 +62,7 @@ class Rollout:
         self.attempt = claim.attempt
         failure, reason = None, ""
         try:
+            stop_if_cancelled()
             patch_id = claim.patch_id or await self._agent_part(claim)
             if self.grade is None:
                 await self._grade_part(claim, patch_id)
@@ -79,9 +80,9 @@ class Rollout:
 
     async def _claim(self, input: RolloutInput) -> Claim:
         if input.rollout_id is None:
-            row = await workflow.execute_activity_method(RunActivities.prepare_rollout, input, **stage(FIRST_STAGE))
+            row = await perform(RunActivities.prepare_rollout, input, FIRST_STAGE, keep=True)
             input = RolloutInput(rollout_id=row.rollout_id)
-        return await workflow.execute_activity_method(RecordActivities.claim, input, **stage(FIRST_STAGE))
+        return await perform(RecordActivities.claim, input, FIRST_STAGE, keep=True)
 
     async def _agent_part(self, claim: Claim) -> int:
         """Boxes until one attempt has given a patch; returns the patch's id."""
@@ -106,13 +107,13 @@ class Rollout:
         """One agent box from boot to patch; None where the agent was starved, which is no fault of its own."""
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
-        prepared = await workflow.execute_activity_method(WorkspaceActivities.workspace, work, **stage(claim.stages["workspace"]))
+        prepared = await perform(WorkspaceActivities.workspace, work, claim.stages["workspace"])
         self._spend("workspace", prepared)
-        worked: AgentResult = await workflow.execute_activity_method(AgentActivities.agent, work, **stage(claim.stages["agent"]))
+        worked: AgentResult = await perform(AgentActivities.agent, work, claim.stages["agent"])
         self._spend("agent", worked)
         if worked.agent_exit is AgentExit.STARVED:
             return None
-        taken = await workflow.execute_activity_method(DiffActivities.diff, work, **stage(claim.stages["diff"]))
+        taken = await perform(DiffActivities.diff, work, claim.stages["diff"])
         self._spend("diff", taken)
         if taken.grade_id is not None:  # nothing was changed on a task that is known to need a change
             self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
@@ -127,7 +128,7 @@ class Rollout:
                 work = StageInput(
                     rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id, patch_id=patch_id, role=SandboxRole.GRADE
                 )
-                self.grade = await workflow.execute_activity_method(GradeActivities.grade, work, **stage(claim.stages["grade"]))
+                self.grade = await perform(GradeActivities.grade, work, claim.stages["grade"], keep=True)
                 self._spend("grade", self.grade)
                 return
             except ActivityError as error:
@@ -139,7 +140,8 @@ class Rollout:
 
     async def _boot(self, claim: Claim, role: SandboxRole) -> Box:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
-        return await workflow.execute_activity_method(BootActivities.boot, wanted, **stage(claim.stages["boot"], summary=f"{role} box"))
+        options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
+        return await perform(BootActivities.boot, wanted, options, summary=f"{role} box")
 
     def _spend(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
@@ -158,7 +160,7 @@ class Rollout:
             reason=reason,
             used_seconds=self.used_seconds,
         )
-        result = await workflow.execute_activity_method(RecordActivities.finalise, ending, **stage(claim.stages["record"]))
+        result = await perform(RecordActivities.finalise, ending, claim.stages["record"], keep=True)
         changes = [OUTCOME.value_set(result.outcome.value)]
         workflow.upsert_search_attributes(changes if result.reward is None else [*changes, REWARD.value_set(result.reward)])
         if failure is not None or claim.attempt > 1:
@@ -168,4 +170,4 @@ class Rollout:
     async def _release(self, claim: Claim) -> None:
         """Ends whatever boxes are left of a try that failed; where all goes well `diff` and `grade` end theirs."""
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
-        await workflow.execute_activity_method(BootActivities.release, boxes, **stage(claim.stages["release"]))
+        await perform(BootActivities.release, boxes, claim.stages["release"], keep=True)

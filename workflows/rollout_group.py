@@ -5,6 +5,7 @@ Called by: `TrainRun`, once per group, abandoned: it outlives its parent's conti
 """
 
 import asyncio
+from datetime import timedelta
 
 from pydantic import ValidationError
 from temporalio import workflow
@@ -17,24 +18,26 @@ with workflow.unsafe.imports_passed_through():
         GroupInput,
         GroupPlan,
         GroupResult,
+        GroupState,
+        MemberInput,
         RolloutInput,
         RolloutResult,
-        StageInput,
         StageOptions,
     )
-    from workflows.options import FIRST_STAGE, attributes, child, stage, to_the_end
+    from workflows.options import FIRST_STAGE, attributes, child, perform, to_the_end
     from workflows.rollout import Rollout
 
 
+LOOK_AGAIN = timedelta(seconds=15)
+
+
 async def run_member(rollout_id: int, workflow_id: str, run_id: str, task: str, harness: str, step: int) -> RolloutResult | None:
-    """One member as a child; None where it ended without a result (failed, terminated, or run by somebody else already)."""
+    """One member as a child; None where it ended without a result (failed, terminated, or cancelled by hand)."""
     arguments = child(workflow_id, attributes(run_id, task, harness, step), f"{harness} on {task}")
     try:
         return await workflow.execute_child_workflow(Rollout.run, RolloutInput(rollout_id=rollout_id), **arguments)
-    except WorkflowAlreadyStartedError:
-        return None
-    except ChildWorkflowError as error:
-        if is_cancelled_exception(error):
+    except ChildWorkflowError:
+        if workflow.cancellation_reason() is not None:
             raise
         return None
 
@@ -45,22 +48,31 @@ async def run_with_replacements(
     """Runs a member, and its replacements as long as the store grants some."""
     member: tuple[int, str] | None = (rollout_id, workflow_id)
     while member is not None:
-        result = await run_member(*member, run_id, task, harness, step)
-        if result is not None and result.outcome in REWARDED_OUTCOMES:
-            return
-        failed = StageInput(rollout_id=member[0], attempt=0)
-        member = (await workflow.execute_activity_method(RecordActivities.replace_member, failed, **stage(record))).member
+        elsewhere = False
+        try:
+            result = await run_member(*member, run_id, task, harness, step)
+            if result is not None and result.outcome in REWARDED_OUTCOMES:
+                return
+        except WorkflowAlreadyStartedError:  # started by a group or an evaluation that was terminated
+            elsewhere = True
+        ended = MemberInput(rollout_id=member[0], elsewhere=elsewhere)
+        replacement = await perform(RecordActivities.replace_member, ended, record)
+        if replacement.running:
+            await workflow.sleep(LOOK_AGAIN)
+        else:
+            member = replacement.member
 
 
 @workflow.defn(name="RolloutGroup", failure_exception_types=[ValidationError])
 class RolloutGroup:
     @workflow.run
     async def run(self, input: GroupInput) -> GroupResult:
-        plan = await workflow.execute_activity_method(RecordActivities.plan_group, input, **stage(FIRST_STAGE))
-        workflow.set_current_details(plan.summary)
+        plan = await self._plan(input)
         try:
-            await asyncio.gather(*(self._member(plan, *member) for member in plan.members))
-            result = await self._settle(plan, RecordActivities.settle_group)
+            while (result := await self._members(plan)).state is GroupState.OPEN:
+                # A member's workflow ended without an outcome, terminated in the UI for example: the sweep gives it one.
+                await workflow.sleep(LOOK_AGAIN)
+                plan = await self._plan(input)
         except BaseException as error:
             if not is_cancelled_exception(error):
                 raise
@@ -69,12 +81,21 @@ class RolloutGroup:
         await self._wake(plan.run_id)
         return result
 
+    async def _plan(self, input: GroupInput) -> GroupPlan:
+        plan = await perform(RecordActivities.plan_group, input, FIRST_STAGE)
+        workflow.set_current_details(plan.summary)
+        return plan
+
+    async def _members(self, plan: GroupPlan) -> GroupResult:
+        await asyncio.gather(*(self._member(plan, *member) for member in plan.members))
+        return await self._settle(plan, RecordActivities.settle_group)
+
     async def _member(self, plan: GroupPlan, rollout_id: int, workflow_id: str) -> None:
         record = plan.stages["record"]
         await run_with_replacements(rollout_id, workflow_id, plan.run_id, plan.task, plan.harness, plan.step, record)
 
     async def _settle(self, plan: GroupPlan, how) -> GroupResult:  # type: ignore[no-untyped-def]  # one of two activity methods
-        return await workflow.execute_activity_method(how, GroupInput(group_id=plan.group_id), **stage(plan.stages["record"]))
+        return await perform(how, GroupInput(group_id=plan.group_id), plan.stages["record"], keep=True)
 
     async def _wake(self, run_id: str) -> None:
         """The signal only wakes TrainRun, which reads Postgres; a run that has ended needs no waking."""

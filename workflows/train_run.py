@@ -12,7 +12,15 @@ from datetime import timedelta
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    ChildWorkflowError,
+    TerminatedError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from activities.learn import LearnActivities
@@ -20,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.types import (
         EndRunInput,
         EvaluateInput,
+        EvaluationPlan,
         GroupInput,
         PrepareRunInput,
         RunInput,
@@ -34,7 +43,7 @@ with workflow.unsafe.imports_passed_through():
         Wish,
     )
     from workflows.evaluate import Evaluate
-    from workflows.options import FIRST_STAGE, attributes, cause, child, stage, to_the_end
+    from workflows.options import FIRST_STAGE, attributes, cause, child, perform, stop_if_cancelled, to_the_end
     from workflows.rollout_group import RolloutGroup
 
 
@@ -53,20 +62,19 @@ class TrainRun:
     async def run(self, input: TrainRunInput) -> str:
         run_id = input.run_id or workflow.info().workflow_id.removeprefix("run/")
         prepare = PrepareRunInput(input=input, run_id=run_id)
-        plan = await workflow.execute_activity_method(RunActivities.prepare_run, prepare, **stage(FIRST_STAGE))
+        plan = await perform(RunActivities.prepare_run, prepare, FIRST_STAGE, keep=True)
         try:
+            stop_if_cancelled()
             state = await self._steps(plan)
-        except ActivityError as error:
-            kind, reason = cause(error)
-            if kind == "Cancelled":
-                await self._cancelled(plan)
-                raise
-            await self._end(plan, RunState.FAILED, reason)
-            raise ApplicationError(reason, type=kind, non_retryable=True) from error
         except BaseException as error:
             if is_cancelled_exception(error):
-                await self._cancelled(plan)
-            raise
+                await self._stop(plan, RunState.CANCELLED, "cancelled")
+                raise
+            if not isinstance(error, ActivityError | ChildWorkflowError):
+                raise
+            kind, reason = cause(error)
+            await self._stop(plan, RunState.FAILED, reason)
+            raise ApplicationError(reason, type=kind, non_retryable=True) from error
         await self._end(plan, state, "")
         return plan.run_id
 
@@ -79,7 +87,10 @@ class TrainRun:
             if view.wish is Wish.STOP:
                 await self._cancel_groups(view)
                 return RunState.CANCELLED
-            await self._evaluate(plan, view)
+            if not await self._evaluate(plan, view):
+                await self._sleep(plan)
+                view = await self._view(plan)
+                continue
             if view.step >= plan.num_steps:
                 return RunState.DONE
             if view.wish is Wish.NONE:
@@ -96,7 +107,7 @@ class TrainRun:
     async def _view(self, plan: RunPlan, make_groups: bool = True) -> RunView:
         self.woken = False
         look = ViewRunInput(run_id=plan.run_id, make_groups=make_groups)
-        view = await workflow.execute_activity_method(RunActivities.view_run, look, **stage(plan.stages["record"]))
+        view = await perform(RunActivities.view_run, look, plan.stages["record"], keep=not make_groups)
         workflow.set_current_details(f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight")
         return view
 
@@ -125,30 +136,38 @@ class TrainRun:
     async def _step(self, plan: RunPlan) -> bool:
         """Plans, starts the next groups beside it, waits for the learner, brings the engines to the new version."""
         run = RunInput(run_id=plan.run_id)
-        planned = await workflow.execute_activity_method(LearnActivities.plan, run, **stage(plan.stages["record"]))
+        planned = await perform(LearnActivities.plan, run, plan.stages["record"])
         if planned.step is None:
             return False
         await self._start_groups(plan, await self._view(plan))
         step = StepInput(run_id=plan.run_id, step=planned.step)
-        await workflow.execute_activity_method(LearnActivities.step, step, **stage(plan.stages["learn"], summary=f"step {planned.step}"))
+        await perform(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
         await self._sync(plan, planned.step)
         return True
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
-        engines = await workflow.execute_activity_method(LearnActivities.find_engines, run, **stage(plan.stages["learn"]))
+        engines = await perform(LearnActivities.find_engines, run, plan.stages["learn"])
         syncs = [SyncInput(run_id=plan.run_id, step=step, engine_id=engine) for engine in engines.engine_ids]
-        arguments = stage(plan.stages["learn"], summary=f"version {step}")
-        await asyncio.gather(*(workflow.execute_activity_method(LearnActivities.sync, sync, **arguments) for sync in syncs))
+        await asyncio.gather(*(perform(LearnActivities.sync, sync, plan.stages["learn"], summary=f"version {step}") for sync in syncs))
 
-    async def _evaluate(self, plan: RunPlan, view: RunView) -> None:
-        """Evaluations of this very step that have not ended; nothing is published until they have."""
-        for evaluation in plan.evaluations:
-            if evaluation.step == view.step and evaluation.label not in view.evaluations_ended:
-                arguments = child(
-                    f"evaluate/{plan.run_id}/{evaluation.label}", attributes(plan.run_id, step=view.step), f"evaluation {evaluation.label}"
-                )
-                await workflow.execute_child_workflow(Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments)
+    async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
+        """Evaluations of this very step that have not ended; nothing is published until they have. False where one must be taken up again."""
+        due = [one for one in plan.evaluations if one.step == view.step and one.label not in view.evaluations_ended]
+        return all(await asyncio.gather(*(self._evaluation(plan, evaluation) for evaluation in due)))
+
+    async def _evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
+        searchable = attributes(plan.run_id, step=evaluation.step)
+        arguments = child(f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}")
+        try:
+            await workflow.execute_child_workflow(Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments)
+        except WorkflowAlreadyStartedError:  # of an earlier, terminated life of this run; it is being cancelled
+            return False
+        except ChildWorkflowError as error:
+            if workflow.cancellation_reason() is not None or not isinstance(error.cause, CancelledError | TerminatedError):
+                raise
+            return False  # ended by hand: a run has the evaluations that its config says
+        return True
 
     async def _cancel_groups(self, view: RunView) -> None:
         for group in view.open_groups:
@@ -157,13 +176,15 @@ class TrainRun:
             except Exception:
                 workflow.logger.info("group is not there to be cancelled")
 
-    async def _cancelled(self, plan: RunPlan) -> None:
-        async def clean_up() -> None:
-            await self._cancel_groups(await self._view(plan, make_groups=False))
-            await self._end(plan, RunState.CANCELLED, "cancelled")
+    async def _stop(self, plan: RunPlan, state: RunState, reason: str) -> None:
+        """The run ends before its last step: what is in flight for it ends, too."""
 
-        await to_the_end(clean_up())
+        async def stop() -> None:
+            await self._cancel_groups(await self._view(plan, make_groups=False))
+            await self._end(plan, state, reason)
+
+        await to_the_end(stop())
 
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
-        await workflow.execute_activity_method(RunActivities.end_run, ending, **stage(plan.stages["record"]))
+        await perform(RunActivities.end_run, ending, plan.stages["record"], keep=True)

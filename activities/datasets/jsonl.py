@@ -1,6 +1,6 @@
 """Dataset format: JSONL, one task a line, read without holding the file in memory.
 
-Why here: the brief's own format; a line may also be a SWE-bench or SWE-bench Pro row as it stands (`swe_rows.py`).
+Why here: our own format; a line may also be a SWE-bench or SWE-bench Pro row as it stands (`swe_rows.py`).
 Called by: `activities/datasets/formats.py`.
 """
 

@@ -1,6 +1,6 @@
 """Grader `eval_cmd`: the task's command, exit code 0 is solved.
 
-Why here: the brief's last resort, and the quickstart's grader.
+Why here: any command can be a test, and it is the quickstart's grader.
 Called by: `activities/grade.py`.
 
 An exit code alone is easily faked, so where the command runs pytest its witness has to agree (`evidence.py`). For any other runner the

@@ -1,6 +1,6 @@
 """Grader `f2p_script`: a Python file that ends in `sys.exit(pytest.main(...))`, from `metadata.remote_env_info.f2p_script`.
 
-Why here: rows of the SWE-bench-like sets that the brief names carry their tests this way.
+Why here: rows of the SWE-bench-like sets carry their tests this way.
 Called by: `activities/grade.py`.
 """
 

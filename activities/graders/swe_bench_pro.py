@@ -1,6 +1,6 @@
 """Grader `swepro`: SWE-bench Pro's harness, with the verdict made here.
 
-Why here: the brief's preferred grader. As upstream does it: after the patch only the last line of `before_repo_set_cmd` runs (it takes test
+Why here: the grader of the hardest public set. As upstream does it: after the patch only the last line of `before_repo_set_cmd` runs (it takes test
 files out of a later commit, so the grading box keeps the history that the agent's box has lost), then the row's run script, then its parser.
 Called by: `activities/grade.py`.
 

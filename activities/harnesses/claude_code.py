@@ -1,6 +1,6 @@
 """The `claude_code` harness: Anthropic's CLI, unmodified, in its print mode.
 
-Why here: the agent of the brief. It believes that it talks to its vendor; ANTHROPIC_BASE_URL is the adapter.
+Why here: the agent that most people use. It believes that it talks to its vendor; ANTHROPIC_BASE_URL is the adapter.
 Called by: the agent activity, through the contract of `base.py`.
 """
 

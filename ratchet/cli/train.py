@@ -11,7 +11,7 @@ from ratchet.cli.up import DEFAULT_CONFIG
 def command(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
     set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
-    new: Annotated[bool, typer.Option("--new", help="Start another run although one with this config is unfinished.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Never continue an unfinished run; refused while one is open.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -35,6 +35,7 @@ HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 1800.0
 STOP_SECONDS = 10.0
 RECOVERY_LEASE_SECONDS = 600.0
+HUNG_SECONDS = 120.0
 
 
 class EngineSettings(BaseModel):
@@ -120,6 +121,7 @@ class _Wrapper:
         self.canary: dict[str, Any] | None = None  # of the version that we loaded last
         self.serving: str | None = None  # the version that we loaded last; `learn.sync` may have loaded newer ones since
         self.up = False
+        self.heard_at = self.healthy_at = time.monotonic()  # the last heartbeat that was written, the last answer of vLLM
 
     async def run(self) -> None:
         await asyncio.to_thread(end_leftovers, self.settings.pidfile)
@@ -189,12 +191,21 @@ class _Wrapper:
             await asyncio.sleep(0.5)
 
     async def _beat(self) -> None:
-        """One heartbeat. Silence is the truth while the server hangs or the store is away, so neither is reported here."""
+        """One heartbeat. Silence is the truth while the server hangs or the store is away. Raises EngineUnavailableError where vLLM
+        has not answered for so long that only a new one helps."""
         if self.up and not await self.client.health():
+            if time.monotonic() - self.healthy_at > HUNG_SECONDS:
+                raise EngineUnavailableError(
+                    f"vLLM at {self.settings.address} has not answered for {HUNG_SECONDS:.0f} s: it is started anew"
+                )
             return
+        self.healthy_at = time.monotonic()
         try:
+            if self.up and time.monotonic() - self.heard_at > engines.SILENT_SECONDS:
+                await self._return()
             async with self.database.begin() as conn:
                 row = await engines.heartbeat(conn, self.engine_id)
+            self.heard_at = time.monotonic()
             if row is not None and row.state is EngineState.QUARANTINED and self.up:
                 raise EngineUnavailableError(f"quarantined ({(row.details.get('canary') or {}).get('reason')}): vLLM is started anew")
             lapsed = row is not None and row.state is EngineState.SYNCING and (row.pause_seconds_left or -1) < 0
@@ -202,6 +213,14 @@ class _Wrapper:
                 await self._recover()
         except StoreUnavailableError as error:
             LOG.warning("no heartbeat", reason=str(error))
+
+    async def _return(self) -> None:
+        """After a silence in which weights may have been published without us: the newest ones first, then the next heartbeat."""
+        async with self.database.begin() as conn:
+            row = await engines.get(conn, self.engine_id)
+        if row is not None and row.state is EngineState.READY:
+            self.serving = row.version
+            await self._catch_up_if_ready()
 
     async def _recover(self) -> None:
         """Ends a pause that its holder abandoned. Which weights it left is unknown, so the newest ones are loaded first."""

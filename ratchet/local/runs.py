@@ -36,13 +36,14 @@ _SAY_SECONDS = 10.0
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: Say) -> str:
-    """The newest unfinished run with the same config, or a new one."""
+    """The newest unfinished run with the same config, resumed where it was paused, or a new one."""
     database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
     async with database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished(connection, config.digest())
+        reason = await runs.resume(connection, unfinished) if unfinished is not None else None
     await database.close()
     if unfinished is not None:
-        say(f"continuing run {unfinished} (same config; --new starts another)")
+        say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         return unfinished
     suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
     run_id = f"{name}-{datetime.now(UTC):%y%m%d}-{suffix}"

@@ -18,6 +18,9 @@ from ratchet.store.runs import ADHOC
 from ratchet.store.schema import Engine, PolicyVersion, Run
 from ratchet.types import EngineState, PolicyVersionState, RunState
 
+SILENT_SECONDS = 20.0
+"""An engine whose wrapper has not been heard of for so long gets no calls and no weights until it has caught up."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
@@ -31,6 +34,11 @@ class EngineRow:
     silent_seconds: float
     pause_seconds_left: float | None
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reachable(self) -> bool:
+        """In service, or paused for new weights, and heard of lately."""
+        return self.state in (EngineState.READY, EngineState.SYNCING) and self.silent_seconds < SILENT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ async def list_engines(conn: AsyncConnection) -> list[EngineRow]:
     return [_row(row) for row in rows]
 
 
-async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = 20) -> list[EngineRow]:
+async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = SILENT_SECONDS) -> list[EngineRow]:
     """Engines in state `ready` whose wrapper has been heard of lately, oldest first."""
     fresh = Engine.heartbeat_at > func.now() - timedelta(seconds=max_silent_seconds)
     rows = await conn.execute(_ROW.where(Engine.state == EngineState.READY, fresh).order_by(Engine.id))

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store import groups
 from ratchet.store.schema import Evaluation, Rollout, RolloutGroup, Task
 from ratchet.types import Purpose
 
@@ -34,12 +35,12 @@ def _of(run_id: str, label: str) -> ColumnElement[bool]:
 
 
 async def open_members(connection: AsyncConnection, run_id: str, label: str) -> list[tuple[int, str, str]]:
-    """(rollout id, workflow id, task label) of the members without an outcome."""
+    """(rollout id, workflow id, task label) of the members that have no reward yet and no replacement."""
     statement = (
         select(Rollout.id, Rollout.workflow_id, Task.label)
         .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
         .join(Task, Task.id == Rollout.task_id)
-        .where(_of(run_id, label), Rollout.outcome.is_(None), Rollout.replaced_by.is_(None))
+        .where(_of(run_id, label), groups.wants_running())
         .order_by(Rollout.id)
     )
     return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]

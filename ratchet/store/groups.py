@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -74,11 +74,15 @@ async def get(connection: AsyncConnection, group_id: int) -> GroupRow:
 
 
 async def open_members(connection: AsyncConnection, group_id: int) -> list[tuple[int, str]]:
-    """(rollout id, workflow id) of the members that have no outcome yet."""
-    statement = select(Rollout.id, Rollout.workflow_id).where(
-        Rollout.group_id == group_id, Rollout.outcome.is_(None), Rollout.replaced_by.is_(None)
-    )
+    """(rollout id, workflow id) of the members that have no reward yet and no replacement."""
+    statement = select(Rollout.id, Rollout.workflow_id).where(Rollout.group_id == group_id, wants_running())
     return [(row[0], row[1]) for row in await connection.execute(statement.order_by(Rollout.member))]
+
+
+def wants_running() -> ColumnElement[bool]:
+    """A member that has no reward and no replacement: it has not ended, or whoever would have replaced it was ended first."""
+    unrewarded = Rollout.outcome.is_(None) | Rollout.outcome.not_in(REWARDED_OUTCOMES)
+    return unrewarded & Rollout.replaced_by.is_(None)
 
 
 async def replace_member(connection: AsyncConnection, rollout_id: int, max_replacements: int) -> tuple[int, str] | None:

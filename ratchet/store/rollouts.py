@@ -198,6 +198,10 @@ async def run_of(connection: AsyncConnection, rollout_id: int) -> str:
     return str((await connection.execute(select(Rollout.run_id).where(Rollout.id == rollout_id))).scalar_one())
 
 
+async def is_open(connection: AsyncConnection, rollout_id: int) -> bool:
+    return (await connection.execute(select(Rollout.outcome).where(Rollout.id == rollout_id))).scalar_one() is None
+
+
 async def claimed_and_open(connection: AsyncConnection) -> list[tuple[int, str, int | None]]:
     """(rollout id, workflow id, group id) of rollouts that a workflow has claimed and that have no outcome."""
     statement = select(Rollout.id, Rollout.workflow_id, Rollout.group_id).where(Rollout.outcome.is_(None), Rollout.owner.is_not(None))

@@ -12,10 +12,12 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.errors import ConfigError
 from ratchet.store.schema import PolicyVersion, RolloutGroup, Run, RunTask, Task
 from ratchet.types import GroupState, Purpose, RunState, Wish
 
 ADHOC = "adhoc"
+_ONE_OPEN_RUN = 0x52415443  # an advisory lock's key, any number that nobody else uses
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,6 +70,19 @@ async def unfinished(connection: AsyncConnection) -> list[str]:
     return list((await connection.execute(statement)).scalars())
 
 
+async def require_alone(connection: AsyncConnection, run_id: str) -> None:
+    """Until the transaction ends no other training can begin. Raises ConfigError where one is open: the engines serve one policy, and
+    rollouts of two runs would be sampled by each other's weights.
+    """
+    await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN)))
+    for other in await unfinished(connection):
+        if other != run_id:
+            raise ConfigError(
+                f"run {other} is still open, and the engines serve one policy at a time: wait for its end, cancel it "
+                f"(`temporal workflow cancel --workflow-id run/{other}`, or in the UI), or train this one in a checkout of its own"
+            )
+
+
 async def create(connection: AsyncConnection, values: dict[str, Any]) -> bool:
     """Idempotent by run_id; False where the row was there already."""
     result = await connection.execute(pg_insert(Run).values(**values).on_conflict_do_nothing())
@@ -77,6 +92,15 @@ async def create(connection: AsyncConnection, values: dict[str, Any]) -> bool:
 async def end(connection: AsyncConnection, run_id: str, state: RunState, reason: str = "") -> None:
     statement = update(Run).where(Run.run_id == run_id, Run.state.in_([RunState.RUNNING, RunState.PAUSED]))
     await connection.execute(statement.values(state=state, state_reason=reason, ended_at=func.now()))
+
+
+async def resume(connection: AsyncConnection, run_id: str) -> str | None:
+    """`paused` → `running`; returns why it was paused, None where it was not."""
+    statement = select(Run.state_reason).where(Run.run_id == run_id, Run.state == RunState.PAUSED).with_for_update()
+    reason = (await connection.execute(statement)).scalar_one_or_none()
+    if reason is not None:
+        await connection.execute(update(Run).where(Run.run_id == run_id).values(state=RunState.RUNNING, state_reason=""))
+    return reason
 
 
 async def set_wish(connection: AsyncConnection, run_id: str, wish: Wish, update_id: str) -> None:

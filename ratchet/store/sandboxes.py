@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import exists, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, SandboxGoneError
-from ratchet.store.schema import Installation, Sandbox
+from ratchet.store.schema import Installation, Patch, Rollout, Sandbox
 from ratchet.types import SandboxRole, SandboxState
 
 
@@ -45,6 +45,14 @@ _COLUMNS = (
 _HELD = (SandboxState.CREATING, SandboxState.LIVE, SandboxState.RELEASE_WANTED)
 
 
+_ABOUT_TO_BE_GRADED = select(func.count()).where(
+    Rollout.outcome.is_(None),
+    exists().where(Patch.rollout_id == Rollout.id),
+    ~exists().where(Sandbox.rollout_id == Rollout.id, Sandbox.state.in_(_HELD)),
+)
+"""Rollouts between their boxes: the agent's is gone, the grader's not yet there."""
+
+
 async def installation(connection: AsyncConnection) -> UUID:
     await connection.execute(pg_insert(Installation).values(singleton=True).on_conflict_do_nothing())
     return UUID(str((await connection.execute(select(Installation.uuid))).scalar_one()))
@@ -70,14 +78,19 @@ async def unused(connection: AsyncConnection, rollout_id: int, attempt: int, rol
 
 
 async def reserve(connection: AsyncConnection, values: dict[str, object], max_boxes: int) -> LedgerRow | None:
-    """A new ledger row, or None when the provider's boxes are all taken; a tenth of them is kept for grading.
+    """A new ledger row, or None when the provider's boxes are all taken.
 
-    The advisory lock orders the count and the insert of concurrent boots.
+    The room of an agent's box stays its rollout's until the verdict: a new agent is let in only where every patch that waits for its
+    grading box would find room as well, and a tenth is kept for grading beside. So whoever is in gets through. The advisory lock
+    orders the count and the insert of concurrent boots.
     """
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": values["provider"]})
     held = select(func.count()).where(Sandbox.provider == values["provider"], Sandbox.state.in_(_HELD))
-    allowed = max_boxes if values["role"] == SandboxRole.GRADE else max_boxes - max(1, max_boxes // 10)
-    if (await connection.execute(held)).scalar_one() >= allowed:
+    taken, allowed = (await connection.execute(held)).scalar_one(), max_boxes
+    if values["role"] == SandboxRole.AGENT:
+        taken += (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one()
+        allowed -= max(1, max_boxes // 10)
+    if taken >= allowed:
         return None
     return LedgerRow(*(await connection.execute(insert(Sandbox).values(**values).returning(*_COLUMNS))).one())
 

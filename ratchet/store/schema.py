@@ -1,4 +1,4 @@
-"""The tables: what is true. DESIGN section 5 in SQLAlchemy.
+"""The tables: what is true.
 
 Why here: constraints hold the promises (an outcome has a reward exactly when a verdict exists; a group enters one step).
 Called by: the files of this folder, one per aggregate, and the alembic migrations.
@@ -66,11 +66,13 @@ def _ref(column: str, **kwargs: Any) -> Mapped[Any]:
 
 
 class Installation(Base):
-    """One row: who we are towards sandbox providers, so that a sweep touches no box of others."""
+    """One row: who we are towards sandbox providers, so that a sweep touches no box of others, and how long no adapter was there."""
 
     __tablename__ = "installation"
     singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
+    adapter_seen_at: Mapped[datetime] = _now()
+    adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)
 
 
@@ -232,6 +234,7 @@ class Session(Base):
     model: Mapped[str]
     limits: Mapped[dict[str, Any]]
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
+    away_before: Mapped[float | None]
     created_at: Mapped[datetime] = _now()
     closed_at: Mapped[datetime | None]
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.errors import FencedError
+from ratchet.store.presence import away_seconds
 from ratchet.store.schema import Engine, Rollout, Session, SessionToken, Turn
 from ratchet.types import SessionState, TurnState
 
@@ -37,13 +38,20 @@ class SessionRow:
 class SessionProgress:
     """`last_call_age_seconds` None: no call yet. `engine_wait_seconds`: time in which the agent could only wait for an engine.
 
-    `idle_seconds`: since its last call ended, or since the session opened; 0 while a call is in flight.
+    `away_seconds`: time since its first token in which no adapter was there.
+    `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
     """
 
     num_turns: int
     last_call_age_seconds: float | None
     engine_wait_seconds: float
+    away_seconds: float
     idle_seconds: float
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time that was not the agent's own."""
+        return self.engine_wait_seconds + self.away_seconds
 
 
 def token_hash(token: str) -> bytes:
@@ -76,6 +84,8 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
     added = await conn.execute(insert(SessionToken).from_select(["token_hash", "session_id"], columns))
     if not added.rowcount:
         raise FencedError(f"session {session_id} is closed: no token can be added")
+    first = update(Session).where(Session.id == session_id, Session.away_before.is_(None))
+    await conn.execute(first.values(away_before=away_seconds()))
     return token
 
 
@@ -134,14 +144,16 @@ async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> Sess
         .lateral()
     )
     where = (Session.rollout_id == rollout_id) & (Session.attempt == attempt)
-    opened = func.extract("epoch", func.now() - Session.created_at).label("opened")
-    columns = (Session.engine_wait_seconds, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
+    first_token = select(func.min(SessionToken.created_at)).where(SessionToken.session_id == Session.id).scalar_subquery()
+    opened = func.extract("epoch", func.now() - func.coalesce(first_token, Session.created_at)).label("opened")
+    away = func.greatest(0.0, away_seconds() - func.coalesce(Session.away_before, away_seconds())).label("away")
+    columns = (Session.engine_wait_seconds, away, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
     row = (await conn.execute(select(*columns).where(where))).one_or_none()
     if row is None:
         return None
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
-    return SessionProgress(row.num_turns, age, row.engine_wait_seconds, idle)
+    return SessionProgress(row.num_turns, age, row.engine_wait_seconds, float(row.away), idle)
 
 
 async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> None:

@@ -4,7 +4,7 @@ Why here: deaths, pauses and held calls cannot be asked of the real one; it repl
 Called by: the adapter's integration tests, as `python -m tests.standins.engine PORT`.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200, "logprob": -1.0}]}
-    POST /script {"scores": [...], "update": "die" | "refuse"}   what it says about a prompt; how the next weight update ends
+    POST /script {"scores": [...], "update": "die" | "refuse" | "hold"}   what it says about a prompt; how the next weight update ends
     POST /release {"hold": "name"}      lets held calls go
     POST /reset                         forgets everything
     GET  /calls                         every generate request seen, in order
@@ -91,6 +91,8 @@ class Engine:
     async def update_weights(self, request: Request) -> Response:
         if self.update_ends == "die":
             os._exit(9)
+        if self.update_ends == "hold":
+            await self.holds.setdefault("update", asyncio.Event()).wait()
         return JSONResponse({"error": "scripted"}, 500) if self.update_ends == "refuse" else JSONResponse({})
 
     async def finish_update(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_precedence(path: Path) -> None:
-    """--set over RATCHET_* over the brief's variable over the file over the default."""
+    """--set over RATCHET_* over a variable of the environment over the file over the default."""
     environment = {"SWE_AGENT_TIME_BUDGET_SEC": "12", "SWE_EVAL_TIMEOUT_SEC": "13", "RATCHET_TRAINING__STEPS": "4", "RATCHET_HOME": "/x"}
     config = load_config(path, [], environment)
     assert (config.limits.agent_seconds, config.limits.eval_seconds, config.training.steps) == (12, 13, 4)

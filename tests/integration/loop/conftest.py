@@ -27,6 +27,7 @@ from sqlalchemy.dialects.postgresql import insert
 from temporalio.client import Client, WorkflowHandle
 from tokenizers import Tokenizer
 
+from activities.sandboxes.e2b import E2BProvider
 from ratchet import temporal
 from ratchet.local.postgres import ensure_database
 from ratchet.local.stack import Stack, free_ports
@@ -46,6 +47,7 @@ def _short(directory: Path) -> Path:
         stage |= {"retry_initial": 0.1, "retry_max": 1}
         if stage["heartbeat"]:
             stage["heartbeat"] = 4
+    settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     settings["rollout"]["ttl_margin"] = 60
     path = directory / "temporal.yaml"
@@ -89,6 +91,10 @@ class Loop:
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/script", json={"outputs": outputs})
 
+    async def release(self, hold: str) -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/release", json={"hold": hold})
+
     def dataset(self, **metadata: Any) -> str:
         row = {"prompt": "make it right", "label": "task", "metadata": {"image": "host", "workdir": "/workspace/repo", **metadata}}
         path = self.home / f"{uuid4().hex[:8]}.jsonl"
@@ -100,6 +106,14 @@ class Loop:
         values = {"model": str(self.model), "limits": {"agent_seconds": 60, "eval_seconds": 20}, **config}
         argument = {"dataset": dataset, "task": 0, "config": values}
         return await self.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
+
+    @contextlib.asynccontextmanager
+    async def provider(self) -> AsyncIterator[E2BProvider]:
+        provider = E2BProvider(*(self.environment[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
+        try:
+            yield provider
+        finally:
+            await provider.close()
 
     async def rollout(self, handle: WorkflowHandle[Any, Any]) -> Any:
         async with self.database.begin() as connection:

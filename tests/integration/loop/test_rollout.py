@@ -1,15 +1,18 @@
 """One rollout through real boxes, git and graders: what its outcome is when all goes well, and when something dies."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
 from ratchet.store import runs
-from ratchet.store.schema import Attempt, ChainSpan, Grade, Patch, Sandbox, Session, Turn
+from ratchet.store.schema import Attempt, ChainSpan, Grade, Installation, Patch, Sandbox, Session, Turn
+from ratchet.temporal import root_cause
 from tests.integration.loop.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -126,13 +129,9 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
             return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
 
     box = await loop.until(in_flight, "the agent waits for its model")
-    from activities.sandboxes.e2b import E2BProvider
-
-    environment = loop.environment
     await loop.script(call("echo two > a.txt"), "Done.")
-    provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
-    assert await provider.kill(box)
-    await provider.close()
+    async with loop.provider() as provider:
+        assert await provider.kill(box)
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
     async with loop.database.begin() as connection:
@@ -154,15 +153,59 @@ async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
 
     await loop.until(waits, "the agent waits for its model")
     loop.end("worker", kill=True)
-    import httpx
-
-    async with httpx.AsyncClient(trust_env=False) as http:
-        await http.post(f"http://127.0.0.1:{loop.stack.ports['engine']}/release", json={"hold": "worker"})
+    await loop.release("worker")
     loop.spawn("worker")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 1, 2)
     async with loop.database.begin() as connection:
         assert (await connection.execute(select(func.count()).where(Sandbox.rollout_id == row.id))).scalar_one() == 2
+
+
+async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop: Loop) -> None:
+    """Box and launcher live on while adapter and worker are gone: nobody could move the deadline, so the attempt starved."""
+    await loop.script("never delivered", hold="away")
+    handle = await loop.start(loop.dataset(**TASK), limits={"agent_seconds": 8, "eval_seconds": 20})
+
+    async def waits() -> Any:
+        row = await loop.rollout(handle)
+        if row is None:
+            return None
+        async with loop.database.begin() as connection:
+            if not (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one():
+                return None
+            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
+
+    box_id = await loop.until(waits, "the agent waits for its model")
+    loop.end("worker", kill=True)
+    loop.end("adapter", kill=True)
+    async with loop.provider() as provider:
+        box = await provider.connect(box_id)
+
+        async def ended() -> bool:
+            return (await box.exec("test -e /run/ratchet/1/exit.json", user="root", check=False)).exit_code == 0
+
+        await loop.until(ended, "the launcher has ended the agent")
+        assert '"deadline"' in (await box.read_file("/run/ratchet/1/exit.json", user="root")).decode()
+        await box.close()
+    async with loop.database.begin() as connection:  # an hour has passed
+        await connection.execute(update(Installation).values(adapter_seen_at=func.now() - timedelta(hours=1)))
+    await loop.script(call("echo two > a.txt"), "Done.")
+    loop.spawn("adapter")
+
+    async def seen() -> bool:
+        async with loop.database.begin() as connection:
+            beat = select(func.now() - Installation.adapter_seen_at < timedelta(minutes=1))
+            return bool((await connection.execute(beat)).scalar_one())
+
+    await loop.until(seen, "the adapter is there again")
+    loop.spawn("worker")
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
+    async with loop.database.begin() as connection:
+        exits = (
+            (await connection.execute(select(Attempt.agent_exit).where(Attempt.rollout_id == row.id).order_by(Attempt.n))).scalars().all()
+        )
+    assert exits == ["starved", "done"]
 
 
 async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
@@ -286,3 +329,14 @@ async def test_search_attributes_are_visible(loop: Loop) -> None:
         return len(found) == 1
 
     await loop.until(listed, "visibility shows the rollout")
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"), [({"model": "/models/other"}, "model /models/other"), ({"policy_version": "run/3.e1"}, "policy version run/3.e1")]
+)
+async def test_a_rollout_under_weights_that_are_not_served_is_refused(loop: Loop, asked: dict[str, str], named: str) -> None:
+    argument = {"dataset": loop.dataset(**TASK), "task": 0, "config": {"model": str(loop.model)}, **asked}
+    handle = await loop.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
+    with pytest.raises(WorkflowFailureError) as refused:
+        await asyncio.wait_for(handle.result(), 100)
+    assert f"{named} is not served; the engines serve" in str(root_cause(refused.value))

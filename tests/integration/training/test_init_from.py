@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
@@ -12,11 +13,20 @@ from activities.runs import RunActivities
 from ratchet import paths
 from ratchet.store import runs
 from ratchet.store.database import Database
+from ratchet.store.schema import Run
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import PrepareRunInput, TrainRunInput
+from ratchet.types import PrepareRunInput, RunState, TrainRunInput
 from tests.integration.training.records import make_config, make_run
 
 TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}
+
+
+@pytest.fixture(autouse=True)
+async def alone(database: Database) -> None:
+    """Tests of this folder share a store, and leave runs open in it; here a run begins as on an installation of its own."""
+    async with database.begin() as connection:
+        for other in await runs.unfinished(connection):
+            await runs.end(connection, other, RunState.CANCELLED)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +50,14 @@ async def initial_weights(database: Database, run_id: str) -> bytes:
     return (Path(version.uri) / "model.safetensors").read_bytes()
 
 
+async def _end(database: Database, run_id: str) -> None:
+    async with database.begin() as connection:
+        await runs.end(connection, run_id, RunState.DONE)
+
+
 async def test_a_published_step_of_another_run(database: Database, tmp_path: Path, run_id: str, model: Path) -> None:
     await make_run(database, run_id, make_config(), model, paths.policies())
+    await _end(database, run_id)
     await prepare(database, tmp_path, f"{run_id}-b", init_from=f"{run_id}@0")
     assert await initial_weights(database, f"{run_id}-b") == (model / "model.safetensors").read_bytes()
 
@@ -54,9 +70,32 @@ async def test_a_directory(database: Database, tmp_path: Path, run_id: str, mode
 @pytest.mark.parametrize("init_from", ["{run}@7", "{run}@x", "nobody@0", "/nowhere"])
 async def test_what_is_not_there_begins_no_run(database: Database, tmp_path: Path, run_id: str, model: Path, init_from: str) -> None:
     await make_run(database, run_id, make_config(), model, paths.policies())
+    await _end(database, run_id)
     named = init_from.format(run=run_id)
     with pytest.raises(ApplicationError, match=named) as refused:
         await prepare(database, tmp_path, f"{run_id}-b", init_from=named)
     assert refused.value.type == "ConfigError" and refused.value.non_retryable
     async with database.begin() as connection:
         assert await runs.get(connection, f"{run_id}-b") is None
+
+
+async def test_of_two_trainings_the_second_is_refused_until_the_first_has_ended(
+    database: Database, tmp_path: Path, run_id: str, model: Path
+) -> None:
+    """Two runs on the same engines would sample each other's rollouts."""
+    await prepare(database, tmp_path, run_id, init_from=str(model))
+    await prepare(database, tmp_path, run_id, init_from=str(model))  # the same one again changes nothing
+    with pytest.raises(ApplicationError, match=f"run {run_id} is still open"):
+        await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
+    await _end(database, run_id)
+    await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
+
+
+async def test_a_paused_run_goes_on_when_it_is_started_again(database: Database, run_id: str) -> None:
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        await connection.execute(update(Run).where(Run.run_id == run_id).values(state=RunState.PAUSED, state_reason="NaN in step 3"))
+        assert await runs.resume(connection, run_id) == "NaN in step 3"
+        assert await runs.resume(connection, run_id) is None
+        row = await runs.get(connection, run_id)
+    assert row is not None and row.state == RunState.RUNNING

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
@@ -49,6 +50,12 @@ class Stage:
             row = await engines.get(connection, self.engine_id)
         assert row is not None
         return row
+
+    async def paused_until(self) -> datetime:
+        async with self.database.begin() as connection:
+            found = (await connection.execute(select(Engine.paused_until).where(Engine.id == self.engine_id))).scalar_one()
+        assert found is not None
+        return found
 
     async def script(self, **values: Any) -> None:
         (await self.client.post("/script", json=values)).raise_for_status()
@@ -132,3 +139,32 @@ async def test_an_update_that_fails_never_resumes_the_engine(stage: Stage, endin
     assert row.version == policy_version(stage.run_id, 0, 1)
     if ending == "refuse":
         assert (await stage.client.get("/is_paused")).json()["is_paused"]
+
+
+async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> None:
+    """Its machine is gone: nobody writes `gone` for it. Whenever it returns it catches up before it serves."""
+    async with stage.database.begin() as connection:
+        silent = {"heartbeat_at": func.now() - timedelta(minutes=5)}
+        await connection.execute(update(Engine).where(Engine.id == stage.engine_id).values(**silent))
+    stage.process.kill()
+    await stage.sync()
+    assert (await stage.row()).version == policy_version(stage.run_id, 0, 1)
+
+
+async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper takes over a pause whose lease has run out: two loads at once would leave unknown weights."""
+    monkeypatch.setattr("activities.learn._PAUSE_SECONDS", 2.0)
+    await stage.script(scores=NEW, update="hold")
+    syncing = asyncio.create_task(stage.sync())
+    async with asyncio.timeout(60):
+        while (await stage.row()).state is not EngineState.SYNCING:
+            await asyncio.sleep(0.05)
+    first = await stage.paused_until()
+    async with asyncio.timeout(60):
+        while await stage.paused_until() <= first + timedelta(seconds=2):  # longer than the lease it began with
+            assert not syncing.done()
+            await asyncio.sleep(0.05)
+    await stage.client.post("/release", json={"hold": "update"})
+    await syncing
+    row = await stage.row()
+    assert (row.state, row.version) == (EngineState.READY, policy_version(stage.run_id, 1, 1))

@@ -31,6 +31,8 @@ def upgrade() -> None:
         "installation",
         sa.Column("singleton", sa.Boolean(), server_default=sa.text("true"), nullable=False),
         sa.Column("uuid", sa.UUID(), server_default=sa.text("gen_random_uuid()"), nullable=False),
+        sa.Column("adapter_seen_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("adapter_away_seconds", sa.Float(precision=53), server_default="0", nullable=False),
         sa.CheckConstraint("singleton", name=op.f("ck_installation_one_row")),
         sa.PrimaryKeyConstraint("singleton", name=op.f("pk_installation")),
     )
@@ -344,6 +346,7 @@ def upgrade() -> None:
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("limits", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("engine_wait_seconds", sa.Float(precision=53), server_default="0", nullable=False),
+        sa.Column("away_before", sa.Float(precision=53), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("closed_at", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["rollout_id"], ["rollout.id"], name=op.f("fk_session_rollout_id")),

@@ -1,0 +1,26 @@
+"""Says every two seconds that an adapter is there.
+
+Why here: the time that no adapter was there is not an agent's own, and only a living adapter can say when it ended.
+Called by: `app.py`, for as long as the app serves.
+"""
+
+import asyncio
+
+import structlog
+
+from ratchet.errors import StoreUnavailableError
+from ratchet.store import presence
+from ratchet.store.database import Database
+
+LOG = structlog.get_logger("ratchet.adapter")
+
+
+async def keep_present(database: Database) -> None:
+    """Beats until cancelled. While the store is away no call can be served either: the silence is the truth."""
+    while True:
+        try:
+            async with database.begin() as connection:
+                await presence.beat(connection)
+        except StoreUnavailableError as error:
+            LOG.warning("presence not recorded", reason=str(error))
+        await asyncio.sleep(presence.BEAT_SECONDS)
