@@ -74,14 +74,15 @@ class BootActivities:
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
             task = await tasks.of_rollout(connection, input.rollout_id)
-        whose = {"rollout_id": input.rollout_id, "attempt": input.attempt, "role": input.role, "workflow_id": info.workflow_id}
+        whose = (input.rollout_id, input.attempt, input.role, info.workflow_id)
         try:
             async with asyncio.timeout(_WAIT_FOR_ROOM_SECONDS), self._lines[input.role]:
                 while True:
                     async with self.database.begin() as connection:
-                        row = await sandboxes.unused(connection, **whose)
+                        row = await sandboxes.unused(connection, *whose)
                         if row is None:
-                            values = {**whose, "provider": self.provider.name, "image": task.image}
+                            values = dict(zip(("rollout_id", "attempt", "role", "workflow_id"), whose, strict=True))
+                            values |= {"provider": self.provider.name, "image": task.image}
                             row = await sandboxes.reserve(connection, values, config.sandbox.max_boxes)
                     if row is not None:
                         return row

@@ -84,7 +84,7 @@ async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
     if parts.settings.tool_parser or parts.settings.reasoning_parser:
         # A daemon: importing vLLM takes long, and a stop must not wait for it.
         threading.Thread(target=parts.parser.load, name="parsers", daemon=True).start()
-    present = asyncio.create_task(keep_present(database))
+    present = asyncio.create_task(keep_present(database, lambda: parts.parser.ready))
     try:
         yield
     finally:

@@ -51,6 +51,11 @@ class OutputParser:
             if self._parsers is None:
                 self._parsers = _VllmParsers(self._model_path, self.tool_parser, self.reasoning_parser, self._template_kwargs)
 
+    @property
+    def ready(self) -> bool:
+        """Whether no call has to wait for an import any more."""
+        return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
+
     async def split(self, text: str, tools: Sequence[Tool]) -> Parsed:
         """Without `tools` no tool call is looked for."""
         if (self.tool_parser is None or not tools) and self.reasoning_parser is None:

@@ -5,6 +5,7 @@ Called by: `app.py`, for as long as the app serves.
 """
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -15,8 +16,11 @@ from ratchet.store.database import Database
 LOG = structlog.get_logger("ratchet.adapter")
 
 
-async def keep_present(database: Database) -> None:
-    """Beats until cancelled. While the store is away no call can be served either: the silence is the truth."""
+async def keep_present(database: Database, ready: Callable[[], bool]) -> None:
+    """Beats from the moment that calls can be answered, until cancelled. While the store is away none can be served either: the silence
+    is the truth."""
+    while not ready():
+        await asyncio.sleep(0.2)
     while True:
         try:
             async with database.begin() as connection:
