@@ -113,6 +113,10 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings) -> None:
 def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUpdate | None:
     """What temporal.yaml says now; whether it is paused, and anything else, is the user's."""
     found = known.description.schedule
-    if found.spec.intervals == wanted.spec.intervals and found.policy.catchup_window == wanted.policy.catchup_window:
+    if _numbers(found) == _numbers(wanted):
         return None
     return ScheduleUpdate(replace(found, spec=wanted.spec, policy=wanted.policy))
+
+
+def _numbers(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
+    return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window

@@ -28,7 +28,7 @@ from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.runs import RunActivities
 from activities.sandboxes.base import SandboxProvider
-from activities.sandboxes.e2b import E2BProvider
+from activities.sandboxes.e2b import E2BProvider, image_metadata_key
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
 from ratchet import temporal
@@ -61,12 +61,11 @@ def sandbox_provider() -> SandboxProvider:
         return DockerProvider()
     if kind != "e2b":
         raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {kind!r} is neither e2b nor docker")
-    key = os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY") or "image"
     return E2BProvider(
         api_key=os.environ.get("E2B_API_KEY", ""),
         api_url=os.environ.get("E2B_API_URL"),
         sandbox_url=os.environ.get("E2B_SANDBOX_URL"),
-        image_metadata_key=key,
+        image_metadata_key=image_metadata_key(),
         template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
         max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
     )

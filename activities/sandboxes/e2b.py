@@ -36,6 +36,11 @@ _RETRYABLE_STATUS = 500
 _log = structlog.get_logger(__name__)
 
 
+def image_metadata_key() -> str:
+    """The metadata key that carries a task's image, by the brief's variable or its older name; for whoever sets it and whoever reads it."""
+    return os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY") or "image"
+
+
 class E2BProvider:
     """`api_url` and `sandbox_url` None mean E2B's cloud. `max_connections` should be twice the commands that run at once:
     every open command holds a connection, and all boxes of one service share one address. In `template`, `{image}` stands for a task's

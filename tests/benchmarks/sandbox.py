@@ -9,6 +9,7 @@ first command, a login shell beside a command, a copied file beside a transfer. 
 
 import asyncio
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -164,7 +165,20 @@ async def measure(size: Size) -> dict[str, Any]:
         say(f"{CREATES_AT_ONCE} creates at once")
         found["concurrent_creates"] = await many(provider)
         found["idle"] = await idle(provider, size.idle)
-    return {"cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2), **found}
+    return {"machine": machine(), "load_before": round(load, 2), **found}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    models = [value.strip() for name, value in facts.items() if name.strip() == "model name"]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / (1 << 30)),
+        "kernel": platform.release(),
+    }
 
 
 def main() -> None:

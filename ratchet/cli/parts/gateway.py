@@ -9,6 +9,7 @@ from ratchet.local.stack import Stack
 def command() -> None:
     """The local sandbox gateway."""
     from activities.harnesses.programs import BOX_AGENTS, agents_directory
+    from activities.sandboxes.e2b import image_metadata_key
     from ratchet.local.sandbox_gateway import probe
     from ratchet.local.sandbox_gateway.layers import ensure_python_layer
     from ratchet.local.sandbox_gateway.serve import serve
@@ -24,6 +25,7 @@ def command() -> None:
             port=stack.ports["gateway"],
             egress_ports=(stack.ports["adapter"],),
             max_boxes=256,
+            image_metadata_key=image_metadata_key(),
             images_directory=paths.images(),
             layers={"/opt/ratchet": ensure_python_layer(paths.cache()), BOX_AGENTS: agents_directory()},
             hidden_directories=(Path.cwd(), stack.home),

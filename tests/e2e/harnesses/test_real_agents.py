@@ -1,6 +1,8 @@
 """Each real agent, end to end: box, program, adapter, edits, diff, verdict, turns in Postgres; and a worker killed under it."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from activities.sandboxes import base
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.store.schema import Attempt, Sandbox, Turn
 from tests.e2e.harnesses.conftest import require_program
@@ -91,22 +94,12 @@ async def test_a_killed_worker_finds_the_same_agent_at_work(loop: Loop, agent: A
     await loop.script(agent.call(FIX), hold=hold)
     handle = await begin(loop, agent)
 
-    async def box_of_waiting_agent() -> str | None:
-        row = await loop.rollout(handle)
-        if row is None:
-            return None
-        async with loop.database.begin() as connection:
-            waits = select(func.count()).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
-            if not (await connection.execute(waits)).scalar_one():
-                return None
-            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
-
-    box_id = await loop.until(box_of_waiting_agent, "the agent waits for its model")
-    before = await launcher_pid(loop, box_id)
+    box_id = await box_of_agent(loop, handle, "in_flight")
+    before = await processes(loop, box_id)
     loop.end("worker", kill=True)
     loop.spawn("worker")
     await loop.script(*agent.ending)
-    assert await launcher_pid(loop, box_id) == before
+    assert await processes(loop, box_id) == before
     async with httpx.AsyncClient(trust_env=False) as http:
         await http.post(f"http://127.0.0.1:{loop.stack.ports['engine']}/release", json={"hold": hold})
     await asyncio.wait_for(handle.result(), 600)
@@ -114,13 +107,58 @@ async def test_a_killed_worker_finds_the_same_agent_at_work(loop: Loop, agent: A
     assert (row.outcome, row.reward, row.attempt) == ("graded", 1.0, 1), await transcript(loop, row.id)
 
 
-async def launcher_pid(loop: Loop, box_id: str) -> str:
-    """The launcher's own record, and proof that its process lives."""
+async def test_at_its_deadline_an_agent_and_all_that_it_started_end_and_the_diff_is_taken(loop: Loop, agent: Agent) -> None:
+    left_behind = "(setsid sh -c 'while :; do sleep 0.1; done' >/dev/null 2>&1 &)"
+    await loop.script(agent.call(f"{FIX}; {left_behind}; tail -f /dev/null"))
+    handle = await begin(loop, agent)
+    async with box_in(loop, await box_of_agent(loop, handle, "completed")) as box:
+
+        async def holds(condition: str) -> bool:
+            return (await box.exec(condition, check=False)).exit_code == 0
+
+        at_work = "grep -q 'a + b' /workspace/repo/calc.py && pgrep -u agent tail && pgrep -u agent -f 'while :'"
+        await loop.until(lambda: holds(at_work), "the agent has its edit made and hangs in a command")
+        loop.end("worker", kill=True)  # or the box would be gone before it can be looked at
+        await box.exec("echo 0.00 > /run/ratchet/1/deadline")
+        await loop.until(lambda: holds("test -s /run/ratchet/1/exit.json"), "the launcher writes down the end")
+        assert not await holds("pgrep -u agent")
+    loop.spawn("worker")
+    await asyncio.wait_for(handle.result(), 600)
+    row = await loop.rollout(handle)
+    assert (row.outcome, row.reward, row.agent_exit) == ("graded", 1.0, "time_budget"), await transcript(loop, row.id)
+
+
+async def box_of_agent(loop: Loop, handle: Any, turn_state: str) -> str:
+    """As soon as one of its model calls is in this state."""
+
+    async def found() -> str | None:
+        row = await loop.rollout(handle)
+        if row is None:
+            return None
+        async with loop.database.begin() as connection:
+            turns = select(func.count()).where(Turn.rollout_id == row.id, Turn.state == turn_state)
+            if not (await connection.execute(turns)).scalar_one():
+                return None
+            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
+
+    return str(await loop.until(found, f"a model call is {turn_state}"))
+
+
+@contextlib.asynccontextmanager
+async def box_in(loop: Loop, box_id: str) -> AsyncIterator[base.Sandbox]:
     environment = loop.environment
     provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
     box = await provider.connect(box_id)
     try:
-        return (await box.exec('read boot pid start </run/ratchet/1/launcher; kill -0 "$pid"; echo "$pid $start"')).stdout
+        yield box
     finally:
         await box.close()
         await provider.close()
+
+
+async def processes(loop: Loop, box_id: str) -> str:
+    """Pids and start times of the launcher, by its own record, and of the agent's program: the first process of its user."""
+    async with box_in(loop, box_id) as box:
+        launcher = 'read boot pid start </run/ratchet/1/launcher; kill -0 "$pid" && echo "$pid $start"'
+        program = 'agent=$(pgrep -o -u agent) && sed "s/.*) //" "/proc/$agent/stat" | cut -d " " -f 20 && echo "$agent"'
+        return (await box.exec(f"{launcher} && {program}")).stdout

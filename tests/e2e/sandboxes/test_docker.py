@@ -1,5 +1,7 @@
 """The sandbox contract over a real Docker daemon, and what only this back end has to show."""
 
+import asyncio
+import os
 import subprocess
 import sys
 import uuid
@@ -38,6 +40,19 @@ async def test_a_box_without_network_has_no_address(provider: DockerProvider) ->
     async with closed:
         devices = (await closed.exec("cat /proc/net/dev")).stdout.splitlines()[2:]
         assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+
+
+async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -> None:
+    script = "import sys; from ratchet.cli.terminal import run_docker_terminal; sys.exit(run_docker_terminal(*sys.argv[1:]))"
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", script, box.id, "agent"],
+        input=b"echo $(whoami) here; exit 5\n",
+        env={**os.environ, "DOCKER_HOST": f"unix://{docker_directory}/docker.sock"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (5, b"agent here\n")
 
 
 @pytest.fixture(scope="module")

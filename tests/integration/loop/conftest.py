@@ -49,6 +49,7 @@ def _short(directory: Path) -> Path:
             stage["heartbeat"] = 4
     settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
+    settings["rollout"]["ttl_margin"] = 60
     path = directory / "temporal.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -164,12 +165,6 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
         async with database.begin() as connection:
             await connection.execute(update(Engine).where(Engine.address == address).values(heartbeat_at=func.now()))
         await asyncio.sleep(2)
-
-
-@pytest.fixture(scope="session")
-def own_environment() -> dict[str, str]:
-    """Of all services, over what the stack gives them; a folder with another sandbox back end has its own fixture of this name."""
-    return {}
 
 
 @pytest.fixture(scope="session")
