@@ -24,16 +24,9 @@ from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, San
 from ratchet.store import admissions, sandboxes, tasks
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
+from ratchet.task_payloads import AdmissionInput, AdmissionResult, AdmitInput, AdmitPage, TrialInput, TrialResult
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import (
-    AdmissionInput,
-    AdmissionResult,
-    AdmitInput,
-    AdmitPage,
-    SandboxRole,
-    TrialInput,
-    TrialResult,
-)
+from ratchet.types import SandboxRole
 
 _PAGE = 100
 _MAX_FAILED = 50

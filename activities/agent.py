@@ -17,10 +17,11 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError
+from ratchet.payloads import AgentResult, StageInput
 from ratchet.store import rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
-from ratchet.types import MODEL_NAME, AgentExit, AgentResult, StageInput
+from ratchet.types import MODEL_NAME, AgentExit
 
 log = structlog.get_logger()
 

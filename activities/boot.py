@@ -18,10 +18,11 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import SandboxProvider
 from ratchet.config import RunConfig
 from ratchet.errors import SandboxBusyError, SandboxGoneError
+from ratchet.payloads import Box, StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
-from ratchet.types import MODEL_NAME, Box, SandboxRole, SandboxState, StageInput, StageResult
+from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
 
 log = structlog.get_logger()
 

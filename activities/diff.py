@@ -21,11 +21,11 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from ratchet.engine_client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError
+from ratchet.payloads import DiffResult, StageInput
 from ratchet.store import admissions, grades, rollouts, sandboxes, sessions, tasks
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
-from ratchet.types import DiffResult, StageInput
 
 
 class DiffActivities:

@@ -20,11 +20,11 @@ from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.workspace import stage_user
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, GraderFailedError
+from ratchet.payloads import GradeResult, StageInput
 from ratchet.store import grades, rollouts, sandboxes, tasks
 from ratchet.store.arrays import pack_text, unpack_bytes
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
-from ratchet.types import GradeResult, StageInput
 
 _LISTED_TEST = RULES[0].name
 """Left out whatever the run's policy is: honest work edits tests, too."""

@@ -18,10 +18,11 @@ from activities.run_configs import RunConfigs
 from ratchet import paths
 from ratchet.engine_client import EngineClient
 from ratchet.errors import BugError, EngineUnavailableError, LearnerLostError, StoreUnavailableError
+from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import engines, forks, learners, metrics, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import PolicyVersion
-from ratchet.types import BatchState, EngineList, EngineState, Planned, RunInput, StageResult, StepInput, SyncInput
+from ratchet.types import BatchState, EngineState
 from training import batch, canary
 
 log = structlog.get_logger()

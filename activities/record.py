@@ -16,23 +16,12 @@ from activities.verdicts import verdict_of
 from adapter.chains import build_chains
 from ratchet.config import RunConfig
 from ratchet.errors import BugError
+from ratchet.payloads import Claim, FinaliseInput, GroupInput, GroupPlan, GroupResult, MemberInput, Replacement, RolloutInput, RolloutResult
 from ratchet.store import chains, grades, groups, rollouts, tasks, turns
 from ratchet.store.database import Database
 from ratchet.store.schema import Patch
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import (
-    AgentExit,
-    Claim,
-    FinaliseInput,
-    GroupInput,
-    GroupPlan,
-    GroupResult,
-    MemberInput,
-    Outcome,
-    Replacement,
-    RolloutInput,
-    RolloutResult,
-)
+from ratchet.types import AgentExit, Outcome
 
 
 class RecordActivities:

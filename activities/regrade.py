@@ -17,8 +17,9 @@ from ratchet.errors import ConfigError
 from ratchet.store import grades, groups, rollouts
 from ratchet.store.database import Database
 from ratchet.store.schema import Grade
+from ratchet.task_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Outcome, RegradedInput, RegradedResult, RegradeInput, RegradePage
+from ratchet.types import Outcome
 
 _PAGE = 200
 

@@ -19,20 +19,17 @@ from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.tasks import import_dataset, usable
 from ratchet import paths
-from ratchet.config import TINY, RunConfig, load_config, resolve
+from ratchet.config import TINY, RunConfig
+from ratchet.config_sources import load_config, resolve
 from ratchet.errors import ConfigError, DatasetError
 from ratchet.model_directory import require_model
-from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
-from ratchet.store.database import Database
-from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import (
+from ratchet.payloads import (
     EndRunInput,
     EvaluateInput,
     EvaluateMembers,
     EvaluateResult,
     EvaluationPlan,
     PrepareRunInput,
-    Purpose,
     RolloutInput,
     RolloutRow,
     RunPlan,
@@ -41,9 +38,11 @@ from ratchet.types import (
     StartedGroup,
     StartedMember,
     ViewRunInput,
-    Wish,
-    policy_version,
 )
+from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
+from ratchet.store.database import Database
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import Purpose, Wish, policy_version
 from training import batch
 from training.curriculum import TaskRate, choose_tasks
 from training.weights import link_version

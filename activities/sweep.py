@@ -22,11 +22,12 @@ from activities.boot import INSTALLATION_KEY, UUID_KEY
 from activities.boundary import heartbeating, stage
 from activities.sandboxes.base import SandboxProvider
 from ratchet.errors import SandboxBusyError
+from ratchet.payloads import SweepInput, SweepResult
 from ratchet.store import groups, rollouts, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Outcome, SandboxState, SweepInput, SweepResult
+from ratchet.types import Outcome, SandboxState
 
 log = structlog.get_logger()
 

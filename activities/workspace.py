@@ -13,10 +13,10 @@ from activities.grading_box import has_archive, upload_archive
 from activities.repository import prepare_script
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import CommandResult, SandboxProvider
+from ratchet.payloads import StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, tasks
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
-from ratchet.types import StageInput, StageResult
 
 _MAX_LOG_CHARACTERS = 200_000
 

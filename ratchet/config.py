@@ -1,22 +1,16 @@
-"""The run's config: one pydantic tree, and where its values come from.
+"""The run's config as one pydantic tree.
 
-Why here: every knob of a run is declared once, with its unit; unknown keys are refused wherever they come from.
-Called by: `ratchet train` and the activity that starts a run; the resolved tree is stored in the run's row and read from there.
-
-Precedence: `--set a.b=c` > `RATCHET_A__B` > SWE_* and VIME_AGENT_* variables > the YAML file > the defaults below.
+Why here: every knob of a run is declared once, with its unit; unknown keys are refused wherever they come from (`config_sources.py`).
+Called by: everything that a run's config decides; the tree is stored in the run's row and read from there.
 """
 
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ratchet.errors import ConfigError
 from ratchet.types import TurnKind
 
 TINY = "tiny"
@@ -290,123 +284,3 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Of the resolved values: two runs with the same digest are asked to do the same."""
         return hashlib.sha256(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-BRIEF_VARIABLES = {
-    "SWE_AGENT_TIME_BUDGET_SEC": "limits.agent_seconds",
-    "SWE_EVAL_TIMEOUT_SEC": "limits.eval_seconds",
-    "SWE_ROLLOUT_GUARD_SEC": "limits.guard_seconds",
-    "HF_CHECKPOINT": "model",
-    "SWE_CC_PROMPT": "harness.prompt",
-}
-CLAUDE_CODE_VARIABLES = {"VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args", "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env"}
-"""Variables for runs of claude_code only."""
-_TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
-
-
-def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, leaf = dotted.split(".")
-    for key in parents:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{dotted}: {key} is no section; see the keys in ratchet/config.py")
-    tree[leaf] = value
-
-
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        merged[key] = _merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
-    return merged
-
-
-def _from_environment(environment: Mapping[str, str], variables: Mapping[str, str] = BRIEF_VARIABLES) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, dotted in variables.items():
-        if environment.get(name):
-            _put(tree, dotted, environment[name] if name in _TEXTS else _parsed(name, environment[name]))
-    sections = {name for name in RunConfig.model_fields if name not in {"model", "seed", "drift", "init_from"}}
-    for name, text in sorted(environment.items()):
-        dotted = name.removeprefix("RATCHET_").lower().replace("__", ".")
-        if name.startswith("RATCHET_") and (dotted in RunConfig.model_fields or (dotted.split(".")[0] in sections and "." in dotted)):
-            _put(tree, dotted, yaml.safe_load(text))
-    return tree
-
-
-def _parsed(name: str, text: str) -> Any:
-    """Of an object (VIME_AGENT_CC_EXTRA_ENVS) every value is text, as in any environment."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {' '.join(str(error).split())}") from None
-    return {key: str(inner) for key, inner in value.items()} if isinstance(value, dict) else value
-
-
-def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for override in overrides:
-        dotted, separator, text = override.partition("=")
-        if not separator or not dotted:
-            raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example --set training.steps=20")
-        _put(tree, dotted, yaml.safe_load(text))
-    return tree
-
-
-def explain(error: ValidationError, source: str) -> ConfigError:
-    """One sentence per mistake: the key, the value, what was expected."""
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "config"
-        if item["type"] == "extra_forbidden":
-            problems.append(f"{key}: unknown key; see the keys in ratchet/config.py")
-        elif item["type"] == "missing":
-            problems.append(f"{key}: missing")
-        elif not item["loc"]:
-            problems.append(item["msg"].removeprefix("Value error, "))
-        else:
-            problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r:.80})")
-    return ConfigError(f"{source}: " + "; ".join(problems))
-
-
-def resolve(values: Mapping[str, Any], source: str, base: Path) -> RunConfig:
-    """Validates and makes every path absolute; raises ConfigError naming key, value and expectation."""
-    try:
-        config = RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise explain(error, source) from None
-
-    def absolute(path: str) -> str:
-        expanded = Path(path).expanduser()
-        if expanded.is_absolute():
-            return str(expanded)
-        beside = (base / expanded).resolve()
-        return str(beside if beside.exists() else expanded.resolve())
-
-    datasets = [dataset.model_copy(update={"path": absolute(dataset.path)}) for dataset in config.datasets]
-    for dataset in datasets:
-        if not Path(dataset.path).exists():
-            raise ConfigError(
-                f"{source}: datasets: {dataset.path} does not exist; name a JSONL or parquet file, or a folder of Harbor tasks"
-            )
-    model = config.model if config.model == TINY else absolute(config.model)
-    init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
-    return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from})
-
-
-def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> RunConfig:
-    """The run's config from all five sources; raises ConfigError, never a half-read tree."""
-    try:
-        from_file = yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file, for example configs/quickstart.yaml") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(from_file, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, found {type(from_file).__name__}")
-    environment = os.environ if environment is None else environment
-    merged = _merge(_merge(from_file, _from_environment(environment)), _from_overrides(overrides))
-    harness = merged.get("harness")
-    if isinstance(harness, dict) and harness.get("name") == "claude_code":
-        own = _merge(from_file, _from_environment(environment, {**BRIEF_VARIABLES, **CLAUDE_CODE_VARIABLES}))
-        merged = _merge(own, _from_overrides(overrides))
-    return resolve(merged, str(path), path.resolve().parent)

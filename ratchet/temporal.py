@@ -30,8 +30,9 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError
+from ratchet.payloads import SweepInput
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import SEARCH_ATTRIBUTES, SweepInput
+from ratchet.types import SEARCH_ATTRIBUTES
 
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 SWEEP_SCHEDULE = "sweep"

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ratchet.config import explain
+from ratchet.config_sources import explain
 from ratchet.errors import ConfigError
-from ratchet.types import StageOptions
+from ratchet.payloads import StageOptions
 
 QUEUES = ("control", "boot", "agent", "grade", "learn")
 DEFAULT_PATH = Path(__file__).parent.parent / "temporal.yaml"

@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.admit import AdmitActivities
-    from ratchet.types import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
+    from ratchet.task_payloads import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
     from workflows.options import FIRST_STAGE, cause, perform
 
 PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")

@@ -11,7 +11,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.runs import RunActivities
-    from ratchet.types import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
+    from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
     from workflows.options import FIRST_STAGE, perform
     from workflows.rollout_group import run_with_replacements
 

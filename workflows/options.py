@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, CancelledErro
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from ratchet.types import StageOptions
+    from ratchet.payloads import StageOptions
 
 RUN = SearchAttributeKey.for_keyword("ratchet_run")
 TASK = SearchAttributeKey.for_keyword("ratchet_task")

@@ -14,7 +14,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.grade import GradeActivities
     from activities.regrade import RegradeActivities
-    from ratchet.types import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult, SandboxRole, StageInput
+    from ratchet.payloads import StageInput
+    from ratchet.task_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult
+    from ratchet.types import SandboxRole
     from workflows.options import FIRST_STAGE, cause, grading_boot, perform
 
 _NOTHING = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}

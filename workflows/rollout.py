@@ -22,19 +22,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.record import RecordActivities
     from activities.runs import RunActivities
     from activities.workspace import WorkspaceActivities
-    from ratchet.types import (
-        AgentExit,
-        AgentResult,
-        Box,
-        Claim,
-        FinaliseInput,
-        GradeResult,
-        RolloutInput,
-        RolloutResult,
-        SandboxRole,
-        StageInput,
-        StageResult,
-    )
+    from ratchet.payloads import AgentResult, Box, Claim, FinaliseInput, GradeResult, RolloutInput, RolloutResult, StageInput, StageResult
+    from ratchet.types import AgentExit, SandboxRole
     from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, grading_boot, perform, stop_if_cancelled, to_the_end
 
 

@@ -13,17 +13,8 @@ from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedErro
 
 with workflow.unsafe.imports_passed_through():
     from activities.record import RecordActivities
-    from ratchet.types import (
-        REWARDED_OUTCOMES,
-        GroupInput,
-        GroupPlan,
-        GroupResult,
-        GroupState,
-        MemberInput,
-        RolloutInput,
-        RolloutResult,
-        StageOptions,
-    )
+    from ratchet.payloads import GroupInput, GroupPlan, GroupResult, MemberInput, RolloutInput, RolloutResult, StageOptions
+    from ratchet.types import REWARDED_OUTCOMES, GroupState
     from workflows.options import FIRST_STAGE, attributes, child, perform, to_the_end
     from workflows.rollout import Rollout
 

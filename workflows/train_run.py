@@ -25,7 +25,7 @@ from temporalio.exceptions import (
 with workflow.unsafe.imports_passed_through():
     from activities.learn import LearnActivities
     from activities.runs import RunActivities
-    from ratchet.types import (
+    from ratchet.payloads import (
         EndRunInput,
         EvaluateInput,
         EvaluationPlan,
@@ -33,15 +33,14 @@ with workflow.unsafe.imports_passed_through():
         PrepareRunInput,
         RunInput,
         RunPlan,
-        RunState,
         RunView,
         StartedGroup,
         StepInput,
         SyncInput,
         TrainRunInput,
         ViewRunInput,
-        Wish,
     )
+    from ratchet.types import RunState, Wish
     from workflows.evaluate import Evaluate
     from workflows.options import FIRST_STAGE, attributes, cause, child, perform, stop_if_cancelled, to_the_end
     from workflows.rollout_group import RolloutGroup

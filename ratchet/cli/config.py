@@ -18,7 +18,7 @@ def command(
 
     import yaml
 
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
 
     resolved = load_config(config, set)
     print(resolved.model_dump_json()) if json else yaml.safe_dump(resolved.model_dump(mode="json"), sys.stdout, sort_keys=False)

@@ -19,7 +19,7 @@ def command(
 
     from ratchet.cli.console import print_json, say
     from ratchet.cli.workflows import run_workflow
-    from ratchet.types import RegradeInput, RegradeResult
+    from ratchet.task_payloads import RegradeInput, RegradeResult
 
     source = {"rollout_id": int(what)} if what.isdigit() else {"run_id": what}
     wanted = RegradeInput.model_validate({**source, "grader": grader, "repeats": repeats, "adopt": adopt, "window": window})

@@ -21,7 +21,7 @@ def command(
     import asyncio
 
     from ratchet.cli.console import print_json, say
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
     from ratchet.local.bring_up import bring_up
     from ratchet.local.stack import Stack
 
@@ -43,9 +43,9 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
 
     from ratchet.errors import ConfigError
     from ratchet.local.bring_up import connect
+    from ratchet.payloads import RolloutInput, RolloutResult
     from ratchet.temporal import root_cause
     from ratchet.temporal_settings import load_temporal_settings
-    from ratchet.types import RolloutInput, RolloutResult
 
     client = await connect(stack, load_temporal_settings())
     rollout = RolloutInput(dataset=path, task=task, config=config)

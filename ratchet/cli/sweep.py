@@ -29,8 +29,8 @@ async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
 
     from ratchet.local.bring_up import connect
     from ratchet.local.stack import Stack
+    from ratchet.payloads import SweepInput, SweepResult
     from ratchet.temporal_settings import load_temporal_settings
-    from ratchet.types import SweepInput, SweepResult
 
     client = await connect(Stack(), load_temporal_settings())
     result: SweepResult = await client.execute_workflow(

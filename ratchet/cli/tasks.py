@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
-    from ratchet.types import AdmitInput, AdmitResult
+    from ratchet.task_payloads import AdmitInput, AdmitResult
 
 app = typer.Typer(help="Datasets: build, check, import, list, show, admit; and the integrity rules.", no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def check(
     from activities.datasets.formats import check_rows
     from activities.datasets.lints import lint_config, lint_rows
     from ratchet.cli.console import print_json, say
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
 
     problems: list[str] = []
     good, longest = 0, 0
@@ -167,7 +167,7 @@ def admit(
     import asyncio
 
     from ratchet.cli.console import print_json, say
-    from ratchet.types import AdmitInput
+    from ratchet.task_payloads import AdmitInput
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     columns = {"input_key": input_key, "label_key": label_key, "metadata_key": metadata_key}
@@ -185,7 +185,7 @@ async def _admit(wanted: "AdmitInput") -> "AdmitResult":
     from uuid import uuid4
 
     from ratchet.cli.workflows import run_workflow
-    from ratchet.types import AdmitResult
+    from ratchet.task_payloads import AdmitResult
 
     name = Path(wanted.dataset).stem
     return await run_workflow("AdmitTasks", wanted, f"admit/{name}-{uuid4().hex[:6]}", AdmitResult)

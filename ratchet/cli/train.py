@@ -26,7 +26,7 @@ def command(
     from dataclasses import asdict
 
     from ratchet.cli.console import print_json, say
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
     from ratchet.local.bring_up import bring_up
     from ratchet.local.runs import collect, start_run, watch
     from ratchet.local.stack import Stack

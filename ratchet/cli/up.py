@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """Start the local stack, or bring a running one up to date; returns when everything answers."""
     from ratchet.cli.console import say
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
     from ratchet.local.bring_up import bring_up
     from ratchet.local.stack import Stack
 

@@ -23,10 +23,10 @@ from ratchet.local.plan import prepare_plan
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.stack import Stack, require_space
 from ratchet.local.supervisor import Supervisor
+from ratchet.payloads import TrainRunInput
 from ratchet.store import engines, runs
 from ratchet.store.database import Database, migrate
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
-from ratchet.types import TrainRunInput
 
 _READY_SECONDS = 300.0
 _ANSWER_SECONDS = 10.0

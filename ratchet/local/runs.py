@@ -23,11 +23,11 @@ from ratchet.local.bring_up import connect
 from ratchet.local.cpu import CpuMeter
 from ratchet.local.stack import Stack
 from ratchet.local.supervisor import Supervisor
+from ratchet.payloads import TrainRunInput
 from ratchet.store import reports, runs
 from ratchet.store.database import Database
 from ratchet.temporal import root_cause
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import TrainRunInput
 
 Say = Callable[[str], None]
 

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from ratchet.cli.console import say
-from ratchet.config import RunConfig, load_config
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
 from ratchet.curve import draw
 from ratchet.local.bring_up import bring_up
 from ratchet.local.runs import collect, start_run, watch

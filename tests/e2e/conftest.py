@@ -69,7 +69,7 @@ def config_path(home: Path, tiny_policy: Path) -> Path:
 def stack(config_path: Path, home: Path) -> Iterator[Stack]:
     """Brought up; ended with all its boxes."""
     from ratchet.cli.down import kill_boxes
-    from ratchet.config import load_config
+    from ratchet.config_sources import load_config
     from ratchet.local.bring_up import bring_up
 
     free_ports(home)

@@ -13,7 +13,7 @@ from temporalio.worker import Replayer
 from activities.boot import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.cli.console import say
-from ratchet.config import load_config
+from ratchet.config_sources import load_config
 from ratchet.local.bring_up import connect
 from ratchet.local.runs import start_run
 from ratchet.local.stack import Stack

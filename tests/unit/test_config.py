@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.config import RunConfig, load_config
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import QUEUES, load_temporal_settings
 

@@ -11,11 +11,12 @@ from temporalio.testing import ActivityEnvironment
 from activities.run_configs import RunConfigs
 from activities.runs import RunActivities
 from ratchet import paths
+from ratchet.payloads import PrepareRunInput, TrainRunInput
 from ratchet.store import runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Run
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import PrepareRunInput, RunState, TrainRunInput
+from ratchet.types import RunState
 from tests.integration.training.records import make_config, make_run
 
 TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}

@@ -11,8 +11,9 @@ from ratchet.config import RunConfig
 from ratchet.store import grades, rollouts
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, Rollout, RolloutGroup
+from ratchet.task_payloads import RegradedInput, RegradedResult
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import BatchState, GroupState, RegradedInput, RegradedResult
+from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
 from training.batch import load_plan, plan_step
 

@@ -21,11 +21,12 @@ from temporalio.testing import ActivityEnvironment
 from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
+from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import EngineState, SyncInput, policy_version
+from ratchet.types import EngineState, policy_version
 from tests.integration.training.conftest import _free_port
 from tests.integration.training.records import make_config, make_run
 

@@ -1,9 +1,7 @@
-"""The tables: what is true.
+"""Tasks, groups, rollouts and all that belongs to one: attempts, sessions, turns, boxes, patches, grades, chains.
 
-Why here: constraints hold the promises (an outcome has a reward exactly when a verdict exists; a group enters one step).
-Called by: the files of this folder, one per aggregate, and the alembic migrations.
-
-Token arrays are bytea: little-endian int32 ids, float32 logprobs (`ratchet.store.arrays`). Times are timestamptz by Postgres `now()`.
+Why here: what an agent did and what it was worth; the largest tables.
+Called by: `ratchet.store.schema`, which is where everybody imports tables from.
 """
 
 from datetime import datetime
@@ -13,103 +11,22 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
-    DateTime,
-    Float,
     ForeignKey,
-    Identity,
     Index,
-    Integer,
-    LargeBinary,
-    MetaData,
     Sequence,
-    Text,
     UniqueConstraint,
-    func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.dialects.postgresql import UUID as PgUuid
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-NAMING = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-    "pk": "pk_%(table_name)s",
-}
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own class-level contract)
-        str: Text,
-        bytes: LargeBinary,
-        datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
-        list[Any]: JSONB,
-        float: Float(53),
-        UUID: PgUuid,
-    }
-
-
-def _id() -> Mapped[int]:
-    return mapped_column(BigInteger, Identity(), primary_key=True)
-
-
-def _now() -> Mapped[datetime]:
-    return mapped_column(server_default=func.now())
-
-
-def _ref(column: str, **kwargs: Any) -> Mapped[Any]:
-    return mapped_column(BigInteger, ForeignKey(column), **kwargs)
-
-
-class Installation(Base):
-    """One row: who we are towards sandbox providers, so that a sweep touches no box of others, and how long no adapter was there."""
-
-    __tablename__ = "installation"
-    singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
-    uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
-    adapter_seen_at: Mapped[datetime] = _now()
-    adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
-    __table_args__ = (CheckConstraint("singleton", name="one_row"),)
-
-
-class Run(Base):
-    """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
-
-    `source_run_id`: the run whose stored groups this one trains on; it makes no rollouts, has no workflow, and no engine serves it.
-    """
-
-    __tablename__ = "run"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    state: Mapped[str] = mapped_column(server_default="running")
-    state_reason: Mapped[str] = mapped_column(server_default="")
-    wish: Mapped[str] = mapped_column(server_default="none")
-    wish_update_id: Mapped[str | None]
-    config: Mapped[dict[str, Any]]
-    config_digest: Mapped[str]
-    config_name: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
-    model_path: Mapped[str]
-    init_from: Mapped[str | None]
-    source_run_id: Mapped[str | None] = mapped_column(ForeignKey("run.run_id"))
-    epoch: Mapped[int] = mapped_column(server_default="0")
-    step: Mapped[int] = mapped_column(server_default="0")
-    checkpoint_step: Mapped[int] = mapped_column(server_default="0")
-    checkpoint_uri: Mapped[str | None]
-    next_group_no: Mapped[int] = mapped_column(server_default="0")
-    created_at: Mapped[datetime] = _now()
-    ended_at: Mapped[datetime | None]
-    __table_args__ = (Index("ix_run_config_digest", "config_digest"),)
+from ratchet.store.schema.base import Base, identity, now, reference
 
 
 class Task(Base):
     """One row of a dataset, immutable; re-importing the same file adds nothing."""
 
     __tablename__ = "task"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     dataset: Mapped[str]
     dataset_digest: Mapped[str]
     row_digest: Mapped[str]
@@ -119,7 +36,7 @@ class Task(Base):
     workdir: Mapped[str]
     grader: Mapped[str]
     spec: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     __table_args__ = (UniqueConstraint("dataset_digest", "row_digest"), Index("ix_task_dataset_digest_row_no", "dataset_digest", "row_no"))
 
 
@@ -130,17 +47,17 @@ class RunTask(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
     purpose: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
-    task_id: Mapped[int] = _ref("task.id")
+    task_id: Mapped[int] = reference("task.id")
 
 
 class RolloutGroup(Base):
     """`started_step`: the newest published step when it began. `ready_seq` orders ready groups for the planner."""
 
     __tablename__ = "rollout_group"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"))
     group_no: Mapped[int]
-    task_id: Mapped[int] = _ref("task.id")
+    task_id: Mapped[int] = reference("task.id")
     purpose: Mapped[str]
     label: Mapped[str] = mapped_column(server_default="")
     state: Mapped[str] = mapped_column(server_default="open")
@@ -151,7 +68,7 @@ class RolloutGroup(Base):
     num_replacements: Mapped[int] = mapped_column(server_default="0")
     ready_seq: Mapped[int | None] = mapped_column(BigInteger)
     workflow_id: Mapped[str] = mapped_column(unique=True)
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     ready_at: Mapped[datetime | None]
     __table_args__ = (
         UniqueConstraint("run_id", "group_no"),
@@ -166,10 +83,10 @@ class Rollout(Base):
     """One try of one agent at one task. `owner` is the Temporal run id that claimed it; `late`: ended after its group left `open`."""
 
     __tablename__ = "rollout"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"))
-    group_id: Mapped[int | None] = _ref("rollout_group.id")
-    task_id: Mapped[int] = _ref("task.id")
+    group_id: Mapped[int | None] = reference("rollout_group.id")
+    task_id: Mapped[int] = reference("task.id")
     member: Mapped[int]
     purpose: Mapped[str]
     workflow_id: Mapped[str] = mapped_column(unique=True)
@@ -191,7 +108,7 @@ class Rollout(Base):
     replaced_by: Mapped[int | None] = mapped_column(BigInteger)
     provenance: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     timings: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     __table_args__ = (
@@ -210,8 +127,8 @@ class Attempt(Base):
     """The n-th agent box of a rollout. Each try of a stage takes `fence + 1`, and all its writes carry it."""
 
     __tablename__ = "attempt"
-    id: Mapped[int] = _id()
-    rollout_id: Mapped[int] = _ref("rollout.id")
+    id: Mapped[int] = identity()
+    rollout_id: Mapped[int] = reference("rollout.id")
     n: Mapped[int]
     state: Mapped[str] = mapped_column(server_default="open")
     fence: Mapped[int] = mapped_column(server_default="0")
@@ -222,7 +139,7 @@ class Attempt(Base):
     workspace_log: Mapped[bytes | None]
     transcript: Mapped[bytes | None]
     harness_version: Mapped[str | None]
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     __table_args__ = (UniqueConstraint("rollout_id", "n"),)
 
 
@@ -230,8 +147,8 @@ class Session(Base):
     """The adapter's view of one attempt. All its tokens are valid until it is closed."""
 
     __tablename__ = "session"
-    id: Mapped[int] = _id()
-    rollout_id: Mapped[int] = _ref("rollout.id")
+    id: Mapped[int] = identity()
+    rollout_id: Mapped[int] = reference("rollout.id")
     attempt: Mapped[int]
     state: Mapped[str] = mapped_column(server_default="open")
     temperature: Mapped[float]
@@ -239,7 +156,7 @@ class Session(Base):
     limits: Mapped[dict[str, Any]]
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     away_before: Mapped[float | None]
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     closed_at: Mapped[datetime | None]
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
 
@@ -249,8 +166,8 @@ class SessionToken(Base):
 
     __tablename__ = "session_token"
     token_hash: Mapped[bytes] = mapped_column(primary_key=True)
-    session_id: Mapped[int] = _ref("session.id", index=True)
-    created_at: Mapped[datetime] = _now()
+    session_id: Mapped[int] = reference("session.id", index=True)
+    created_at: Mapped[datetime] = now()
 
 
 class Turn(Base):
@@ -261,8 +178,8 @@ class Turn(Base):
     """
 
     __tablename__ = "turn"
-    id: Mapped[int] = _id()
-    session_id: Mapped[int] = _ref("session.id")
+    id: Mapped[int] = identity()
+    session_id: Mapped[int] = reference("session.id")
     rollout_id: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int]
     lane: Mapped[str] = mapped_column(server_default="")
@@ -290,7 +207,7 @@ class Turn(Base):
     lease_expires_at: Mapped[datetime | None]
     delivered: Mapped[bool] = mapped_column(server_default=text("false"))
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     completed_at: Mapped[datetime | None]
     __table_args__ = (UniqueConstraint("session_id", "lane", "digest", "ordinal"), Index("ix_turn_rollout_id", "rollout_id"))
 
@@ -299,19 +216,19 @@ class Sandbox(Base):
     """Ledger of boxes, written before the box exists. `used_by` marks a box as spent by its first use. No rollout: an admission's box."""
 
     __tablename__ = "sandbox"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"), unique=True)
     provider: Mapped[str]
     provider_id: Mapped[str | None]
     role: Mapped[str]
-    rollout_id: Mapped[int | None] = _ref("rollout.id", index=True)
+    rollout_id: Mapped[int | None] = reference("rollout.id", index=True)
     attempt: Mapped[int]
     workflow_id: Mapped[str]
     image: Mapped[str]
     state: Mapped[str] = mapped_column(server_default="creating")
     used_by: Mapped[str | None]
     release_reason: Mapped[str] = mapped_column(server_default="")
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     live_at: Mapped[datetime | None]
     released_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_sandbox_not_released", "provider", "state", postgresql_where=text("state <> 'released'")),)
@@ -321,15 +238,15 @@ class Patch(Base):
     """The agent's diff against the recorded base commit, zstd. One per attempt. `reason`: why it was left out, if it was."""
 
     __tablename__ = "patch"
-    id: Mapped[int] = _id()
-    rollout_id: Mapped[int] = _ref("rollout.id", index=True)
+    id: Mapped[int] = identity()
+    rollout_id: Mapped[int] = reference("rollout.id", index=True)
     attempt: Mapped[int]
     base_commit: Mapped[str]
     diff: Mapped[bytes]
     num_bytes: Mapped[int]
     num_files: Mapped[int]
     reason: Mapped[str] = mapped_column(server_default="")
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
 
 
@@ -341,9 +258,9 @@ class Grade(Base):
     """
 
     __tablename__ = "grade"
-    id: Mapped[int] = _id()
-    rollout_id: Mapped[int] = _ref("rollout.id", index=True)
-    patch_id: Mapped[int] = _ref("patch.id")
+    id: Mapped[int] = identity()
+    rollout_id: Mapped[int] = reference("rollout.id", index=True)
+    patch_id: Mapped[int] = reference("patch.id")
     grader: Mapped[str]
     grader_version: Mapped[str]
     solved: Mapped[bool]
@@ -358,7 +275,7 @@ class Grade(Base):
     log: Mapped[bytes]
     duration_seconds: Mapped[float]
     sandbox_id: Mapped[int | None] = mapped_column(BigInteger)
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
 
 
 class Admission(Base):
@@ -368,15 +285,15 @@ class Admission(Base):
     """
 
     __tablename__ = "admission"
-    id: Mapped[int] = _id()
-    task_id: Mapped[int] = _ref("task.id")
+    id: Mapped[int] = identity()
+    task_id: Mapped[int] = reference("task.id")
     grader: Mapped[str]
     grader_version: Mapped[str]
     admitted: Mapped[bool]
     reason: Mapped[str] = mapped_column(server_default="")
     evidence: Mapped[list[Any]]
     gold_seconds: Mapped[float | None]
-    created_at: Mapped[datetime] = _now()
+    created_at: Mapped[datetime] = now()
     __table_args__ = (UniqueConstraint("task_id", "grader", "grader_version"),)
 
 
@@ -384,8 +301,8 @@ class Chain(Base):
     """One root-to-leaf path of a rollout's turn tree, derived at finalise from the last attempt's session."""
 
     __tablename__ = "chain"
-    id: Mapped[int] = _id()
-    rollout_id: Mapped[int] = _ref("rollout.id")
+    id: Mapped[int] = identity()
+    rollout_id: Mapped[int] = reference("rollout.id")
     no: Mapped[int]
     leaf_turn_id: Mapped[int] = mapped_column(BigInteger)
     num_tokens: Mapped[int]
@@ -409,116 +326,3 @@ class ChainSpan(Base):
     start: Mapped[int]
     length: Mapped[int]
     source_start: Mapped[int]
-
-
-class Batch(Base):
-    """A plan row: everything that fixes one step, so that a replay does the same again.
-
-    `members`: list of {"rollout_id", "group_id", "grade_id", "reward", "advantage", "num_tokens", "update"}, in order.
-    `denominators`: one number per update for the run's reducer. `epoch` and `metrics` are written by the learner.
-    """
-
-    __tablename__ = "batch"
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
-    state: Mapped[str] = mapped_column(server_default="planned")
-    members: Mapped[list[Any]]
-    denominators: Mapped[list[Any]]
-    knobs: Mapped[dict[str, Any]]
-    seed: Mapped[int] = mapped_column(BigInteger)
-    epoch: Mapped[int | None]
-    metrics: Mapped[dict[str, Any] | None]
-    planned_at: Mapped[datetime] = _now()
-    stepped_at: Mapped[datetime | None]
-    committed_at: Mapped[datetime | None]
-
-
-class BatchItem(Base):
-    """A group enters at most one step, by constraint. `use`: trained, or consumed without being trained on (`no_signal`, `expired`)."""
-
-    __tablename__ = "batch_item"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    group_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollout_group.id"), primary_key=True)
-    step: Mapped[int]
-    use: Mapped[str]
-    __table_args__ = (Index("ix_batch_item_run_id_step", "run_id", "step"),)
-
-
-class Checkpoint(Base):
-    """A complete DCP checkpoint. The run's pointer and this row are written in the transaction that commits its batches."""
-
-    __tablename__ = "checkpoint"
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
-    epoch: Mapped[int]
-    uri: Mapped[str]
-    world_size: Mapped[int]
-    num_threads: Mapped[int]
-    created_at: Mapped[datetime] = _now()
-
-
-class PolicyVersion(Base):
-    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256", "bytes"}]."""
-
-    __tablename__ = "policy_version"
-    version: Mapped[str] = mapped_column(primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), index=True)
-    step: Mapped[int]
-    epoch: Mapped[int]
-    uri: Mapped[str]
-    files: Mapped[list[Any]]
-    state: Mapped[str] = mapped_column(server_default="published")
-    canary: Mapped[dict[str, Any] | None]
-    created_at: Mapped[datetime] = _now()
-
-
-class Engine(Base):
-    """One vLLM server. `version`: the weights it serves now; `heartbeat_at` is written by its wrapper."""
-
-    __tablename__ = "engine"
-    id: Mapped[int] = _id()
-    address: Mapped[str] = mapped_column(unique=True)
-    state: Mapped[str] = mapped_column(server_default="starting")
-    version: Mapped[str | None]
-    model_path: Mapped[str]
-    details: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    paused_until: Mapped[datetime | None]
-    heartbeat_at: Mapped[datetime] = _now()
-    created_at: Mapped[datetime] = _now()
-
-
-class Learner(Base):
-    """One row per run: what the learner does now, for `learn.step` to watch."""
-
-    __tablename__ = "learner"
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
-    epoch: Mapped[int]
-    world_size: Mapped[int]
-    phase: Mapped[str]
-    step: Mapped[int] = mapped_column(server_default="0")
-    details: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    heartbeat_at: Mapped[datetime] = _now()
-
-
-class Evaluation(Base):
-    """One evaluation of one policy version at one temperature; its rollouts carry the label through their groups."""
-
-    __tablename__ = "evaluation"
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
-    label: Mapped[str] = mapped_column(primary_key=True)
-    step: Mapped[int]
-    temperature: Mapped[float]
-    num_samples: Mapped[int]
-    policy_version: Mapped[str]
-    created_at: Mapped[datetime] = _now()
-    ended_at: Mapped[datetime | None]
-
-
-class Metric(Base):
-    """One number of one step; `name` as in training.md 1.5."""
-
-    __tablename__ = "metric"
-    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
-    step: Mapped[int] = mapped_column(Integer, primary_key=True)
-    name: Mapped[str] = mapped_column(primary_key=True)
-    value: Mapped[float]

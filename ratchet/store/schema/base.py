@@ -1,0 +1,57 @@
+"""The base of all tables: types of columns, names of constraints.
+
+Why here: one convention for the whole schema, so that migrations can name what they change.
+Called by: `ratchet.store.schema`, which is where everybody imports tables from.
+"""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Float,
+    ForeignKey,
+    Identity,
+    LargeBinary,
+    MetaData,
+    Text,
+    func,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import UUID as PgUuid
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own class-level contract)
+        str: Text,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[Any]: JSONB,
+        float: Float(53),
+        UUID: PgUuid,
+    }
+
+
+def identity() -> Mapped[int]:
+    return mapped_column(BigInteger, Identity(), primary_key=True)
+
+
+def now() -> Mapped[datetime]:
+    return mapped_column(server_default=func.now())
+
+
+def reference(column: str, **kwargs: Any) -> Mapped[Any]:
+    return mapped_column(BigInteger, ForeignKey(column), **kwargs)

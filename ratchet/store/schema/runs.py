@@ -1,0 +1,174 @@
+"""Runs and what trains them: installation, plan rows, checkpoints, policy versions, engines, learners, evaluations, metrics.
+
+Why here: few rows, changed under locks.
+Called by: `ratchet.store.schema`, which is where everybody imports tables from.
+"""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ratchet.store.schema.base import Base, identity, now
+
+
+class Installation(Base):
+    """One row: who we are towards sandbox providers, so that a sweep touches no box of others, and how long no adapter was there."""
+
+    __tablename__ = "installation"
+    singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
+    adapter_seen_at: Mapped[datetime] = now()
+    adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
+    __table_args__ = (CheckConstraint("singleton", name="one_row"),)
+
+
+class Run(Base):
+    """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
+
+    `source_run_id`: the run whose stored groups this one trains on; it makes no rollouts, has no workflow, and no engine serves it.
+    """
+
+    __tablename__ = "run"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(server_default="running")
+    state_reason: Mapped[str] = mapped_column(server_default="")
+    wish: Mapped[str] = mapped_column(server_default="none")
+    wish_update_id: Mapped[str | None]
+    config: Mapped[dict[str, Any]]
+    config_digest: Mapped[str]
+    config_name: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    model_path: Mapped[str]
+    init_from: Mapped[str | None]
+    source_run_id: Mapped[str | None] = mapped_column(ForeignKey("run.run_id"))
+    epoch: Mapped[int] = mapped_column(server_default="0")
+    step: Mapped[int] = mapped_column(server_default="0")
+    checkpoint_step: Mapped[int] = mapped_column(server_default="0")
+    checkpoint_uri: Mapped[str | None]
+    next_group_no: Mapped[int] = mapped_column(server_default="0")
+    created_at: Mapped[datetime] = now()
+    ended_at: Mapped[datetime | None]
+    __table_args__ = (Index("ix_run_config_digest", "config_digest"),)
+
+
+class Batch(Base):
+    """A plan row: everything that fixes one step, so that a replay does the same again.
+
+    `members`: list of {"rollout_id", "group_id", "grade_id", "reward", "advantage", "num_tokens", "update"}, in order.
+    `denominators`: one number per update for the run's reducer. `epoch` and `metrics` are written by the learner.
+    """
+
+    __tablename__ = "batch"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(server_default="planned")
+    members: Mapped[list[Any]]
+    denominators: Mapped[list[Any]]
+    knobs: Mapped[dict[str, Any]]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    epoch: Mapped[int | None]
+    metrics: Mapped[dict[str, Any] | None]
+    planned_at: Mapped[datetime] = now()
+    stepped_at: Mapped[datetime | None]
+    committed_at: Mapped[datetime | None]
+
+
+class BatchItem(Base):
+    """A group enters at most one step, by constraint. `use`: trained, or consumed without being trained on (`no_signal`, `expired`)."""
+
+    __tablename__ = "batch_item"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    group_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollout_group.id"), primary_key=True)
+    step: Mapped[int]
+    use: Mapped[str]
+    __table_args__ = (Index("ix_batch_item_run_id_step", "run_id", "step"),)
+
+
+class Checkpoint(Base):
+    """A complete DCP checkpoint. The run's pointer and this row are written in the transaction that commits its batches."""
+
+    __tablename__ = "checkpoint"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    uri: Mapped[str]
+    world_size: Mapped[int]
+    num_threads: Mapped[int]
+    created_at: Mapped[datetime] = now()
+
+
+class PolicyVersion(Base):
+    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256", "bytes"}]."""
+
+    __tablename__ = "policy_version"
+    version: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), index=True)
+    step: Mapped[int]
+    epoch: Mapped[int]
+    uri: Mapped[str]
+    files: Mapped[list[Any]]
+    state: Mapped[str] = mapped_column(server_default="published")
+    canary: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime] = now()
+
+
+class Engine(Base):
+    """One vLLM server. `version`: the weights it serves now; `heartbeat_at` is written by its wrapper."""
+
+    __tablename__ = "engine"
+    id: Mapped[int] = identity()
+    address: Mapped[str] = mapped_column(unique=True)
+    state: Mapped[str] = mapped_column(server_default="starting")
+    version: Mapped[str | None]
+    model_path: Mapped[str]
+    details: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    paused_until: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime] = now()
+    created_at: Mapped[datetime] = now()
+
+
+class Learner(Base):
+    """One row per run: what the learner does now, for `learn.step` to watch."""
+
+    __tablename__ = "learner"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    epoch: Mapped[int]
+    world_size: Mapped[int]
+    phase: Mapped[str]
+    step: Mapped[int] = mapped_column(server_default="0")
+    details: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    heartbeat_at: Mapped[datetime] = now()
+
+
+class Evaluation(Base):
+    """One evaluation of one policy version at one temperature; its rollouts carry the label through their groups."""
+
+    __tablename__ = "evaluation"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    label: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int]
+    temperature: Mapped[float]
+    num_samples: Mapped[int]
+    policy_version: Mapped[str]
+    created_at: Mapped[datetime] = now()
+    ended_at: Mapped[datetime | None]
+
+
+class Metric(Base):
+    """One number of one step; `name` as in training.md 1.5."""
+
+    __tablename__ = "metric"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
