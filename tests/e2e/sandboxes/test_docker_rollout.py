@@ -28,7 +28,7 @@ async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work:
         used = (await connection.execute(select(Attempt.used_seconds).where(Attempt.rollout_id == row.id))).scalar_one()
     assert sorted(boxes) == [("docker", "agent", "released"), ("docker", "grade", "released")]
     assert turns == [("completed", True)] * 2 and used > 0
-    assert docker(docker_directory, "ps", "-aq").stdout == b""
+    assert docker(docker_directory, "ps", "-aq", "--filter", "name=ratchet-").stdout == b""
 
 
 async def test_the_ledger_is_shown_beside_what_docker_has(loop: Loop) -> None:
