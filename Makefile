@@ -27,9 +27,11 @@ check: environment
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy && $(RUN)/lint-imports
 
 test: setup
-	@$(RUN)/pytest tests/unit tests/replay tests/integration -m "not slow"
+	@$(RUN)/pytest tests/unit tests/replay tests/integration --ignore tests/integration/loop -m "not slow"
 
+# Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents.
 e2e: setup
+	@$(RUN)/pytest tests/integration/loop
 	@$(RUN)/pytest tests/e2e
 
 # The real vLLM's weight update and a killed rank under the real Ray, each alone: ten minutes, by hand.

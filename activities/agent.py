@@ -131,11 +131,11 @@ class AgentActivities:
         """A box's time to live counts outages and queues, too, which no budget does: as long as somebody watches, the box has all of it."""
         ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
         while True:
-            await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
             try:
                 await box.set_ttl(ttl_seconds)
             except RatchetError as error:
                 log.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
+            await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
 
 
 def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:

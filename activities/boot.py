@@ -75,7 +75,10 @@ class BootActivities:
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
             task = await tasks.of_rollout(connection, input.rollout_id)
-        whose = (input.rollout_id, input.attempt, input.role, info.workflow_id)
+            whose = (input.rollout_id, input.attempt, input.role, info.workflow_id)
+            row = await sandboxes.unused(connection, *whose)
+        if row is not None:  # an earlier try has its room already
+            return row
         try:
             async with asyncio.timeout(_WAIT_FOR_ROOM_SECONDS), self._lines[input.role]:
                 while True:

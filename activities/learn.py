@@ -30,6 +30,7 @@ log = structlog.get_logger()
 _POLL_SECONDS = 0.3
 _LEARNER_LEASE_SECONDS = 180.0
 _PAUSE_SECONDS = 60.0
+_WATCH_SECONDS = 10.0
 
 
 class LearnActivities:
@@ -47,10 +48,15 @@ class LearnActivities:
         return Planned(step=step)
 
     async def _watch_forks(self, run_id: str, step: int) -> None:
-        """What `ratchet forks` shows, beside the step's other numbers and, where something looks wrong, in the log."""
-        async with self.database.begin() as connection:
-            found = await forks.of_run(connection, run_id)
-            await metrics.record(connection, run_id, step, found.numbers())
+        """What `ratchet forks` shows, of this step's rollouts: beside its other numbers and, where something looks wrong, in the log.
+        No step waits for its numbers."""
+        try:
+            async with asyncio.timeout(_WATCH_SECONDS), self.database.begin() as connection:
+                found = await forks.of_run(connection, run_id, step)
+                await metrics.record(connection, run_id, step, found.numbers())
+        except (TimeoutError, StoreUnavailableError) as error:
+            log.warning("forks not counted", run=run_id, step=step, reason=str(error))
+            return
         for alarm in found.alarms:
             log.warning("alarm", run=run_id, step=step, what=alarm)
 

@@ -42,7 +42,7 @@ from ratchet.payloads import (
 from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Purpose, Wish, policy_version
+from ratchet.types import Purpose, RunState, Wish, policy_version
 from training import batch
 from training.curriculum import TaskRate, choose_tasks
 from training.weights import link_version
@@ -113,6 +113,8 @@ class RunActivities:
     async def end_run(self, input: EndRunInput) -> StageResult:
         async with self.database.begin() as connection:
             await runs.end(connection, input.run_id, input.state, input.reason)
+            if input.state is not RunState.DONE:
+                await groups.cancel_unstarted(connection, input.run_id)
         return StageResult()
 
     # ------------------------------------------------------------ a run goes on

@@ -27,4 +27,6 @@ async def keep_present(database: Database, ready: Callable[[], bool]) -> None:
                 await presence.beat(connection)
         except StoreUnavailableError as error:
             LOG.warning("presence not recorded", reason=str(error))
+        except Exception:  # without this loop every agent's clock would stand still for good
+            LOG.exception("presence not recorded")
         await asyncio.sleep(presence.BEAT_SECONDS)

@@ -27,9 +27,9 @@ async def run_member(rollout_id: int, workflow_id: str, run_id: str, task: str, 
     arguments = child(workflow_id, attributes(run_id, task, harness, step), f"{harness} on {task}")
     try:
         return await workflow.execute_child_workflow(Rollout.run, RolloutInput(rollout_id=rollout_id), **arguments)
-    except ChildWorkflowError:
-        if workflow.cancellation_reason() is not None:
-            raise
+    except ChildWorkflowError as error:
+        if workflow.cancellation_reason() is not None:  # however the child ended
+            raise asyncio.CancelledError from error
         return None
 
 
@@ -58,16 +58,20 @@ async def run_with_replacements(
 class RolloutGroup:
     @workflow.run
     async def run(self, input: GroupInput) -> GroupResult:
-        plan = await self._plan(input)
+        plan: GroupPlan | None = None
         try:
-            while (result := await self._members(plan)).state is GroupState.OPEN:
+            while True:
+                plan = await self._plan(input)
+                result = await self._members(plan)
+                if result.state is not GroupState.OPEN:
+                    break
                 # A member's workflow ended without an outcome, terminated in the UI for example: the sweep gives it one.
                 await workflow.sleep(LOOK_AGAIN)
-                plan = await self._plan(input)
         except BaseException as error:
             if not is_cancelled_exception(error):
                 raise
-            await to_the_end(self._settle(plan, RecordActivities.cancel_group))
+            options = plan.stages["record"] if plan else FIRST_STAGE
+            await to_the_end(perform(RecordActivities.cancel_group, input, options, keep=True))
             raise
         await self._wake(plan.run_id)
         return result
@@ -79,14 +83,12 @@ class RolloutGroup:
 
     async def _members(self, plan: GroupPlan) -> GroupResult:
         await asyncio.gather(*(self._member(plan, *member) for member in plan.members))
-        return await self._settle(plan, RecordActivities.settle_group)
+        settled = GroupInput(group_id=plan.group_id)
+        return await perform(RecordActivities.settle_group, settled, plan.stages["record"], keep=True)
 
     async def _member(self, plan: GroupPlan, rollout_id: int, workflow_id: str) -> None:
         record = plan.stages["record"]
         await run_with_replacements(rollout_id, workflow_id, plan.run_id, plan.task, plan.harness, plan.step, record)
-
-    async def _settle(self, plan: GroupPlan, how) -> GroupResult:  # type: ignore[no-untyped-def]  # one of two activity methods
-        return await perform(how, GroupInput(group_id=plan.group_id), plan.stages["record"], keep=True)
 
     async def _wake(self, run_id: str) -> None:
         """The signal only wakes TrainRun, which reads Postgres; a run that has ended needs no waking."""

@@ -163,7 +163,9 @@ class TrainRun:
         except WorkflowAlreadyStartedError:  # of an earlier, terminated life of this run; it is being cancelled
             return False
         except ChildWorkflowError as error:
-            if workflow.cancellation_reason() is not None or not isinstance(error.cause, CancelledError | TerminatedError):
+            if workflow.cancellation_reason() is not None:
+                raise asyncio.CancelledError from error
+            if not isinstance(error.cause, CancelledError | TerminatedError):
                 raise
             return False  # ended by hand: a run has the evaluations that its config says
         return True

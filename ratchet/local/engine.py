@@ -121,6 +121,7 @@ class _Wrapper:
         self.canary: dict[str, Any] | None = None  # of the version that we loaded last
         self.serving: str | None = None  # the version that we loaded last; `learn.sync` may have loaded newer ones since
         self.up = False
+        self.pausing = False  # a pause of our own is leased
         self.heard_at = self.healthy_at = time.monotonic()  # the last heartbeat that was written, the last answer of vLLM
 
     async def run(self) -> None:
@@ -221,6 +222,10 @@ class _Wrapper:
         if row is not None and row.state is EngineState.READY:
             self.serving = row.version
             await self._catch_up_if_ready()
+        elif self.pausing:  # the store went away once more while we caught up
+            await self._catch_up()
+            await self._set_ready(EngineState.SYNCING)
+            self.pausing = False
 
     async def _recover(self) -> None:
         """Ends a pause that its holder abandoned. Which weights it left is unknown, so the newest ones are loaded first."""
@@ -248,10 +253,11 @@ class _Wrapper:
         if not policies or policies[0].version == self.serving:
             return
         async with self.database.begin() as conn:
-            ours = await engines.begin_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
-        if ours:
+            self.pausing = await engines.begin_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
+        if self.pausing:
             await self._catch_up()
             await self._set_ready(EngineState.SYNCING)
+            self.pausing = False
 
     async def _load(self, policy: Published) -> None:
         """The four phases; vLLM is paused. An update that was left open by another is closed first."""

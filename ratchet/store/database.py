@@ -11,6 +11,7 @@ from pathlib import Path
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import MachineError, StoreUnavailableError
@@ -20,6 +21,7 @@ from ratchet.errors import MachineError, StoreUnavailableError
 _AWAY = (
     ConnectionError,
     TimeoutError,
+    PoolTimeoutError,  # every connection hangs: so does the server
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,

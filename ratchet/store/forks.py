@@ -6,10 +6,10 @@ Called by: `ratchet forks`, and with every step that is planned, for the run's m
 
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Chain, Rollout, Turn
+from ratchet.store.schema import BatchItem, Chain, Rollout, Turn
 from ratchet.types import ForkCause, TurnState
 
 DRIFT_SHARE = 0.02
@@ -44,19 +44,24 @@ class Forks:
         }
 
 
-async def of_run(connection: AsyncConnection, run_id: str) -> Forks:
-    """Three queries, whatever the run's size. Turns of superseded attempts count as well: they were forks just the same."""
-    mine = (Rollout.run_id == run_id) & (Turn.state == TurnState.COMPLETED)
+async def of_run(connection: AsyncConnection, run_id: str, step: int | None = None) -> Forks:
+    """Three queries; over the whole run, or over the groups that one step has consumed. Turns of superseded attempts count as well:
+    they were forks just the same."""
+    counted_rollouts = Rollout.run_id == run_id
+    if step is not None:
+        consumed = select(BatchItem.group_id).where(BatchItem.run_id == run_id, BatchItem.step == step)
+        counted_rollouts &= Rollout.group_id.in_(consumed)
+    mine = counted_rollouts & (Turn.state == TurnState.COMPLETED)
     counted = select(Turn.fork_cause, Turn.kind, func.count().label("number")).join(Rollout, Rollout.id == Turn.rollout_id)
     causes: dict[str, int] = {}
     kinds: dict[str, int] = {}
     for row in await connection.execute(counted.where(mine).group_by(Turn.fork_cause, Turn.kind)):
         causes[row.fork_cause or "none"] = causes.get(row.fork_cause or "none", 0) + row.number
         kinds[row.kind] = kinds.get(row.kind, 0) + row.number
-    rollouts = await _chains(connection, run_id)
+    rollouts = await _chains(connection, counted_rollouts)
     trained = sum(trained for _, _, _, trained in rollouts)
     tokens = select(func.coalesce(func.sum(Chain.num_tokens), 0)).join(Rollout, Rollout.id == Chain.rollout_id)
-    total = int((await connection.execute(tokens.where(Rollout.run_id == run_id, Chain.num_trained > 0))).scalar_one())
+    total = int((await connection.execute(tokens.where(counted_rollouts, Chain.num_trained > 0))).scalar_one())
     chains = [number for _, number, _, _ in rollouts]
     return Forks(
         run_id=run_id,
@@ -72,13 +77,13 @@ async def of_run(connection: AsyncConnection, run_id: str) -> Forks:
     )
 
 
-async def _chains(connection: AsyncConnection, run_id: str) -> list[tuple[int, int, int, int]]:
+async def _chains(connection: AsyncConnection, counted_rollouts: ColumnElement[bool]) -> list[tuple[int, int, int, int]]:
     """Per ended rollout (id, K, most K that its sub-agents and compactions explain, trained tokens)."""
     explaining = func.count(Turn.id).filter(Turn.fork_cause.in_([ForkCause.SUB_AGENT, ForkCause.COMPACTION]))
     statement = (
         select(Rollout.id, Rollout.num_chains, (explaining + 1 + SPARE_CHAINS).label("explained"), Rollout.num_trained_tokens)
         .outerjoin(Turn, (Turn.rollout_id == Rollout.id) & (Turn.attempt == Rollout.attempt) & (Turn.state == TurnState.COMPLETED))
-        .where(Rollout.run_id == run_id, Rollout.outcome.is_not(None))
+        .where(counted_rollouts, Rollout.outcome.is_not(None))
         .group_by(Rollout.id)
         .order_by(Rollout.id)
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -157,6 +157,15 @@ async def cancel(connection: AsyncConnection, group_id: int) -> None:
     await connection.execute(
         unclaimed.values(outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now())
     )
+
+
+async def cancel_unstarted(connection: AsyncConnection, run_id: str) -> None:
+    """Of a run that has ended: open groups in which no workflow is at work have nobody else to end them."""
+    at_work = exists().where(Rollout.group_id == RolloutGroup.id, Rollout.owner.is_not(None), Rollout.outcome.is_(None))
+    mine = update(RolloutGroup).where(RolloutGroup.run_id == run_id, RolloutGroup.state == GroupState.OPEN, ~at_work)
+    cancelled = (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroup.id))).scalars().all()
+    members = update(Rollout).where(Rollout.group_id.in_(cancelled), Rollout.outcome.is_(None))
+    await connection.execute(members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now()))
 
 
 async def num_rewarded(connection: AsyncConnection, group_id: int) -> int:

@@ -129,11 +129,11 @@ async def recent_rates(connection: AsyncConnection, run_id: str, since_step: int
     counted = recent & Rollout.late.is_(False) & Rollout.replaced_by.is_(None)
     mine = (RolloutGroup.run_id == RunTask.run_id) & (RolloutGroup.task_id == RunTask.task_id) & (RolloutGroup.purpose == Purpose.TRAIN)
     statement = (
-        select(Task.id, Task.label, RunTask.position, func.max(RolloutGroup.group_no), func.avg(Rollout.reward).filter(counted))
+        select(Task.id, Task.label, RunTask.position, func.max(RolloutGroup.group_no), func.avg(Rollout.reward))
         .select_from(RunTask)
         .join(Task, Task.id == RunTask.task_id)
         .outerjoin(RolloutGroup, mine)
-        .outerjoin(Rollout, Rollout.group_id == RolloutGroup.id)
+        .outerjoin(Rollout, (Rollout.group_id == RolloutGroup.id) & counted)
         .where(RunTask.run_id == run_id, RunTask.purpose == Purpose.TRAIN)
         .group_by(Task.id, Task.label, RunTask.position)
         .order_by(RunTask.position)

@@ -43,7 +43,7 @@ async def test_list_and_export(database: Database, run_id: str, model: Path, tmp
     for step, arguments in ((6, ()), (4, ("--step", "4"))):
         exported = tmp_path / f"exported-{step}"
         code, out, error = await ratchet(database, tmp_path, "export", run_id, str(exported), *arguments)
-        assert code == 0 and f"step {step} of {run_id}" in out, error
+        assert code == 0 and f"step {step} of {run_id}" in error, error  # progress goes to standard error
         async with database.begin() as connection:
             version = await runs.newest_version(connection, run_id, step)
         assert version is not None

@@ -213,6 +213,19 @@ async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Dat
         assert (await connection.execute(ended)).scalars().all() == ["graded", "cancelled", None, "graded"]
 
 
+async def test_a_run_that_ends_early_leaves_no_group_that_nobody_will_end(database: Database, run_id: str) -> None:
+    """A group whose workflow never started is ended with its run; one whose members are at work is ended by them."""
+    unclaimed, at_work = {"outcome": None, "reward": None}, {"outcome": None, "reward": None, "owner": "a workflow"}
+    made = await make(database, run_id, make_config(), {"members": [unclaimed] * 4}, {"members": [at_work, unclaimed]}, {})
+    async with database.begin() as connection:
+        await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(made[:2])).values(state="open"))
+        await groups.cancel_unstarted(connection, run_id)
+        states = select(RolloutGroup.state).where(RolloutGroup.run_id == run_id).order_by(RolloutGroup.group_no)
+        assert (await connection.execute(states)).scalars().all() == ["cancelled", "open", "ready"]
+        outcomes = select(Rollout.outcome).where(Rollout.group_id == made[0])
+        assert set((await connection.execute(outcomes)).scalars()) == {"cancelled"}
+
+
 async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) -> None:
     """Shuffled advantages and the split into updates: equal for equal seeds, whatever the ids of the rows are."""
     seen = []
