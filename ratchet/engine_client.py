@@ -11,6 +11,7 @@ Called by: the adapter (generate), `learn.sync` (weights, canary) and the engine
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
@@ -106,7 +107,8 @@ class Generation:
 
 def generate_body(ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None) -> bytes:
     """A request of the token route; the ids come last and are copied once."""
-    salt = {"cache_salt": cache_salt} if cache_salt else {}
+    # vLLM refuses the characters of a version's name in a salt.
+    salt = {"cache_salt": blake2b(cache_salt.encode(), digest_size=16).hexdigest()} if cache_salt else {}
     head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False, **salt})
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 

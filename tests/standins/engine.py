@@ -65,6 +65,8 @@ class Engine:
         if body["sampling_params"].get("prompt_logprobs") is not None:
             return self._score(body["token_ids"])
         call = {"request_id": body.get("request_id"), "ids": body["token_ids"], "sampling": body["sampling_params"]}
+        if set(body.get("cache_salt") or "") & set("@/\\\0"):  # as vLLM does
+            return JSONResponse({"error": {"message": "Parameter 'cache_salt' must not contain '@', '/'"}}, 400)
         self.calls.append(call | {"salt": body.get("cache_salt")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
         if output.get("die"):
