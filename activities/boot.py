@@ -42,13 +42,11 @@ class BootActivities:
         config = await self.configs.of_rollout(input.rollout_id)
         ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
         async with heartbeating():
-            row = await self._ledger_row(input, config)
+            row, image = await self._ledger_row(input, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return Box(sandbox_id=row.id, provider_id=row.provider_id)
-            async with self.database.begin() as connection:
-                task = await tasks.of_rollout(connection, input.rollout_id)
             box = await self.provider.create(
-                task.image,
+                image,
                 ttl_seconds=ttl_seconds,
                 metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), "ratchet_rollout": str(input.rollout_id)},
                 idempotency_key=str(row.uuid),
@@ -63,8 +61,8 @@ class BootActivities:
                 raise SandboxGoneError(f"box {row.id} was given up while it was being made")
             return Box(sandbox_id=row.id, provider_id=held)
 
-    async def _ledger_row(self, input: StageInput, config: RunConfig) -> LedgerRow:
-        """The row of an earlier try, or a new one as soon as there is room.
+    async def _ledger_row(self, input: StageInput, config: RunConfig) -> tuple[LedgerRow, str]:
+        """The row of an earlier try, or a new one as soon as there is room; and the task's image.
 
         Waits here for a while, because a bounced try costs more than a look into the ledger. One boot looks and the others stand in
         line behind it: in a full house that is the difference between three looks a second and fifty.
@@ -74,22 +72,28 @@ class BootActivities:
         async with self.database.begin() as connection:
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
-            task = await tasks.of_rollout(connection, input.rollout_id)
+            image = (await tasks.of_rollout(connection, input.rollout_id)).image
             whose = (input.rollout_id, input.attempt, input.role, info.workflow_id)
             row = await sandboxes.unused(connection, *whose)
         if row is not None:  # an earlier try has its room already
-            return row
+            return row, image
+        values = {
+            "provider": self.provider.name,
+            "role": input.role,
+            "rollout_id": input.rollout_id,
+            "attempt": input.attempt,
+            "workflow_id": info.workflow_id,
+            "image": image,
+        }
         try:
             async with asyncio.timeout(_WAIT_FOR_ROOM_SECONDS), self._lines[input.role]:
                 while True:
                     async with self.database.begin() as connection:
                         row = await sandboxes.unused(connection, *whose)
                         if row is None:
-                            values = dict(zip(("rollout_id", "attempt", "role", "workflow_id"), whose, strict=True))
-                            values |= {"provider": self.provider.name, "image": task.image}
                             row = await sandboxes.reserve(connection, values, config.sandbox.max_boxes)
                     if row is not None:
-                        return row
+                        return row, image
                     await asyncio.sleep(random.uniform(0.2, 0.5))
         except TimeoutError:
             raise SandboxBusyError(f"all {config.sandbox.max_boxes} boxes (sandbox.max_boxes) are taken", retry_after_seconds=5) from None

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -55,6 +55,18 @@ def stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaita
 
 
 @contextlib.asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs `work`, which never ends by itself, for as long as the block runs. An error of its own is raised when the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
 async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> AsyncIterator[None]:
     """Heartbeats three times per heartbeat timeout while the block runs. `details` are for display only: throttled and stale."""
     timeout = activity.info().heartbeat_timeout
@@ -69,10 +81,5 @@ async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> A
             activity.heartbeat(*shown)
             await asyncio.sleep(interval)
 
-    task = asyncio.create_task(beat())
-    try:
+    async with beside(beat()):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -6,14 +6,13 @@ Called by: the `TrainRun` workflow.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 from temporalio import activity
 
-from activities.boundary import heartbeating, stage
+from activities.boundary import beside, heartbeating, stage
 from activities.run_configs import RunConfigs
 from ratchet import paths
 from ratchet.engine_client import EngineClient
@@ -120,7 +119,7 @@ class LearnActivities:
         base = Path(version.uri).relative_to(paths.policies())
         clock = asyncio.get_running_loop().time
         started = clock()
-        async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client, self._holding(engine.id):
+        async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client, beside(self._hold(engine.id)):
             await client.pause(mode="keep", clear_cache=not keep_cache)
             await client.start_update()
             weights = [file for file in version.files if file["name"].endswith(".safetensors")]
@@ -135,24 +134,13 @@ class LearnActivities:
                 took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
                 await metrics.record(connection, version.run_id, version.step, took, keep_highest=True)
 
-    @contextlib.asynccontextmanager
-    async def _holding(self, engine_id: int) -> AsyncIterator[None]:
-        """Keeps the pause ours while the block runs, however long the weights take: its lease runs out with this process."""
-
-        async def hold() -> None:
-            while True:
-                await asyncio.sleep(_PAUSE_SECONDS / 4)
-                with contextlib.suppress(StoreUnavailableError):
-                    async with self.database.begin() as connection:
-                        await engines.extend_pause(connection, engine_id, _PAUSE_SECONDS)
-
-        task = asyncio.create_task(hold())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    async def _hold(self, engine_id: int) -> None:
+        """Keeps the pause ours, however long the weights take: its lease runs out with this process."""
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS / 4)
+            with contextlib.suppress(StoreUnavailableError):
+                async with self.database.begin() as connection:
+                    await engines.extend_pause(connection, engine_id, _PAUSE_SECONDS)
 
     async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion) -> EngineState:
         """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew."""

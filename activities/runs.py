@@ -22,7 +22,7 @@ from ratchet import paths
 from ratchet.config import TINY, RunConfig
 from ratchet.config_sources import load_config, resolve
 from ratchet.errors import ConfigError, DatasetError
-from ratchet.model_directory import require_model
+from ratchet.model_directory import model_of, require_model
 from ratchet.payloads import (
     EndRunInput,
     EvaluateInput,
@@ -276,9 +276,8 @@ def _find_task(rows: list[tuple[int, str, int]], input: RolloutInput) -> int:
 
 def _check_served(input: RolloutInput, config: RunConfig, found: list[engines.EngineRow]) -> None:
     """A single rollout is sampled by whatever the engines serve: who names a model or a version must not get another."""
-    model = paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
     for wanted, served, what in (
-        (input.model and str(model.resolve()), {str(Path(engine.model_path).resolve()) for engine in found}, "model"),
+        (input.model and str(model_of(config).resolve()), {str(Path(engine.model_path).resolve()) for engine in found}, "model"),
         (input.policy_version, {engine.version for engine in found}, "policy version"),
     ):
         if wanted and found and wanted not in served:
@@ -320,7 +319,7 @@ async def model_directory(connection: AsyncConnection, config: RunConfig) -> Pat
         if version is None:
             raise ConfigError(f"init_from: {config.init_from!r} names no published step; expected a directory or RUN@step")
         return Path(version.uri)
-    model = Path(config.init_from) if config.init_from else paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
+    model = Path(config.init_from) if config.init_from else model_of(config)
     if config.model == TINY and config.init_from is None and not model.exists():
         raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy`")
     require_model(model)

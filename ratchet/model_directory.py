@@ -1,4 +1,4 @@
-"""What a directory must hold to be a policy: weights' config and a chat template.
+"""Which directory a config's model is, and what it must hold to be a policy: weights' config and a chat template.
 
 Why here: asked before anything is started, and again when a run is made.
 Called by: `ratchet.local.plan` and `activities/runs.py`.
@@ -7,7 +7,14 @@ Called by: `ratchet.local.plan` and `activities/runs.py`.
 import json
 from pathlib import Path
 
+from ratchet import paths
+from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
+
+
+def model_of(config: RunConfig) -> Path:
+    """The directory that `model` names, there or not."""
+    return paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
 
 
 def require_model(model: Path) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ratchet import paths
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import MachineError
 from ratchet.local.stack import Stack
-from ratchet.model_directory import require_model
+from ratchet.model_directory import model_of, require_model
 
 
 class ServingPlan(BaseModel):
@@ -31,7 +30,7 @@ def load_plan(stack: Stack) -> ServingPlan:
 
 def prepare_plan(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> bool:
     """Makes sure of the model and writes the plan; True where a running engine and adapter must be restarted for it."""
-    model_path = paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
+    model_path = model_of(config)
     if config.model == TINY:
         from ratchet.local.tiny_policy.build import make_tiny_policy
 

@@ -8,7 +8,6 @@ learner does what it always does, with the same guarantees; it ends the run with
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ratchet.store.database import Database
 from ratchet.store.runs import RunRow
 from ratchet.types import RunState, policy_version
 from training import batch
+from training.vllm_plugin import file_sha256
 from training.weights import link_version
 
 Say = Callable[[str], None]
@@ -58,7 +58,7 @@ def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> No
     """Stored ids mean nothing to a model with other tokens. What is not there cannot be compared."""
     files = [directory / _TOKENIZER for directory in (stored, model)]
     if all(file.is_file() for file in files):
-        one, other = (hashlib.sha256(file.read_bytes()).digest() for file in files)
+        one, other = (file_sha256(file) for file in files)
         if one != other:
             raise ConfigError(f"--from-store: {model} has another tokenizer than run {source_run_id} was recorded with ({stored})")
 

@@ -107,13 +107,8 @@ class Loop:
         argument = {"dataset": dataset, "task": 0, "config": values}
         return await self.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
 
-    @contextlib.asynccontextmanager
-    async def provider(self) -> AsyncIterator[E2BProvider]:
-        provider = E2BProvider(*(self.environment[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
-        try:
-            yield provider
-        finally:
-            await provider.close()
+    def provider(self) -> E2BProvider:
+        return E2BProvider(*(self.environment[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
 
     async def rollout(self, handle: WorkflowHandle[Any, Any]) -> Any:
         async with self.database.begin() as connection:

@@ -18,7 +18,6 @@ from sqlalchemy import func, select, text
 from temporalio.client import WorkflowHandle
 
 from activities.boot import INSTALLATION_KEY
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.store import sandboxes
 from ratchet.store.schema import Sandbox, Turn
 from tests.integration.loop.conftest import Loop
@@ -36,11 +35,6 @@ CREATE TRIGGER wait_for_the_test BEFORE UPDATE OF state ON sandbox FOR EACH ROW 
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :lock AND NOT granted")
 
 
-def provider_of(loop: Loop) -> E2BProvider:
-    environment = loop.environment
-    return E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
-
-
 async def installation_of(loop: Loop) -> str:
     async with loop.database.begin() as connection:
         return str(await sandboxes.installation(connection))
@@ -52,7 +46,7 @@ async def sweep(loop: Loop) -> dict[str, Any]:
 
 
 async def assert_nothing_is_left(loop: Loop) -> None:
-    listed = await provider_of(loop).list({INSTALLATION_KEY: await installation_of(loop)})
+    listed = await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})
     async with loop.database.begin() as connection:
         held = (await connection.execute(select(Sandbox.id, Sandbox.state).where(Sandbox.state != "released"))).all()
     assert (listed, held) == ([], [])
@@ -113,13 +107,6 @@ async def works(loop: Loop, handle: WorkflowHandle[Any, Any]) -> bool:
         return bool((await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one())
 
 
-async def release_engine(loop: Loop, name: str) -> None:
-    import httpx
-
-    async with httpx.AsyncClient(trust_env=False) as http:
-        await http.post(f"http://127.0.0.1:{loop.stack.ports['engine']}/release", json={"hold": name})
-
-
 async def _kill_worker_in_create(loop: Loop) -> WorkflowHandle[Any, Any]:
     """The box is made after its worker died: nobody has written its id down."""
     ours = {INSTALLATION_KEY: await installation_of(loop)}
@@ -133,7 +120,7 @@ async def _kill_worker_in_create(loop: Loop) -> WorkflowHandle[Any, Any]:
         loop.end("worker", kill=True)
 
     async def made() -> bool:
-        return len(await provider_of(loop).list(ours)) == 1
+        return len(await loop.provider().list(ours)) == 1
 
     await loop.until(made, "the gateway makes the box that it was asked for")
     (row,) = await boxes_of(loop, handle)
@@ -144,7 +131,7 @@ async def _kill_worker_in_create(loop: Loop) -> WorkflowHandle[Any, Any]:
 async def test_killed_in_create_the_next_try_adopts_the_box(loop: Loop) -> None:
     await loop.script(call("echo two > a.txt"), "Done.")
     handle = await _kill_worker_in_create(loop)
-    (orphan,) = await provider_of(loop).list({INSTALLATION_KEY: await installation_of(loop)})
+    (orphan,) = await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})
     loop.spawn("worker")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt) == ("graded", 1.0, 1)
@@ -160,7 +147,7 @@ async def test_killed_in_create_and_terminated(loop: Loop) -> None:
     loop.spawn("worker")
     dry = await loop.client.execute_workflow("Sweep", {"force": True, "dry_run": True}, id=f"sweep/{uuid4().hex[:8]}", task_queue="control")
     assert len(dry["boxes"]) == 1 and handle.id in dry["boxes"][0]
-    assert len(await provider_of(loop).list({INSTALLATION_KEY: await installation_of(loop)})) == 1, "a dry run ends nothing"
+    assert len(await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})) == 1, "a dry run ends nothing"
     result = await sweep(loop)
     assert (result["boxes_released"], result["rollouts_ended"]) == (1, 1), result
     await assert_nothing_is_left(loop)
@@ -174,7 +161,7 @@ async def test_killed_in_run_and_terminated(loop: Loop) -> None:
     await handle.terminate("in the UI")
     loop.spawn("worker")
     result = await sweep(loop)
-    await release_engine(loop, "ledger")
+    await loop.release("ledger")
     assert (result["boxes_released"], result["rollouts_ended"], result["sessions_closed"]) == (1, 1, 1), result
     await assert_nothing_is_left(loop)
 
@@ -199,7 +186,7 @@ async def test_killed_in_kill(loop: Loop, moment: str) -> None:
     states = [box.state for box in await boxes_of(loop, handle)]
     assert states == ["release_wanted"], states
     await loop.until(lambda: _answers(loop), "the gateway is back")
-    alive = await provider_of(loop).list({INSTALLATION_KEY: await installation_of(loop)})
+    alive = await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})
     assert len(alive) == (1 if moment.startswith("before") else 0)
     loop.spawn("worker")
     assert (await sweep(loop))["boxes_released"] == 1
@@ -210,7 +197,7 @@ async def _answers(loop: Loop) -> bool:
     from ratchet.errors import SandboxBusyError
 
     try:
-        await provider_of(loop).list({})
+        await loop.provider().list({})
     except SandboxBusyError:
         return False
     return True
@@ -218,7 +205,7 @@ async def _answers(loop: Loop) -> bool:
 
 async def test_two_installations_share_a_provider(loop: Loop) -> None:
     """Boxes of others, and boxes that nobody marked, are never touched; a box of ours that the ledger does not know is."""
-    provider, ours = provider_of(loop), await installation_of(loop)
+    provider, ours = loop.provider(), await installation_of(loop)
     marks = {"ours": {INSTALLATION_KEY: ours, "ratchet_box": str(uuid4())}, "theirs": {INSTALLATION_KEY: str(uuid4())}, "nobody's": {}}
     made = {
         name: await provider.create("host", ttl_seconds=300, metadata=metadata, idempotency_key=uuid4().hex)

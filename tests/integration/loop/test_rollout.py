@@ -130,8 +130,7 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
 
     box = await loop.until(in_flight, "the agent waits for its model")
     await loop.script(call("echo two > a.txt"), "Done.")
-    async with loop.provider() as provider:
-        assert await provider.kill(box)
+    assert await loop.provider().kill(box)
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
     async with loop.database.begin() as connection:
@@ -178,15 +177,14 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     box_id = await loop.until(waits, "the agent waits for its model")
     loop.end("worker", kill=True)
     loop.end("adapter", kill=True)
-    async with loop.provider() as provider:
-        box = await provider.connect(box_id)
+    box = await loop.provider().connect(box_id)
 
-        async def ended() -> bool:
-            return (await box.exec("test -e /run/ratchet/1/exit.json", user="root", check=False)).exit_code == 0
+    async def ended() -> bool:
+        return (await box.exec("test -e /run/ratchet/1/exit.json", user="root", check=False)).exit_code == 0
 
-        await loop.until(ended, "the launcher has ended the agent")
-        assert '"deadline"' in (await box.read_file("/run/ratchet/1/exit.json", user="root")).decode()
-        await box.close()
+    await loop.until(ended, "the launcher has ended the agent")
+    assert '"deadline"' in (await box.read_file("/run/ratchet/1/exit.json", user="root")).decode()
+    await box.close()
     async with loop.database.begin() as connection:  # an hour has passed
         await connection.execute(update(Installation).values(adapter_seen_at=func.now() - timedelta(hours=1)))
     await loop.script(call("echo two > a.txt"), "Done.")

@@ -13,7 +13,7 @@ from activities.sandboxes.base import Sandbox
 from ratchet import temporal
 from ratchet.store import schema
 from tests.integration.loop.conftest import Loop
-from tests.integration.loop.test_ledger import boxes_of, provider_of, release_engine
+from tests.integration.loop.test_ledger import boxes_of
 from tests.integration.loop.test_rollout import TASK, call, finish
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,7 +36,7 @@ async def box_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Sandbox:
                 return None
         return str((await boxes_of(loop, handle))[0].provider_id)
 
-    return await provider_of(loop).connect(await loop.until(asked, "the agent asks the model"))
+    return await loop.provider().connect(await loop.until(asked, "the agent asks the model"))
 
 
 async def holds(box: Sandbox, condition: str) -> bool:
@@ -72,7 +72,7 @@ async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_mo
         return loops.time() > patient_until
 
     await loop.until(still_there, "the model has taken its time")
-    await release_engine(loop, "slow")
+    await loop.release("slow")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", 1.0, "time_budget", 1), row.outcome_reason
     async with loop.database.begin() as connection:
@@ -98,7 +98,7 @@ async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:
 
     assert not await extended()
     await loop.until(extended, "the box has its whole time again")
-    await release_engine(loop, "long")
+    await loop.release("long")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.agent_exit) == ("graded", "done")
 
