@@ -15,8 +15,8 @@ from temporalio import activity
 
 from activities.boundary import heartbeating, stage
 from activities.run_configs import RunConfigs
-from activities.sandboxes.base import SandboxProvider
-from ratchet.config import RunConfig
+from activities.sandboxes.base import BoxLimits, SandboxProvider
+from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError, SandboxGoneError
 from ratchet.payloads import Box, StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, sessions, tasks
@@ -51,6 +51,7 @@ class BootActivities:
                 metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), "ratchet_rollout": str(input.rollout_id)},
                 idempotency_key=str(row.uuid),
                 network=input.role is SandboxRole.AGENT,
+                limits=_limits(config.sandbox),
             )
             await box.close()
             async with self.database.begin() as connection:
@@ -117,6 +118,11 @@ class BootActivities:
             rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, "rollout ended")
         await kill_boxes(self.database, self.provider, rows)
         return StageResult()
+
+
+def _limits(config: SandboxConfig) -> BoxLimits:
+    memory = None if config.memory_mib is None else config.memory_mib << 20
+    return BoxLimits(memory_bytes=memory, num_cpus=config.cpus, max_processes=config.max_processes)
 
 
 async def kill_boxes(database: Database, provider: SandboxProvider, rows: Sequence[LedgerRow]) -> None:

@@ -85,6 +85,12 @@ class SandboxConfig(Section):
 
     max_boxes: Annotated[int, Field(ge=2)] = 48
     """Live boxes of this provider at once; a tenth of them is kept for grading."""
+    memory_mib: Annotated[int, Field(ge=64)] | None = None
+    """What one box may use; None: what the service gives every box (docker: 2048). Only docker can set this and the next two per run."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Processors' worth of time of one box; None: the service's (docker: no limit)."""
+    max_processes: Annotated[int, Field(ge=64)] | None = None
+    """Processes and threads of one box; None: the service's (docker: 512)."""
 
 
 class SamplingConfig(Section):

@@ -1,7 +1,8 @@
-"""A user's own reward, loss, advantage or harness, named as `package.module:attribute`.
+"""A user's own reward, loss, advantage, harness or sandbox service, named as `package.module:attribute`.
 
 Why here: every place that takes one finds it in the same way and only words its own error.
-Called by: `activities.graders.rewards`, `activities.harnesses.registry`, `training.loss`, `training.advantage`.
+Called by: `activities.graders.rewards`, `activities.harnesses.registry`, `training.loss`, `training.advantage`,
+`ratchet.worker`.
 """
 
 from importlib import import_module

@@ -27,12 +27,14 @@ from activities.record import RecordActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.runs import RunActivities
+from activities.sandboxes import docker_settings
 from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider, image_metadata_key
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
 from ratchet import temporal
 from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings, positive_number
@@ -52,15 +54,18 @@ WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regra
 def sandbox_provider() -> SandboxProvider:
     """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports.
 
-    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one.
+    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one. `package.module:function`: what that returns.
     """
     kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
-    if kind == "docker":
+    if docker_settings.is_chosen():
         from activities.sandboxes.docker import DockerProvider
 
-        return DockerProvider()
+        max_ttl_seconds = positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400)
+        return DockerProvider(
+            network=docker_settings.own_network(), adapter=docker_settings.adapter_address(), max_ttl_seconds=max_ttl_seconds
+        )
     if kind != "e2b":
-        raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {kind!r} is neither e2b nor docker")
+        return _own_provider(kind)
     return E2BProvider(
         api_key=os.environ.get("E2B_API_KEY", ""),
         api_url=os.environ.get("E2B_API_URL"),
@@ -71,9 +76,20 @@ def sandbox_provider() -> SandboxProvider:
     )
 
 
+def _own_provider(path: str) -> SandboxProvider:
+    try:
+        if ":" not in path:
+            raise ImportError("it is neither e2b nor docker, nor an import path like `my_package.my_boxes:make_provider`")
+        provider: SandboxProvider = import_object(path)()
+    except ImportError as error:
+        raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {path!r} cannot be used: {error}") from error
+    return provider
+
+
 def adapter_url() -> str:
     """The adapter as a box reaches it."""
-    return f"http://{os.environ.get('ADAPTER_PUBLIC_HOST', '127.0.0.1')}:{os.environ.get('ADAPTER_PORT', '18001')}"
+    host, _, port = docker_settings.adapter_address().rpartition(":")
+    return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"
 
 
 async def _activities(client: Client, database: Database, settings: TemporalSettings) -> dict[str, list[Callable[..., Any]]]:

@@ -36,12 +36,21 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a back end offers beyond the contract; stages ask here and never for the vendor's name."""
+    """What a back end offers beyond the contract; stages ask here and never for the vendor's name. `limits`: those that a create asks for."""
 
     pause: bool
     network_policy: bool
     limits: bool
     max_ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLimits:
+    """What one box may use; None: what its service gives every box."""
+
+    memory_bytes: int | None = None
+    num_cpus: float | None = None
+    max_processes: int | None = None
 
 
 class Sandbox(Protocol):
@@ -128,12 +137,13 @@ class SandboxProvider(Protocol):
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
         network: bool = True,
+        limits: BoxLimits | None = None,
     ) -> Sandbox:
         """Boots a box. Asked again with the same key it gives the same box, so a retry leaks none.
 
         `network` False: nothing can be reached from it, the adapter included.
 
-        Raises ConfigError when the service does not know the image or refuses the request or the key.
+        Raises ConfigError when the service does not know the image, cannot hold one of the limits, or refuses the request or the key.
         """
         ...
 

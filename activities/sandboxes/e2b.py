@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 import structlog
 
-from activities.sandboxes.base import Capabilities, CommandResult, Sandbox, SandboxInfo
+from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class E2BProvider:
     ) -> None:
         _prepare_sdk(max_connections, (api_url, sandbox_url))
         self._image_metadata_key, self._template = image_metadata_key, template
-        self._capabilities = Capabilities(pause=True, network_policy=True, limits=True, max_ttl_seconds=max_ttl_seconds)
+        self._capabilities = Capabilities(pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds)
         # retries=0: a busy service is the activity's retry policy's business. debug=False: the SDK's debug mode calls no service.
         self._options: dict[str, Any] = {"api_key": api_key, "retries": 0, "debug": False}
         for name, url in (("api_url", api_url), ("sandbox_url", sandbox_url)):
@@ -83,8 +83,15 @@ class E2BProvider:
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
         network: bool = True,
+        limits: BoxLimits | None = None,
     ) -> Sandbox:
         from e2b import AsyncSandbox
+
+        if limits not in (None, BoxLimits()):
+            raise ConfigError(
+                "sandbox.memory_mib, cpus and max_processes: this service gives every box what its template or gateway has;"
+                " leave them out, or set RATCHET_SANDBOX_PROVIDER=docker"
+            )
 
         with _service_errors("the new box"):
             box = await AsyncSandbox.create(

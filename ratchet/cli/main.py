@@ -37,7 +37,7 @@ from ratchet.cli import (
     train,
     up,
 )
-from ratchet.cli.parts import adapter, engine, gateway, learner, postgres, ray, temporal, worker
+from ratchet.cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, worker
 from ratchet.errors import UserError
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ for command in (
     app.command(name=command.__name__.rsplit(".", 1)[-1].replace("_", "-"), rich_help_panel="Commands")(command.command)
 for group in (tasks, agents, images, sandboxes, checkpoints):
     app.add_typer(group.app, name=group.__name__.rsplit(".", 1)[-1], rich_help_panel="Commands")
-for part in (postgres, temporal, gateway, ray, engine, adapter, learner, worker):
+for part in (postgres, temporal, gateway, ray, engine, adapter, egress, learner, worker):
     app.command(name=part.__name__.rsplit(".", 1)[-1], rich_help_panel="Parts of the stack (the supervisor runs them)")(part.command)
 
 

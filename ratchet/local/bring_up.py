@@ -15,10 +15,11 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from activities.datasets.formats import read_rows
+from activities.sandboxes import docker_settings
 from ratchet import temporal
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError, StoreUnavailableError
-from ratchet.local import postgres
+from ratchet.local import docker_egress, postgres
 from ratchet.local.plan import prepare_plan
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.stack import Stack, require_space
@@ -43,6 +44,8 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     require_space(stack.home)
     if stack.has_gateway:
         probe.require()
+    if docker_settings.needs_egress():
+        asyncio.run(docker_egress.require())
     asyncio.run(_require_services(stack, settings))
     restart = prepare_plan(stack, config, say)
     supervisor = Supervisor(stack)

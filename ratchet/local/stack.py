@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
 from ratchet.local.postgres import database_url
@@ -178,6 +179,8 @@ class Stack:
             parts.append(Part("ray", [*ratchet, "ray"], 30, stop_wait_seconds=3))
         parts.append(Part("engine", [*ratchet, "engine"], 40, stop_wait_seconds=30))
         parts.append(Part("adapter", [*ratchet, "adapter"], 50))
+        if docker_settings.needs_egress():
+            parts.append(Part("egress", [*ratchet, "egress"], 55))
         parts.append(Part("learner", [*ratchet, "learner"], 60))
         parts.append(Part("worker", [*ratchet, "worker"], 70))
         return parts

@@ -6,7 +6,6 @@ Called by: pytest. Skips with the reason where a daemon cannot be had.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
+from activities.sandboxes.base import BoxLimits, Sandbox
 from activities.sandboxes.docker import DockerProvider
 from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from ratchet.local.stack import Stack
@@ -28,9 +27,6 @@ from tests.integration.sandboxes import image_files
 from tests.integration.sandboxes.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
 
 START_SECONDS = 120.0
-NETWORK = "ratchet-boxes"
-MAKE_NETWORK = ("network", "create", "--internal", "-o", "com.docker.network.bridge.enable_icc=false", NETWORK)
-"""As docs/sandboxes.md says."""
 _POLICY = Path("/usr/sbin/policy-rc.d")
 # What the contract, the stages, the launcher and the graders ask of an image.
 _PROGRAMS = (
@@ -118,8 +114,6 @@ def docker_directory() -> Iterator[Path]:
             words = (directory / "dockerd.log").read_text(errors="replace").strip().splitlines()
             pytest.skip(f"dockerd does not run here: {words[-1][-300:] if words else 'it says nothing'}")
         _import_image(directory)
-        made = docker(directory, *MAKE_NETWORK)
-        assert made.returncode == 0, made.stderr
         yield directory
         found = docker(directory, "ps", "-aq").stdout.decode().split()
         if found:
@@ -156,39 +150,38 @@ def docker_pid(docker_directory: Path) -> int:
     return int((docker_directory / "pid").read_text())
 
 
-@pytest.fixture(scope="session")
-def bridge_address(docker_directory: Path) -> str:
-    facts = json.loads(docker(docker_directory, "network", "inspect", NETWORK).stdout)
-    return str(facts[0]["IPAM"]["Config"][0]["Gateway"])
-
-
 @contextlib.contextmanager
-def relay(docker_pid: int, address: str, port: int) -> Iterator[None]:
-    """Our loopback's `port`, at `address` in the daemon's namespace; what a machine with one namespace does not need."""
-    command = [sys.executable, "-m", "tests.standins.relay", str(docker_pid), address, str(port)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
+def egress(directory: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`ratchet egress` beside the daemon, for boxes of the adapter that the environment names."""
+    own = {"DOCKER_HOST": f"unix://{directory}/docker.sock", "RATCHET_HOME": f"{directory}/home"}
+    values = {**os.environ, **own, **environment}
+    with subprocess.Popen([sys.executable, "-m", "ratchet.cli.main", "egress"], cwd=CHECKOUT, env=values) as process:
         try:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            yield
+            yield process
         finally:
-            process.terminate()
+            process.kill()
 
 
 @pytest.fixture(scope="session")
-def own_environment(docker_directory: Path, docker_pid: int, bridge_address: str, home: Path) -> Iterator[dict[str, str]]:  # noqa: F811
+def own_environment(docker_directory: Path, home: Path) -> Iterator[dict[str, str]]:  # noqa: F811
     """The loop's services with docker for boxes."""
-    port = Stack(home).ports["adapter"]
-    with relay(docker_pid, bridge_address, port):
-        yield {
-            "RATCHET_SANDBOX_PROVIDER": "docker",
-            "DOCKER_HOST": f"unix://{docker_directory}/docker.sock",
-            "ADAPTER_PUBLIC_HOST": bridge_address,
-        }
+    own = {"RATCHET_SANDBOX_PROVIDER": "docker", "DOCKER_HOST": f"unix://{docker_directory}/docker.sock"}
+    with egress(docker_directory, Stack(home).environment()):
+        yield own
+
+
+@pytest.fixture(scope="session")
+def way(docker_directory: Path, adapter_port: int) -> Iterator[str]:  # noqa: F811
+    """The adapter's address, with an egress that boxes of that address get."""
+    values = {"ADAPTER_PUBLIC_HOST": "127.0.0.1", "ADAPTER_PORT": str(adapter_port)}
+    with egress(docker_directory, values):
+        yield f"127.0.0.1:{adapter_port}"
 
 
 @pytest.fixture
-async def provider(docker_directory: Path) -> AsyncIterator[DockerProvider]:
-    made = DockerProvider(f"unix://{docker_directory}/docker.sock", memory_bytes=128 << 20)
+async def provider(docker_directory: Path, way: str) -> AsyncIterator[DockerProvider]:
+    limits = BoxLimits(memory_bytes=128 << 20, max_processes=512)
+    made = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter=way, limits=limits)
     yield made
     for info in await made.list({}):
         await made.kill(info.id)

@@ -1,20 +1,22 @@
 """The sandbox contract over a real Docker daemon, and what only this back end has to show."""
 
 import asyncio
+import http.server
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
+from activities.sandboxes.base import BoxLimits, Sandbox
 from activities.sandboxes.docker import DockerProvider
 from ratchet.errors import SandboxBusyError
-from tests.e2e.sandboxes.conftest import docker, relay
-from tests.integration.sandboxes.conftest import eventually, make_box
+from tests.e2e.sandboxes.conftest import docker, egress
+from tests.integration.sandboxes.conftest import ADAPTER_ANSWER, NUM_REPEATS_BIG, eventually, make_box
 from tests.integration.sandboxes.contract import *  # noqa: F403
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -35,11 +37,15 @@ async def test_limits_and_rights(docker_directory: Path, box: Sandbox) -> None:
     assert "NoNewPrivs:\t1" in status and "CapEff:\t00000000000000fb" in status
 
 
-async def test_a_box_without_network_has_no_address(provider: DockerProvider) -> None:
-    closed = await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex, network=False)
-    async with closed:
-        devices = (await closed.exec("cat /proc/net/dev")).stdout.splitlines()[2:]
-        assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+async def test_limits_that_a_run_asks_for(docker_directory: Path, provider: DockerProvider) -> None:
+    limits = BoxLimits(memory_bytes=96 << 20, num_cpus=0.5, max_processes=100)
+    async with await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex, limits=limits) as box:
+        form = "{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}} {{.HostConfig.PidsLimit}}"
+        facts = docker(docker_directory, "inspect", "--format", form, box.id).stdout.decode()
+        assert facts.strip() == f"{96 << 20} 500000000 100"
+        hog = await box.exec("/opt/ratchet/bin/python3 -c 'x = b\"1\" * (300 << 20)'", check=False)
+        assert hog.exit_code not in (0, None)
+        assert (await box.exec("echo alive")).stdout == "alive\n"
 
 
 async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -> None:
@@ -79,20 +85,31 @@ def outside(docker_pid: int) -> Iterator[tuple[str, int]]:
         server.wait()
 
 
-def address_of(docker_directory: Path, box: Sandbox) -> str:
-    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-    return docker(docker_directory, "inspect", "--format", form, box.id).stdout.decode().strip()
-
-
 async def reaches(box: Sandbox, address: str, port: int) -> bool:
     """Whether it gets an answer to an HTTP request."""
     request = f"import urllib.request as u; u.urlopen('http://{address}:{port}/', timeout=10).read()"
     return (await box.exec(f'/opt/ratchet/bin/python3 -c "{request}"', check=False, timeout=90)).exit_code == 0
 
 
-async def test_a_box_reaches_the_adapter_and_neither_the_world_nor_another_box(
-    docker_directory: Path, docker_pid: int, bridge_address: str, provider: DockerProvider, adapter_port: int, outside: tuple[str, int]
+async def interfaces(box: Sandbox) -> list[str]:
+    return [line.split(":")[0].strip() for line in (await box.exec("cat /proc/net/dev")).stdout.splitlines()[2:]]
+
+
+@pytest.fixture(scope="module")
+def other_port() -> Iterator[int]:
+    """Something else that listens on this machine, on every address."""
+    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), http.server.SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_box_reaches_the_adapter_and_nothing_else(
+    provider: DockerProvider, adapter_port: int, other_port: int, outside: tuple[str, int]
 ) -> None:
+    """No other port of this machine, no other box, no internet, no metadata address; and by no interface but its own loopback."""
     async with await make_box(provider) as box, await make_box(provider) as other:
         await other.exec("cd /srv && (setsid /opt/ratchet/bin/python3 -m http.server 8080 >/dev/null 2>&1 &)")
 
@@ -100,28 +117,69 @@ async def test_a_box_reaches_the_adapter_and_neither_the_world_nor_another_box(
             return await reaches(other, "127.0.0.1", 8080)
 
         await eventually(serves, 120)
-        with relay(docker_pid, bridge_address, adapter_port):
-            assert await reaches(box, bridge_address, adapter_port)
-        assert not await reaches(box, *outside)
-        assert not await reaches(box, address_of(docker_directory, other), 8080)
+        assert await reaches(box, "127.0.0.1", adapter_port)
+        assert await interfaces(box) == ["lo"]
+        assert (await box.exec("cat /proc/net/route")).stdout.count("\n") <= 1
+        for address, port in (("127.0.0.1", other_port), ("127.0.0.1", 8080), outside, ("169.254.169.254", 80), ("172.17.0.1", other_port)):
+            assert not await reaches(box, address, port), (address, port)
+        listeners = (await box.exec("cat /proc/net/tcp /proc/net/tcp6")).stdout
+        assert [line.split()[1] for line in listeners.splitlines() if " 0A " in line] == [f"0100007F:{adapter_port:04X}"]
 
 
-async def test_the_world_is_there_for_containers_of_other_networks(docker_directory: Path, outside: tuple[str, int]) -> None:
-    """Or the test above would show nothing."""
-    assert docker(docker_directory, "network", "create", "open").returncode == 0
-    request = f"import urllib.request as u; u.urlopen('http://{outside[0]}:{outside[1]}/', timeout=60).read()"
-    done = docker(docker_directory, "run", "--rm", "--network", "open", "host", "/opt/ratchet/bin/python3", "-c", request)
-    assert done.returncode == 0, done.stderr
+async def test_big_answers_and_many_connections_go_through_whole(box: Sandbox, adapter_port: int) -> None:
+    url = f"http://127.0.0.1:{adapter_port}"
+    script = f"""
+import concurrent.futures as c, urllib.request as u
+assert u.urlopen('{url}/big').read() == {ADAPTER_ANSWER!r} * {NUM_REPEATS_BIG}
+with c.ThreadPoolExecutor(40) as pool:
+    assert set(pool.map(lambda _: u.urlopen('{url}/').read(), range(200))) == {{{ADAPTER_ANSWER!r}}}
+"""
+    await box.write_file("/srv/ask.py", script)
+    await box.exec("/opt/ratchet/bin/python3 /srv/ask.py", timeout=300)
 
 
-async def test_a_network_that_is_missing_is_made_closed(docker_directory: Path) -> None:
-    """Who forgets to make it gets the same."""
-    own = DockerProvider(f"unix://{docker_directory}/docker.sock", network="made-by-us")
-    async with await make_box(own):
-        form = '{{.Internal}} {{index .Options "com.docker.network.bridge.enable_icc"}}'
-        facts = docker(docker_directory, "network", "inspect", "--format", form, "made-by-us").stdout.decode()
+async def test_a_box_for_grading_reaches_nothing(provider: DockerProvider, adapter_port: int) -> None:
+    closed = await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex, network=False)
+    async with closed:
+        assert await interfaces(closed) == ["lo"]
+        assert not await reaches(closed, "127.0.0.1", adapter_port)
+
+
+async def test_an_egress_that_is_killed_finds_its_boxes_again(docker_directory: Path, adapter_port: int) -> None:
+    """And only its own: boxes of another installation's adapter have theirs."""
+    values = {"ADAPTER_PUBLIC_HOST": "localhost", "ADAPTER_PORT": str(adapter_port)}
+    own = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter=f"localhost:{adapter_port}")
+    with egress(docker_directory, values):
+        box = await make_box(own)
+    async with box:
+        assert not await reaches(box, "127.0.0.1", adapter_port)
+        with egress(docker_directory, values):
+
+            async def reaches_again() -> bool:
+                return await reaches(box, "127.0.0.1", adapter_port)
+
+            await eventually(reaches_again)
     await own.close()
-    assert facts.strip() == "true false"
+
+
+async def test_a_box_without_an_egress_is_busy(docker_directory: Path) -> None:
+    """The stage asks again, and finds the same box."""
+    own = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter="127.0.0.1:9", way_seconds=1)
+    with pytest.raises(SandboxBusyError, match="ratchet egress"):
+        await make_box(own, key="lonely")
+    (info,) = await own.list({"owner": "test"})
+    assert info.metadata == {"owner": "test"}
+    assert await own.kill(info.id)
+    await own.close()
+
+
+async def test_a_network_of_the_users_own(docker_directory: Path, outside: tuple[str, int]) -> None:
+    """Whatever is reached from there, a box on it reaches."""
+    assert docker(docker_directory, "network", "create", "own").returncode == 0
+    own = DockerProvider(f"unix://{docker_directory}/docker.sock", network="own")
+    async with await make_box(own) as box:
+        assert await reaches(box, *outside)
+    await own.close()
 
 
 async def test_an_image_that_docker_saves_is_one_that_we_import(docker_directory: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from tests.integration.loop.conftest import Loop
 from tests.integration.loop.test_rollout import PRE, call, finish
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
-TASK = {"pre_commands": [PRE], "eval_cmd": 'test "$(cat a.txt)" = two'}
+MEMORY = "$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes)"
+TASK = {"pre_commands": [PRE], "eval_cmd": f'test "$(cat a.txt) {MEMORY}" = "two {512 << 20}"'}
 
 
 @pytest.mark.parametrize(("work", "reward"), [("echo two > a.txt", 1.0), ("echo three > a.txt", 0.0)])
 async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work: str, reward: float) -> None:
     await loop.script(call(work), "Done.")
-    _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
+    _, row = await finish(loop, await loop.start(loop.dataset(**TASK), sandbox={"memory_mib": 512}))
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", reward, "done", 2), row.outcome_reason
     async with loop.database.begin() as connection:
         boxes = (await connection.execute(select(Sandbox.provider, Sandbox.role, Sandbox.state).where(Sandbox.rollout_id == row.id))).all()

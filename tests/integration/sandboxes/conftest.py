@@ -180,7 +180,7 @@ def own_provider(own_gateway: GatewayProcess) -> E2BProvider:
     return provider_of(own_gateway)
 
 
-async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 120) -> Sandbox:
+async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 900) -> Sandbox:
     return await provider.create("host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex)
 
 

@@ -1,0 +1,209 @@
+"""One container as a box: commands are execs in it, files go through them.
+
+Why here: what the Docker API cannot do for a command (end it, close its input, tell a bad exit from a dying box) is made good here.
+Called by: `docker.py` hands these out.
+"""
+
+import asyncio
+import contextlib
+import re
+import shlex
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from aiodocker.containers import DockerContainer
+from aiodocker.execs import Exec
+from aiodocker.stream import Stream
+
+from activities.sandboxes.base import CommandResult
+from activities.sandboxes.docker_errors import remove, require_running, service_errors
+from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
+
+_CANNOT_START, _KILLED, _MISSING, _NO_FILE, _CUT = 126, 137, 144, 145, 146
+_POLL_SECONDS, _POLL_MAX_SECONDS = 0.01, 0.5
+_CHUNK_BYTES = 1 << 18
+_TRANSFER_SECONDS = 600.0
+_REMOVAL_SECONDS = 3.0
+DEADLINE_FILE = "/run/ratchet-deadline"
+_SET_LIFE = (
+    f"read -r up _ </proc/uptime; umask 077; echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
+)
+_READ = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec {{read}} -- "$1"'
+
+
+class DockerSandbox:
+    """One container; commands are execs in it."""
+
+    def __init__(self, container: DockerContainer) -> None:
+        self._container = container
+
+    @property
+    def id(self) -> str:
+        return self._container.id
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        check: bool = True,
+        timeout: float | None = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> CommandResult:
+        arguments = _login(cmd, cwd)
+        if timeout is not None:
+            # In the box, because the API cannot end an exec; KILL reaches the whole process group.
+            arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
+        started = time.monotonic()
+        try:
+            code, stdout, stderr = await self._run(arguments, user, env or {}, cwd)
+        except CommandFailedError as unable:
+            code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
+        result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        if code == _CANNOT_START:  # the daemon's word for a box that is ending, too
+            await require_running(self._container)
+        if code == _KILLED:
+            if timeout is not None and time.monotonic() - started >= timeout:
+                await require_running(self._container)
+                raise CommandFailedError(cmd, None, result.stdout, result.stderr, timed_out=True)
+            await self._require_staying()
+        if check and code != 0:
+            raise CommandFailedError(cmd, code, result.stdout, result.stderr)
+        return result
+
+    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        try:
+            with service_errors(self.id):
+                process = await self._container.exec(
+                    _login(cmd, cwd), stdout=False, stderr=False, user=user, environment=dict(env or {}), workdir=cwd
+                )
+                await process.start(detach=True)
+        except ConfigError as error:
+            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
+
+    async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
+        if isinstance(content, Path):
+            size = (await asyncio.to_thread(content.stat)).st_size
+        else:
+            content = content.encode() if isinstance(content, str) else content
+            size = len(content)
+        # Reads as many bytes as there are: the API cannot close one direction of a stream.
+        script = f'mkdir -p -- "$(dirname -- "$1")" && head -c {size} > "$1" || exit'
+        script += f'; [ ! -f "$1" ] || [ "$(stat -L -c %s -- "$1")" = {size} ] || exit {_CUT}'
+        await self._file_command(f"write {path}", script, path, user, content)
+
+    async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
+        read = "cat" if max_bytes is None else f"head -c {max_bytes}"
+        return await self._file_command(f"read {path}", _READ.format(read=read), path, user, None)
+
+    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
+        with target.open("wb") as file:
+            await self._file_command(f"read {path}", _READ.format(read="cat"), path, user, None, into=file)
+
+    async def _file_command(
+        self, action: str, script: str, path: str, user: str, content: bytes | Path | None, into: BinaryIO | None = None
+    ) -> bytes:
+        # `~` and relative paths start at the user's home.
+        place = f'cd -- "$(eval echo ~{shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""})" 2>/dev/null || cd /; '
+        home_path = path.removeprefix("~/") if path.startswith("~/") else path
+        if "\0" in path:
+            raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
+        async with asyncio.timeout(_TRANSFER_SECONDS):
+            code, data, errors = await self._run(["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into)
+        if code == _MISSING:
+            raise FileNotFoundError(f"{path} is not in box {self.id}")
+        if code == _CUT:
+            raise SandboxBusyError(f"{action}: the connection to the Docker daemon ended too early")
+        if code != 0:
+            if code == _KILLED:
+                await self._require_staying()
+            words = "it is no regular file" if code == _NO_FILE else errors.decode(errors="replace").strip()
+            raise CommandFailedError(action, 1, "", words)
+        return data
+
+    async def _run(
+        self,
+        arguments: list[str],
+        user: str,
+        env: Mapping[str, str],
+        cwd: str | None,
+        content: bytes | Path | None = None,
+        into: BinaryIO | None = None,
+    ) -> tuple[int, bytes, bytes]:
+        """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command that cannot start."""
+        try:
+            with service_errors(self.id):
+                process = await self._container.exec(arguments, stdin=content is not None, user=user, environment=dict(env), workdir=cwd)
+                async with process.start() as stream:
+                    sending = asyncio.create_task(_send(stream, content)) if content is not None else None
+                    stdout, stderr = bytearray(), bytearray()
+                    while (message := await stream.read_out()) is not None:
+                        if message.stream == 1 and into is not None:
+                            await asyncio.to_thread(into.write, message.data)
+                        else:
+                            (stdout if message.stream == 1 else stderr).extend(message.data)
+                    if sending is not None:
+                        sending.cancel()
+                        await asyncio.gather(sending, return_exceptions=True)
+                code = await _exit_code(process)
+        except ConfigError as error:
+            raise CommandFailedError(shlex.join(arguments), _CANNOT_START, "", str(error)) from error
+        return code, bytes(stdout), bytes(stderr)
+
+    async def _require_staying(self) -> None:
+        """Of a box whose command was killed: the daemon kills the processes of one that it removes some time before it says so."""
+        until = time.monotonic() + _REMOVAL_SECONDS
+        while time.monotonic() < until:
+            await require_running(self._container)
+            await asyncio.sleep(_POLL_MAX_SECONDS / 5)
+
+    async def set_ttl(self, seconds: int) -> None:
+        code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
+        if code != 0:
+            raise SandboxBusyError(f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}")
+
+    async def kill(self) -> None:
+        with contextlib.suppress(SandboxGoneError), service_errors(self.id):
+            await remove(self._container)
+
+    async def close(self) -> None:
+        """The provider holds the connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.kill()
+
+
+def _login(cmd: str, cwd: str | None) -> list[str]:
+    """Docker starts where the image says, which is often the root directory; a login starts at home."""
+    return ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
+
+
+async def _exit_code(process: Exec) -> int:
+    """A command may close its output before it ends, and the daemon hears of the end a little later than of the output's."""
+    pause = _POLL_SECONDS
+    while (facts := await process.inspect())["Running"]:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _POLL_MAX_SECONDS)
+    return int(facts["ExitCode"])
+
+
+async def _send(stream: Stream, content: bytes | Path) -> None:
+    async for chunk in _chunks(content):
+        await stream.write_in(chunk)
+
+
+async def _chunks(content: bytes | Path) -> AsyncIterator[bytes]:
+    if isinstance(content, bytes):
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+        return
+    with content.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk

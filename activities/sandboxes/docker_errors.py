@@ -1,0 +1,56 @@
+"""The Docker daemon's answers as our errors.
+
+Why here: the back end says one of three things when something fails, whichever of its calls it was.
+Called by: `docker.py`, `docker_box.py`, and `ratchet.local.docker_egress`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+from aiodocker.containers import DockerContainer
+from aiodocker.exceptions import DockerError
+
+from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
+
+_CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
+
+
+async def remove(container: DockerContainer) -> None:
+    """One that is being removed already is on its way; a missing one raises."""
+    try:
+        await container.delete(force=True)
+    except DockerError as error:
+        if error.status != 409:
+            raise
+
+
+async def require_running(container: DockerContainer) -> None:
+    with service_errors(container.id):
+        facts = await container.show()
+    if not facts["State"]["Running"]:
+        raise SandboxGoneError(f"box {container.id} does not run any more")
+
+
+@contextmanager
+def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError) -> Iterator[None]:
+    try:
+        yield
+    except DockerError as error:
+        raise _translate(error, subject, missing) from error
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise SandboxBusyError(f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}") from error
+
+
+def _translate(error: DockerError, subject: str, missing: type[RatchetError]) -> RatchetError:
+    """The one table from the daemon's answers to our errors."""
+    words = f"{subject}: {error.message}"
+    if any(part in error.message for part in _CANNOT_START_WORDS):
+        return ConfigError(f"Docker refuses {words}")
+    if error.status == 404:
+        return missing(words)
+    if error.status == 409 and ("not running" in error.message or "removal" in error.message):
+        return SandboxGoneError(words)
+    if error.status in (400, 403):
+        return ConfigError(f"Docker refuses {words}")
+    return SandboxBusyError(words)
