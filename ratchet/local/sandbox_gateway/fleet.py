@@ -21,9 +21,10 @@ from pathlib import Path
 
 import structlog
 
+from ratchet.local.sandbox_gateway import disk_template
 from ratchet.local.sandbox_gateway.boot import ForkServer
 from ratchet.local.sandbox_gateway.box import RECORD_FILE, Box, BoxRecord
-from ratchet.local.sandbox_gateway.boxd import cgroups, disk
+from ratchet.local.sandbox_gateway.boxd import cgroups
 from ratchet.local.sandbox_gateway.boxd.namespaces import IDS_PER_BOX
 from ratchet.local.sandbox_gateway.boxd.wire import BoxFaultError, BoxSpec, clock
 from ratchet.local.sandbox_gateway.images import Catalogue
@@ -282,12 +283,12 @@ def _prepare_cgroups(parent: str) -> bool:
 
 def _prepare_disk(settings: GatewaySettings) -> str:
     """The template of the boxes' disks, empty where there is none; `probe` says why."""
-    if settings.disk_bytes is None or not disk.is_possible():
+    if settings.disk_bytes is None or not disk_template.is_possible():
         return ""
     template = settings.root_directory / f"disk-{settings.disk_bytes}.ext4"
     try:
         if not template.exists():
-            disk.make_template(template, settings.disk_bytes)
+            disk_template.make_template(template, settings.disk_bytes)
     except OSError as error:
         _log.warning("boxes_without_disk_limit", reason=str(error))
         return ""

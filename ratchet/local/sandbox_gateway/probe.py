@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.errors import MachineError
-from ratchet.local.sandbox_gateway.boxd import cgroups, disk, kernel, seccomp
+from ratchet.local.sandbox_gateway import disk_template
+from ratchet.local.sandbox_gateway.boxd import cgroups, kernel, seccomp
 
 _TRIED_MEMORY_BYTES, _TRIED_PROCESSES = 64 << 20, 16
 _INSTALL = "install it with the system's package manager (package `bubblewrap`)"
@@ -97,7 +98,7 @@ def _limits() -> Protection:
 
 def _disk() -> Protection:
     name = "disk limit"
-    if disk.is_possible():
+    if disk_template.is_possible():
         return Protection(name, True, "each box has a disk of its own, a sparse file with ext4 in it")
     reason = "`mkfs.ext4` is not on PATH (package `e2fsprogs`)" if shutil.which("mkfs.ext4") is None else "there are no loop devices here"
     return Protection(name, False, f"{reason}; boxes share the disk of the gateway's directory")

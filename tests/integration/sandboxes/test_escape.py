@@ -19,11 +19,12 @@ import pytest
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import CommandFailedError, SandboxGoneError
-from ratchet.local.sandbox_gateway.boxd import cgroups, disk, seccomp
+from ratchet.local.sandbox_gateway import disk_template
+from ratchet.local.sandbox_gateway.boxd import cgroups, seccomp
 from tests.integration.sandboxes.conftest import CHECKOUT, GatewayProcess, make_box
 
 needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
-needs_disk = pytest.mark.skipif(not disk.is_possible(), reason="this machine has no loop devices or no mkfs.ext4")
+needs_disk = pytest.mark.skipif(not disk_template.is_possible(), reason="this machine has no loop devices or no mkfs.ext4")
 needs_filter = pytest.mark.skipif(not seccomp.PROGRAM, reason="no system call table for this machine type")
 
 

@@ -295,4 +295,4 @@ def test_probe_reports_this_machine(python_layer: Path) -> None:
     report = {protection.name: protection for protection in probe()}
     assert report["bubblewrap"].on and report["user namespaces"].on and report["closed network"].on
     assert report["memory and process limits"].on == (cgroups.usable_version() != 0)
-    assert not [*cgroups.MOUNT.glob("*/ratchet-probe-*"), *cgroups.MOUNT.glob("ratchet-probe-*")]
+    assert not [*Path(cgroups.MOUNT).glob("*/ratchet-probe-*"), *Path(cgroups.MOUNT).glob("ratchet-probe-*")]

@@ -8,20 +8,26 @@ with a connected socket beside it.
 `start` and `attach` answer {pid, size, end} with the spool file's fd, then {size, end} whenever either changes.
 """
 
-import base64
+import binascii
 import json
 import os
 import selectors
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Protocol
 
 from ratchet.local.sandbox_gateway.boxd.launch import StartRequest
 from ratchet.local.sandbox_gateway.boxd.processes import Process, ProcessTable
-from ratchet.local.sandbox_gateway.boxd.wire import MAX_MESSAGE_BYTES, BoxFaultError, Message, encode, fault, send_with_fds
+from ratchet.local.sandbox_gateway.boxd.wire import (
+    MAX_MESSAGE_BYTES,
+    BoxFaultError,
+    Message,
+    encode,
+    fault,
+    report_exception,
+    send_with_fds,
+)
 
 
 class BoxControls(Protocol):
@@ -82,7 +88,7 @@ class Connection:
         except BoxFaultError as error:
             self._send(fault(error.code, error.message))
         except OSError as error:
-            traceback.print_exc(file=sys.stderr)
+            report_exception()
             self._send(fault("unavailable", str(error)))
 
     def _follow(self, request: Message) -> None:
@@ -149,7 +155,7 @@ def _signal(box: BoxControls, request: Message) -> Message:
 
 def _input(box: BoxControls, request: Message) -> Message:
     process = box.processes.find_running(request["pid"], request["tag"])
-    box.processes.write_stdin(process, base64.b64decode(request["data"]))
+    box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
     return {}
 
 

@@ -1,27 +1,25 @@
 """File operations, done by a process that sees exactly what the box sees.
 
 Why here: every path, symlink and `..` resolves inside the box; only open fds of regular files cross to the gateway.
-Called by: `supervisor.py` forks it once per box; the gateway talks to its socket, one request per connection.
+Called by: `supervisor.py` for every connection to the box's file socket, which is one request. An idle box has no process for this.
 
 Requests: {op, user, path} with op in open_read, open_write, stat, list {depth}, make_directory, remove, move {destination}.
 """
 
+import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
-import sys
 import time
-import traceback
 from collections.abc import Callable
 
 from ratchet.local.sandbox_gateway.boxd import kernel
 from ratchet.local.sandbox_gateway.boxd.namespaces import Namespaces, become_box_root
 from ratchet.local.sandbox_gateway.boxd.users import BoxUser, find_user, make_directories, names_by_id, resolve
-from ratchet.local.sandbox_gateway.boxd.wire import BoxFaultError, Message, fault, receive_line, send_with_fds
+from ratchet.local.sandbox_gateway.boxd.wire import BoxFaultError, Message, fault, receive_line, report_exception, send_with_fds
 
 _NUM_LISTED_MAX = 50_000
 _REQUEST_SECONDS = 300
@@ -44,25 +42,36 @@ Reply = tuple[Message, list[int]]
 """An answer and the fds to pass beside it."""
 
 
-def serve_files(listener: socket.socket, namespaces: Namespaces) -> None:
-    """Enters the box and serves for ever, each request in a child of its own: a stuck one stops nobody."""
+def start_answer(connection: socket.socket, namespaces: Namespaces) -> int:
+    """Answers one request in a child, whose pid it returns: a stuck one stops nobody. The box cannot see the child, which is outside its pids."""
+    namespaces.leave_pids()
+    try:
+        pid = os.fork()
+    finally:
+        namespaces.enter_pids()
+    if pid == 0:
+        try:
+            signal.alarm(_REQUEST_SECONDS)
+            _enter_alone(connection.fileno(), namespaces)
+            _answer(connection)
+        except Exception:
+            report_exception()
+        finally:
+            os._exit(0)
+    connection.close()
+    return pid
+
+
+def _enter_alone(connection: int, namespaces: Namespaces) -> None:
+    """With no fd of boxd's but the connection: a command's stdin, for one, has to close when boxd closes it."""
+    others = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and int(name) != connection]
     namespaces.enter(("mnt", "uts"))
     become_box_root()
     kernel.die_with_parent(signal.SIGKILL)  # only now: a change of user clears it
     os.umask(0o022)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            try:
-                listener.close()
-                signal.alarm(_REQUEST_SECONDS)
-                _answer(connection)
-            except Exception:
-                traceback.print_exc(file=sys.stderr)
-            finally:
-                os._exit(0)
-        connection.close()
+    for fd in others:
+        with contextlib.suppress(OSError):  # the one that listed them is closed already
+            os.close(fd)
 
 
 def _answer(connection: socket.socket) -> None:
@@ -134,10 +143,26 @@ def _remove(request: Message, user: BoxUser) -> Reply:
     if path == "/":
         raise BoxFaultError("invalid_argument", "the root directory cannot be removed")
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
+        _remove_tree(path)
     elif os.path.lexists(path):
         os.unlink(path)
     return {}, []
+
+
+def _remove_tree(top: str) -> None:
+    for _path, folders, files, directory in os.fwalk(top, topdown=False, onerror=_refuse):
+        for name in files:
+            os.unlink(name, dir_fd=directory)
+        for name in folders:
+            try:
+                os.rmdir(name, dir_fd=directory)
+            except NotADirectoryError:  # a link to a directory
+                os.unlink(name, dir_fd=directory)
+    os.rmdir(top)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _list(request: Message, user: BoxUser) -> Reply:

@@ -1,7 +1,7 @@
 """The few Linux calls that Python's library does not offer, as typed functions.
 
 Why here: every ctypes call and magic number of the sandbox lives in this one file.
-Called by: the modules of `boxd`; nothing outside it.
+Called by: the modules of `boxd`, and `docker_egress.py`, which enters containers.
 """
 
 import contextlib
@@ -89,10 +89,10 @@ def mount_overlay(target: str, options: str) -> None:
     _check(_libc.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options)), f"overlay at {target}")
 
 
-def mount_file_system(device: str, target: str, kind: str) -> None:
+def mount_file_system(device: str, target: str, kind: str, options: str) -> None:
     """A block device at `target`: no devices or setuid programs in it take effect, and reads leave no time stamps."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOATIME
-    _check(_libc.mount(os.fsencode(device), os.fsencode(target), kind.encode(), flags, None), f"{kind} at {target}")
+    _check(_libc.mount(os.fsencode(device), os.fsencode(target), kind.encode(), flags, options.encode()), f"{kind} at {target}")
 
 
 def die_with_parent(signal_number: int) -> None:

@@ -39,12 +39,20 @@ class Namespaces:
     bwrap_pid: int
     keep_alive: int
     """Write end of pid 1's stdin."""
+    host_pids: int
 
     def enter(self, kinds: tuple[str, ...]) -> None:
         """Joins the user namespace, then `kinds`, for good; the caller is a freshly forked child."""
         kernel.setns(self.user, kernel.CLONE_NEWUSER)
         for kind in kinds:
             kernel.setns(self.fds[kind], _KINDS[kind])
+
+    def enter_pids(self) -> None:
+        """From here on every child is born inside the box's pid namespace."""
+        kernel.setns(self.pid, kernel.CLONE_NEWPID)
+
+    def leave_pids(self) -> None:
+        kernel.setns(self.host_pids, kernel.CLONE_NEWPID)
 
     def enter_network(self) -> None:
         kernel.setns(self.fds["net"], kernel.CLONE_NEWNET)
@@ -130,6 +138,7 @@ def start(bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_m
         init_pid=init_pid,
         bwrap_pid=pid,
         keep_alive=stdin_write,
+        host_pids=os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC),
     )
 
 

@@ -48,10 +48,13 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
     os.chown(_UPPER, spec.uid_base, spec.uid_base)
     kernel.attach_tree(kernel.clone_tree(lower, read_only=True, idmap_user_ns=user_ns), _LOWER)
     options = f"lowerdir={_LOWER},upperdir={_UPPER},workdir={_WORK}"
-    try:
-        kernel.mount_overlay(STAGE, options + ",metacopy=on")
-    except OSError:
-        kernel.mount_overlay(STAGE, options)
+    for extra in (",metacopy=on,volatile", ",metacopy=on", ""):  # volatile: nothing of a box outlives a crash of the machine
+        try:
+            kernel.mount_overlay(STAGE, options + extra)
+            break
+        except OSError:
+            if not extra:
+                raise
     _make_owned(STAGE, spec)
 
 

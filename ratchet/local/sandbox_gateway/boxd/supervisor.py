@@ -11,18 +11,16 @@ import os
 import selectors
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable
 
-from ratchet.local.sandbox_gateway.boxd import kernel, namespaces
+from ratchet.local.sandbox_gateway.boxd import namespaces
 from ratchet.local.sandbox_gateway.boxd.cgroups import cgroup_at
 from ratchet.local.sandbox_gateway.boxd.control import Connection
 from ratchet.local.sandbox_gateway.boxd.egress import open_egress
-from ratchet.local.sandbox_gateway.boxd.file_helper import serve_files
+from ratchet.local.sandbox_gateway.boxd.file_helper import start_answer
 from ratchet.local.sandbox_gateway.boxd.processes import ProcessTable
 from ratchet.local.sandbox_gateway.boxd.rootfs import assemble
-from ratchet.local.sandbox_gateway.boxd.wire import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, BoxSpec, clock
+from ratchet.local.sandbox_gateway.boxd.wire import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, BoxSpec, clock, report_exception
 
 _MAX_WAIT_SECONDS = 60.0
 _DIAL_SECONDS = 2.0
@@ -37,21 +35,21 @@ class Supervisor:
         self.frozen, self._ended = False, False
         self._selector = selectors.DefaultSelector()
         self._control = _listen(CONTROL_SOCKET)
-        files = _listen(FILES_SOCKET)
+        self._files = _listen(FILES_SOCKET)
+        self._file_requests: set[int] = set()
         user_ns = namespaces.make_user_namespace(spec.uid_base)
         assemble(spec, user_ns)
         self._cgroup = cgroup_at(spec.cgroup)
         self._cgroup.create(spec.memory_bytes, spec.max_processes)
         self._namespaces = namespaces.start(bubblewrap, _HOSTNAME, user_ns, self._cgroup, spec.memory_bytes // 4)
         open_egress(spec.egress_ports, self._namespaces, self._selector)
-        self._files_pid = self._fork_file_helper(files)
-        # From here on every child is born inside the box's pid namespace.
-        kernel.setns(self._namespaces.pid, kernel.CLONE_NEWPID)
+        self._namespaces.enter_pids()
         self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
 
     def run(self) -> None:
-        self._control.setblocking(False)
-        self._selector.register(self._control, selectors.EVENT_READ, self._on_connect)
+        for listener, on_connect in ((self._control, self._on_connect), (self._files, self._on_file_request)):
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, on_connect)
         self._selector.register(os.pidfd_open(self._namespaces.bwrap_pid), selectors.EVENT_READ, lambda _events: self._end())
         while True:
             now = clock()
@@ -92,11 +90,11 @@ class Supervisor:
         if self.frozen:
             self.freeze(False)
         # Not bwrap itself: it ends once pid 1 and with it every process of the box is buried, which is what we wait for.
-        for pid in (self._namespaces.init_pid, self._files_pid):
+        for pid in (self._namespaces.init_pid, *self._file_requests):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.processes.wait_for_all()
-        for pid in (self._namespaces.bwrap_pid, self._files_pid):
+        for pid in (self._namespaces.bwrap_pid, *self._file_requests):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         self._cgroup.remove()
@@ -112,23 +110,25 @@ class Supervisor:
         try:
             callback(events)
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            report_exception()
 
     def _on_connect(self, _events: int) -> None:
         connection, _ = self._control.accept()
         Connection(self, connection, self._selector)
 
-    def _fork_file_helper(self, listener: socket.socket) -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(self._namespaces.keep_alive)
-                self._control.close()
-                serve_files(listener, self._namespaces)
-            finally:
-                os._exit(1)
-        listener.close()
-        return pid
+    def _on_file_request(self, _events: int) -> None:
+        connection, _ = self._files.accept()
+        pid = start_answer(connection, self._namespaces)
+        ended = os.pidfd_open(pid)
+        self._file_requests.add(pid)
+
+        def bury(_events: int) -> None:
+            self._selector.unregister(ended)
+            os.close(ended)
+            os.waitpid(pid, 0)
+            self._file_requests.discard(pid)
+
+        self._selector.register(ended, selectors.EVENT_READ, bury)
 
 
 def _listen(path: str) -> socket.socket:
@@ -150,7 +150,7 @@ def run_box(report: socket.socket, bubblewrap: str) -> None:
         report.close()
         supervisor.run()
     except BaseException as error:
-        traceback.print_exc(file=sys.stderr)
+        report_exception()
         with contextlib.suppress(OSError):
             report.sendall(json.dumps({"error": str(error)}).encode())
         raise

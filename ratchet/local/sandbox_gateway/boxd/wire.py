@@ -6,6 +6,7 @@ Called by: every module of `boxd`, and `box.py` and `fleet.py` of the gateway.
 
 import json
 import socket
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,11 @@ def clock() -> float:
     """Seconds that no one can set back or forward, suspended time included: every deadline is in them. They start anew at boot, and
     no box outlives that."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def report_exception() -> None:
+    """The exception that is being handled, to boxd's log; by the interpreter's own means, because every box would pay for more."""
+    sys.excepthook(*sys.exc_info())
 
 
 class BoxFaultError(Exception):
