@@ -26,7 +26,7 @@ from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
 from ratchet.errors import EngineUnavailableError
-from ratchet.local.engine import EngineSettings, _session_members
+from ratchet.local.engine_process import EngineSettings, session_members
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -122,7 +122,7 @@ async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> 
 @contextlib.asynccontextmanager
 async def wrapper(settings: EngineSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from ratchet.local.engine import EngineSettings, run_engine; "
+        "import asyncio, sys; from ratchet.local.engine import run_engine; from ratchet.local.engine_process import EngineSettings; "
         "asyncio.run(run_engine(EngineSettings.model_validate_json(sys.argv[1])))"
     )
     log = (settings.state_dir / "engine.log").open("ab")
@@ -261,7 +261,7 @@ async def test_weights_move_with_their_label(
         process.send_signal(signal.SIGKILL)
         process.wait()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while _session_members(vllm, settings.pidfile):
+            while session_members(vllm, settings):
                 await asyncio.sleep(0.1)
     torn = await record(database, root, 3, [{"name": "model.safetensors", "sha256": "00", "bytes": 0}])
     async with database.begin() as conn:
@@ -292,4 +292,4 @@ async def test_weights_move_with_their_label(
         assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
         assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) != 0, "its wrapper ends, for the supervisor to start both anew"
         assert "quarantined (it" in (tmp_path / "engine.log").read_text(), "and says why"
-        assert _session_members(vllm, settings.pidfile) == []
+        assert session_members(vllm, settings) == []
