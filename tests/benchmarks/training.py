@@ -230,7 +230,7 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"])
         self.way, (self.pipe, theirs) = way, context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads))
+        self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True)
         self.process.start()
         theirs.close()  # so that a process that dies is an end of file
 
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="in place of two or three, or of seven")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--only", type=int, action="append", help="number of a case, from 0; may be given again")
+    parser.add_argument("--only", type=int, action="append", choices=range(len(CASES)), help="number of a case; may be given again")
     parser.add_argument("--ways", default=",".join(WAYS), help="which of them; tree and separate are needed")
     parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model, and nothing else; on a GPU both unless named")
     parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
