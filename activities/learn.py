@@ -127,7 +127,7 @@ class LearnActivities:
             await client.finish_update(version.version)
             await client.resume()
             paused = clock() - started
-            state = await self._examine(client, engine, version)
+            state = await self._examine(client, engine, version, started)
             async with self.database.begin() as connection:
                 if not await engines.end_pause(connection, engine.id, version.version, state):
                     raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
@@ -142,13 +142,18 @@ class LearnActivities:
                 async with self.database.begin() as connection:
                     await engines.extend_pause(connection, engine_id, _PAUSE_SECONDS)
 
-    async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion) -> EngineState:
-        """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew."""
+    async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion, paused_at: float) -> EngineState:
+        """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew. With its answer
+        comes one sampled token, the first that we see after the pause.
+        """
         if version.canary is None:
             return EngineState.READY
-        verdict = canary.judge(await client.score(version.canary["ids"]), version.canary, await self._canary_before(engine))
+        before = await self._canary_before(engine)
+        scores = await client.score(version.canary["ids"])
+        answered = asyncio.get_running_loop().time() - paused_at
+        verdict = canary.judge(scores, version.canary, before)
         found = {"canary": {"version": version.version, "mean_gap": verdict.mean_gap, "max_gap": verdict.max_gap, "reason": verdict.reason}}
-        gaps = {"canary_gap_mean": verdict.mean_gap, "canary_gap_max": verdict.max_gap}
+        gaps = {"canary_gap_mean": verdict.mean_gap, "canary_gap_max": verdict.max_gap, "sync_first_token_seconds": answered}
         async with self.database.begin() as connection:
             await engines.set_details(connection, engine.id, found)
             await metrics.record(connection, version.run_id, version.step, gaps, keep_highest=True)

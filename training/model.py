@@ -23,7 +23,7 @@ from training import attention, delta_net
 from training.packing import Packing
 from training.prefix_tree import Segment
 
-_CHUNK_LOGITS = 1 << 26
+CHUNK_LOGITS = 1 << 26
 """Logits that exist at once: 256 MiB in float32."""
 _CHECKED_TOKENS = 24
 _TOLERANCE = 1e-3
@@ -47,26 +47,28 @@ class _ChosenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, target_M: Tensor, temperature: float, wide: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, target_M: Tensor, temperature: float, wide: bool, chunk_logits: int
+    ) -> tuple[Tensor, Tensor]:
         logprob_M, entropy_M, lse_M = (torch.empty(len(target_M), device=hidden_MH.device) for _ in range(3))
-        for part in _chunks(hidden_MH, weight_VH):
+        for part in _chunks(hidden_MH, weight_VH, chunk_logits):
             logits_mV = _logits(hidden_MH[part], weight_VH, temperature, wide)
             lse_M[part] = logits_mV.logsumexp(-1)
             logprobs_mV = logits_mV.sub_(lse_M[part, None])
             logprob_M[part] = logprobs_mV.gather(-1, target_M[part, None])[:, 0]
             entropy_M[part] = -(logprobs_mV.exp() * logprobs_mV).sum(-1)
         ctx.save_for_backward(hidden_MH, weight_VH, target_M, lse_M, entropy_M)
-        ctx.temperature, ctx.wide = temperature, wide
+        ctx.temperature, ctx.wide, ctx.chunk_logits = temperature, wide, chunk_logits
         return logprob_M, entropy_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden_MH, weight_VH, target_M, lse_M, entropy_M = ctx.saved_tensors
         grad_M, grad_entropy_M = grads
         with_entropy = bool((grad_entropy_M != 0).any())
         d_hidden_MH = torch.empty_like(hidden_MH)
         d_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
-        for part in _chunks(hidden_MH, weight_VH):
+        for part in _chunks(hidden_MH, weight_VH, ctx.chunk_logits):
             logprobs_mV = _logits(hidden_MH[part], weight_VH, ctx.temperature, ctx.wide).sub_(lse_M[part, None])
             d_logits_mV = logprobs_mV.exp()
             if with_entropy:
@@ -83,11 +85,19 @@ class _ChosenLogprobs(torch.autograd.Function):
                 narrow_mV = d_logits_mV.to(weight_VH.dtype)
                 d_hidden_MH[part] = narrow_mV @ weight_VH
                 d_weight_VH += narrow_mV.T @ hidden_MH[part]
-        return d_hidden_MH, d_weight_VH.to(weight_VH.dtype), None, None, None
+        return d_hidden_MH, d_weight_VH.to(weight_VH.dtype), None, None, None, None
 
 
-def _chunks(hidden_MH: Tensor, weight_VH: Tensor) -> list[slice]:
-    size = max(1, _CHUNK_LOGITS // len(weight_VH))
+def chosen_logprobs(
+    hidden_MH: Tensor, weight_VH: Tensor, target_M: Tensor, temperature: float, wide: bool = False, chunk_logits: int = CHUNK_LOGITS
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of the targets and entropies, (M,) each in float32, of softmax(hidden weightᵀ / temperature). `wide`: in float32 throughout."""
+    found: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _chunks(hidden_MH: Tensor, weight_VH: Tensor, chunk_logits: int) -> list[slice]:
+    size = max(1, chunk_logits // len(weight_VH))
     return [slice(start, start + size) for start in range(0, len(hidden_MH), size)]
 
 
@@ -120,7 +130,7 @@ class Policy(nn.Module):
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[source_M]
         weight_VH = self.model.get_output_embeddings().weight
-        return _ChosenLogprobs.apply(hidden_MH, weight_VH, target_M, temperature, self.fp32_head)  # type: ignore[no-untyped-call, no-any-return]
+        return chosen_logprobs(hidden_MH, weight_VH, target_M, temperature, self.fp32_head)
 
 
 # ---------------------------------------------------------------- loading

@@ -4,9 +4,11 @@ Why here: the gain of sharing prefixes depends on their shape, so every figure n
 Called by: `ratchet bench training --json`, or `python -m tests.benchmarks.training [--full] [--device cuda]`.
 
 Every way of computing is a process of its own: the same random Qwen3, the same loss (dapo), threads, dtype and attention kernels. They take
-turns, step by step; figures are medians. TRL runs at micro-batches of 1 and of eight, and its better one counts. Forward and backward are
-measured, without the optimiser's update, which is the same for all. Ratios are of CPU seconds on a CPU, whose cores may have other work, of
-seconds on a GPU. `--device cuda` adds sizes that people train (`_sizes.py`), leaves TRL out, and has not been measured yet.
+turns, step by step; figures are medians of two rounds, of three where the first two differ. TRL runs at micro-batches of one and of eight;
+the better one of the first round goes on and counts. Forward and backward are measured, without the optimiser's update, which is the same
+for all. On a CPU, whose cores may have other work, ratios are of CPU seconds and of seconds, on a GPU of seconds. `--device cuda` adds sizes that people
+train (`_sizes.py`), leaves TRL out, and has not been measured yet; it needs torch >= 2.11, transformers, and the small packages orjson,
+pydantic, sqlalchemy, structlog and zstandard, which the modules of `training/` import.
 """
 
 import argparse
@@ -18,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +39,8 @@ VOCAB = 4096
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
 WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl 8")
 TRL_GROUP = 8
+SAME_WITHIN = 1.05
+"""Two rounds whose times differ by less than this factor need no third."""
 RECORDED = Path(__file__).with_name("recorded_trees.npz")
 
 
@@ -212,7 +216,7 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
             engine.step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            pipe.send((time.perf_counter() - start, time.process_time() - cpu, _peak_bytes() - before))
+            pipe.send(Step(time.perf_counter() - start, time.process_time() - cpu, _peak_bytes() - before))
         else:
             engine = (Trl if way.startswith("trl") else Ours)(way, model, directory, asked)
             engine.step()
@@ -226,8 +230,9 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"])
         self.way, (self.pipe, theirs) = way, context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads))
+        self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True)
         self.process.start()
+        theirs.close()  # so that a process that dies is an end of file
 
     def ask(self, question: Any) -> Any:
         self.pipe.send(question)
@@ -239,6 +244,17 @@ class Worker:
 
 
 # ---------------------------------------------------------------- figures
+
+
+class Step(NamedTuple):
+    """`peak`: of resident bytes above those before the step."""
+
+    seconds: float
+    cpu_seconds: float
+    peak: int
+
+    def of(self, measure: str) -> float:
+        return self.seconds if measure == "seconds" else self.cpu_seconds
 
 
 def make_model(directory: Path) -> Path:
@@ -254,69 +270,97 @@ def make_model(directory: Path) -> Path:
     return directory
 
 
-def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int, measure: str) -> dict[str, Any]:
-    shares = {worker.way: worker.ask(case) for worker in workers}
-    times: dict[str, list[tuple[float, float, int]]] = {worker.way: [] for worker in workers}
-    for number in range(rounds):
-        for worker in workers if number % 2 == 0 else reversed(workers):
+def take_turns(case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str) -> dict[str, list[Step]]:
+    """Every way's steps, interleaved, every second round backwards. `rounds` None: two or three."""
+    times: dict[str, list[Step]] = {worker.way: [] for worker in workers}
+    running = list(workers)
+    for number in range(rounds or 3):
+        for worker in running if number % 2 == 0 else reversed(running):
             times[worker.way].append(worker.ask("step"))
-        print(f"{case.name}: round {number + 1} of {rounds}", file=sys.stderr)
+        print(f"{case.name}: round {number + 1}", file=sys.stderr)
+        if number == 0:
+            trl = sorted((way for way in times if way.startswith("trl")), key=lambda way: times[way][0].of(measure))
+            running = [worker for worker in workers if worker.way not in trl[1:]]
+        found = [[step.of(measure) for step in times[worker.way]] for worker in running]
+        if rounds is None and number > 0 and all(max(one) < SAME_WITHIN * min(one) for one in found):
+            break
+    return times
+
+
+def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str) -> dict[str, Any]:
+    shares = {worker.way: worker.ask(case) for worker in workers}
+    times = take_turns(case, workers, rounds, measure)
     gradient, logprobs = shares["separate"]
     chains = case.chains()
     chain_tokens = sum(len(one.ids) for one in chains)
     ways = {}
     for way, steps in times.items():
-        seconds, cpu = median(step[0] for step in steps), median(step[1] for step in steps)
+        seconds, cpu = median(step.seconds for step in steps), median(step.cpu_seconds for step in steps)
         ways[way] = {
+            "rounds": len(steps),
             "seconds": round(seconds, 3),
             "cpu_seconds": round(cpu, 3),
             "chain_tokens_per_second": round(chain_tokens / seconds),
             "chain_tokens_per_cpu_second": round(chain_tokens / cpu),
-            "peak_extra_mib": round(max(step[2] for step in steps) / 2**20),
+            "peak_extra_mib": round(max(step.peak for step in steps) / 2**20),
             "max_abs_logprob_difference": None if shares[way][1] is None else float(np.abs(shares[way][1] - logprobs).max()),
             "relative_gradient_error": float(np.linalg.norm(shares[way][0] - gradient) / np.linalg.norm(gradient)),
         }
-    best_trl = min((ways[way][measure] for way in ways if way.startswith("trl")), default=None)
-    tree = ways["tree"][measure]
-    against = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded") if way in ways}
-    if best_trl is not None:
-        against["tree_over_best_trl"] = round(best_trl / tree, 2)
+    measures = ("cpu_seconds", "seconds") if measure == "cpu_seconds" else ("seconds",)
+    against = {one: _ratios(ways, one) for one in measures}
     trained = sum(int(one.mask.sum()) for one in chains)
-    facts = {"chains": len(chains), "chain_tokens": chain_tokens, "trained_tokens": trained, "synthetic": case.synthetic, "rounds": rounds}
+    facts = {"chains": len(chains), "chain_tokens": chain_tokens, "trained_tokens": trained, "synthetic": case.synthetic}
     print(f"{case.name}: {against}", file=sys.stderr)  # what is known should the machine's time run out
-    return {"case": case.name, **facts, "ratios_of": measure, "ratios": against, "ways": ways}
+    return {"case": case.name, **facts, "ratios": against, "ways": ways}
+
+
+def _ratios(ways: Mapping[str, dict[str, Any]], measure: str) -> dict[str, float]:
+    """How many times longer than the tree each way took."""
+    tree = ways["tree"][measure]
+    found = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded") if way in ways}
+    trl = [ways[way][measure] for way in ways if way.startswith("trl")]
+    return found | ({"tree_over_best_trl": round(min(trl) / tree, 2)} if trl else {})
+
+
+def _commit() -> str | None:
+    """None in a copy without a repository, as one is taken to a machine with a GPU."""
+    try:
+        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--full", action="store_true", help="seven rounds in place of three")
-    parser.add_argument("--rounds", type=int, help="in place of three or seven")
+    parser.add_argument("--full", action="store_true", help="seven rounds in place of two or three")
+    parser.add_argument("--rounds", type=int, help="in place of two or three, or of seven")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--only", type=int, help="number of one case")
+    parser.add_argument("--only", type=int, action="append", choices=range(len(CASES)), help="number of a case; may be given again")
     parser.add_argument("--ways", default=",".join(WAYS), help="which of them; tree and separate are needed")
-    parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model in Qwen3's shapes; on a GPU both unless named")
+    parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model, and nothing else; on a GPU both unless named")
     parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         model = make_model(Path(temporary))
         ways = [way for way in options.ways.split(",") if options.device == "cpu" or not way.startswith("trl")]
-        workers = [Worker(way, model, Path(temporary), options.threads) for way in ways]
-        chosen = CASES if options.only is None else CASES[options.only : options.only + 1]
-        cases = [case.scaled(options.scale) for case in chosen]
-        rounds = options.rounds or (7 if options.full else 3)
+        chosen = options.only or ([] if options.size else range(len(CASES)))
+        cases = [CASES[number].scaled(options.scale) for number in chosen]
+        rounds = options.rounds or (7 if options.full else None)
+        workers = [Worker(way, model, Path(temporary), options.threads) for way in ways] if cases else []
         measure = "cpu_seconds" if options.device == "cpu" else "seconds"
         results = [run_case(case, workers, rounds, measure) for case in cases]
         for worker in workers:
             worker.end()
-    sizes = options.size or (["0.6B", "4B"] if options.device == "cuda" and options.only is None else [])
-    at_size = [found for size in sizes for found in _sizes.measure(size, rounds)]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    sizes = options.size or (["0.6B", "4B"] if options.device == "cuda" and not options.only else [])
+    at_size = [found for size in sizes for found in _sizes.measure(size, rounds or 3)]
     machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    setting = {"commit": commit, **machine, "threads": options.threads, "load": os.getloadavg()[0], "dtype": "float32", "model": SHAPE}
+    machine |= {"threads": options.threads, "load_at_start": before, "load_at_end": os.getloadavg()[0]}
+    setting = {"commit": _commit(), **machine, "dtype": "float32", "model": SHAPE}
     sys.stdout.buffer.write(
         orjson.dumps({**setting, "cases": results, "sizes": at_size}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     )

@@ -38,7 +38,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def prepare(database: Database, tmp_path: Path, run_id: str, init_from: str) -> None:
-    config = {"model": "tiny", "init_from": init_from, "datasets": [{"path": str(tmp_path / "tasks.jsonl")}]}
+    config = {
+        "model": "tiny",
+        "init_from": init_from,
+        "datasets": [{"path": str(tmp_path / "tasks.jsonl")}],
+        "grading": {"admission": "ignored"},
+    }
     settings = load_temporal_settings()
     activities = RunActivities(database, settings, RunConfigs(database, settings))
     await ActivityEnvironment().run(activities.prepare_run, PrepareRunInput(run_id=run_id, input=TrainRunInput(config=config)))

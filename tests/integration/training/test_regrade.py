@@ -57,7 +57,11 @@ async def test_the_next_step_is_made_of_the_new_verdict(database: Database, run_
     result = await regraded(database, members[1], SOLVED)
     assert (result.adopted, result.solved) == (True, 1)
     assert await advantages(database, run_id, config) == [0.5, 0.5, -0.5, -0.5]
+    async with database.begin() as connection:
+        planned = await load_plan(connection, run_id, 1)
     assert not (await regraded(database, members[2], SOLVED)).adopted, "its group has been used"
+    async with database.begin() as connection:
+        assert await load_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
 
 
 async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database: Database, run_id: str) -> None:

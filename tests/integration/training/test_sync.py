@@ -104,7 +104,9 @@ async def test_an_engine_that_answers_as_the_learner_does_is_ready(stage: Stage)
     await stage.sync()
     row = await stage.row()
     assert (row.state, row.version) == (EngineState.READY, policy_version(stage.run_id, 1, 1))
-    assert (await stage.metrics())["canary_gap_mean"] == pytest.approx(0.01, rel=0.01)
+    said = await stage.metrics()
+    assert said["canary_gap_mean"] == pytest.approx(0.01, rel=0.01)
+    assert 0 < said["sync_pause_seconds"] < said["sync_first_token_seconds"] < said["sync_seconds"]
     assert not (await stage.client.get("/is_paused")).json()["is_paused"]
     await stage.sync()  # again is harmless: by version
 

@@ -1,0 +1,64 @@
+"""Logprobs and entropies a chunk of logits at a time: those of the plain formula, and their gradients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ratchet.config import RunConfig
+from tests.unit.training.cuts import gradient, make_config, make_plan, make_rollouts
+from training.model import chosen_logprobs
+
+NUM_PREDICTED, HIDDEN, VOCAB = 23, 8, 37
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs = (hidden @ weight.T / temperature).log_softmax(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 5 * VOCAB, 1 << 26], ids=["one by one", "a last chunk that is smaller", "all at once"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("bonus", [0.0, 0.3])
+def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bonus: float) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(NUM_PREDICTED, HIDDEN), torch.randn(VOCAB, HIDDEN)
+    targets, upstream = torch.randint(0, VOCAB, (NUM_PREDICTED,)), torch.randn(NUM_PREDICTED)
+    exact_hidden, exact_weight = (part.double().requires_grad_() for part in (hidden, weight))
+    for part in (hidden, weight):
+        part.requires_grad_()
+    expected = plain(exact_hidden, exact_weight, targets, temperature)
+    found = chosen_logprobs(hidden, weight, targets, temperature, chunk_logits=chunk_logits)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+    for (logprobs, entropies), weights in ((expected, upstream.double()), (found, upstream)):
+        torch.autograd.backward(((logprobs + bonus * entropies) * weights).sum())
+    for one, other in ((hidden, exact_hidden), (weight, exact_weight)):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(model: Path) -> None:
+    """What the bonus adds to a step's gradient, against transformers' own logits and the plain formula."""
+    from transformers import AutoModelForCausalLM
+
+    bonus, rollouts = 0.7, make_rollouts(4)
+    plan = make_plan(rollouts, "token_mean")
+    chains = [chain for one in rollouts for chain in one.chains([True])]
+    without = make_config(4096)
+    values = without.model_dump(mode="json")
+    values["loss"]["entropy_bonus"] = bonus
+    added = gradient(model, RunConfig.model_validate(values), plan, chains) - gradient(model, without, plan, chains)
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    weights = {member.rollout_id: member.weight for member in plan.members}
+    for one in chains:
+        logprobs = network(torch.from_numpy(one.ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        torch.autograd.backward(-bonus * weights[one.rollout_id] * entropies[torch.from_numpy(one.mask[1:])].sum())
+    expected = np.concatenate([parameter.grad.flatten().numpy() for parameter in network.parameters() if parameter.grad is not None])
+    assert np.abs(expected).max() > 1e-3
+    assert np.abs(added - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))
