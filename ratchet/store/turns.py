@@ -224,7 +224,7 @@ async def renew_leases(conn: AsyncConnection, turn_ids: Sequence[int], seconds: 
     await conn.execute(update(Turn).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
 
 
-def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[tuple[int]]:
+def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int]:
     """Those that nobody else has locked. Whoever locks many rows at once and waits for none takes part in no deadlock."""
     return select(Turn.id).where(Turn.id.in_(turn_ids), condition).with_for_update(skip_locked=True, key_share=True)
 

@@ -82,31 +82,33 @@ async def test_a_turn_is_opened_while_its_rollout_is_locked(adapter: str, engine
 
 
 async def test_a_client_that_leaves_while_its_row_is_made_leaves_a_turn_for_its_retry(
-    adapter: str, postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
     """Its new row waited for a lock when it left. The row is generated all the same, and its next retry gets that: no second sample, and
     nothing in flight that nobody works on."""
     await engine.script({"ids": engine.ids("aborted"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")})
-    first = asyncio.create_task(ask(adapter, opened.token))
-    await engine.wait_for_calls(1)
     headers = {"authorization": f"Bearer {opened.token}", "x-stainless-retry-count": "1"}
-    async with adapter_here(adapter_settings(postgres_url, model_dir)) as second, asyncio.timeout(900):
-        async with opened.database.begin() as locking:
+    one, other = (adapter_settings(postgres_url, model_dir, lease_seconds=900.0) for _ in range(2))
+    async with adapter_here(one) as address, adapter_here(other) as second, asyncio.timeout(900):
+        first = asyncio.create_task(ask(address, opened.token))
+        await engine.wait_for_calls(1)
+        async with (
+            httpx.AsyncClient(base_url=second, headers=headers, timeout=300) as http,
+            http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as reply,
+        ):
+            await anext(reply.aiter_bytes())  # it has begun, and waits for the call of the other process
+            locking = await opened.database.engine.connect()
             await locking.exec_driver_sql(f"SELECT id FROM session WHERE id = {opened.session_id} FOR UPDATE")
-            async with (
-                httpx.AsyncClient(base_url=second, headers=headers, timeout=300) as http,
-                http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as reply,
-            ):
-                await anext(reply.aiter_bytes())  # it has begun, and waits for the call of the other process
-                async with opened.database.begin() as conn:
-                    await turns.abort_turn(conn, (await opened.turns())[0].id)
-                await wait_for_a_lock(opened.database)
-            await asyncio.sleep(0.5)  # the hang-up arrives
+            async with opened.database.begin() as conn:
+                await turns.abort_turn(conn, (await opened.turns())[0].id)
+            await wait_for_a_lock(opened.database)
+        await asyncio.sleep(0.5)  # the hang-up arrives
+        await locking.close()
         while [row.state for row in await opened.turns()] != ["aborted", "completed"]:
             await asyncio.sleep(0.05)
         for header in ({}, {"x-stainless-retry-count": "2"}):
             assert (await ask(second, opened.token, header)).json()["choices"][0]["message"]["content"] == "kept"
             await opened.wait_delivered(1)
-    await engine.release("gate")
-    assert (await first).status_code == 401
+        await engine.release("gate")
+        assert (await first).status_code == 401
     assert len((await engine.seen())["calls"]) == 2
