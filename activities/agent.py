@@ -6,11 +6,10 @@ Called by: the `Rollout` workflow. Never ends the agent, whatever its cancellati
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import structlog
 
-from activities.boundary import heartbeating, stage
+from activities.boundary import beside, heartbeating, stage
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
@@ -51,7 +50,8 @@ class AgentActivities:
         spec = self._spec(config, task)
         box = await self.provider.connect(provider_id)
         try:
-            async with heartbeating(lambda: self._progress(input)), self._watching(box, harness, input, config):
+            watch = self._watch_agent(box, harness, input, config.limits.stall_seconds)
+            async with heartbeating(lambda: self._progress(input)), beside(watch), beside(self._keep_box(box, input, config)):
                 await harness.install(box, spec)
                 await harness.start(box, spec, input.attempt, token)
                 ended = await harness.wait(box, input.attempt)
@@ -92,20 +92,6 @@ class AgentActivities:
             progress = await sessions.progress(connection, input.rollout_id, input.attempt)
         assert progress is not None, "boot makes the session"
         return progress
-
-    @contextlib.asynccontextmanager
-    async def _watching(self, box: Sandbox, harness: BaseHarness, input: StageInput, config: RunConfig) -> AsyncIterator[None]:
-        """Looks at the session every few seconds, and at times after the box, until the block ends."""
-        tasks = [
-            asyncio.create_task(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
-            asyncio.create_task(self._keep_box(box, input, config)),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_agent(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> None:
         """While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.

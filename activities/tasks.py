@@ -58,12 +58,10 @@ async def usable(connection: AsyncConnection, dataset: DatasetConfig, digest: st
         return [task_id for task_id, _ in chosen]
     versions = [(grader.name, grader.version) for grader in GRADERS.values()]
     examined = await admissions.of_dataset(connection, digest, versions)
-    if not examined and config.grading.admission == "known":
-        return [task_id for task_id, _ in chosen]
     admitted = [task_id for task_id, _ in chosen if task_id in examined and examined[task_id].admitted]
     if not admitted:
         raise DatasetError(
             f"{dataset.path}: none of its {len(chosen)} tasks is admitted ({len(examined)} were examined by the present graders); "
-            f"run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored"
+            f"run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
         )
     return admitted

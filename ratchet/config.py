@@ -205,8 +205,8 @@ class GradingConfig(Section):
     """A reward function: `solved`, `fraction`, `weighted`, or one of yours as module:function."""
     integrity: Literal["drop", "reject"] = "drop"
     """What a patch with files that could change the runner gets: a grade without those files, or the verdict `rejected`."""
-    admission: Literal["required", "known", "ignored"] = "known"
-    """Which tasks a run takes: only admitted ones; of a dataset that was examined the admitted ones, else all; or all."""
+    admission: Literal["required", "ignored"] = "required"
+    """Which tasks a run takes: those that `ratchet tasks admit` has admitted under the present graders, or all."""
 
 
 class LimitsConfig(Section):

@@ -8,93 +8,29 @@ Called by: `ratchet engine`, which the supervisor restarts when it ends with an 
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import structlog
-from pydantic import BaseModel, ConfigDict
 
 from ratchet.engine_client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.local.engine_process import EngineSettings, end_leftovers, port_taken, vllm_process
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import Published
 from ratchet.types import EngineState
 from training import canary
-from training.vllm_plugin import BACKEND, file_sha256
+from training.vllm_plugin import file_sha256
 
 LOG = structlog.get_logger("ratchet.engine")
 HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 1800.0
-STOP_SECONDS = 10.0
 RECOVERY_LEASE_SECONDS = 600.0
 HUNG_SECONDS = 120.0
-
-
-class EngineSettings(BaseModel):
-    """What `ratchet engine` needs. `extra_args` go to vLLM as they stand and win over ours."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model_path: Path
-    """The model to serve while no open run has published a policy."""
-    port: int
-    database_url: str
-    state_dir: Path
-    """Where the pidfile lies."""
-    policies_root: Path
-    """The directory below which every published policy lies; weight updates from elsewhere are refused."""
-    host: str = "127.0.0.1"
-    """Address that vLLM listens on and that the adapter connects to. Its weight routes know no password: loopback or a private network."""
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    """Tokens of prompt and output of one call; None leaves it to the model's own configuration."""
-    max_num_seqs: int = 64
-    kv_cache_gib: int | None = None
-    """Memory for the KV cache on a CPU, in GiB; None leaves it to vLLM. A GPU is told by `--gpu-memory-utilization` in extra_args."""
-    num_threads: int | None = None
-    """Compute threads on a CPU; None leaves it to vLLM."""
-    extra_args: tuple[str, ...] = ()
-
-    @property
-    def address(self) -> str:
-        return f"http://{self.host}:{self.port}"
-
-    @property
-    def pidfile(self) -> Path:
-        return self.state_dir / f"engine-{self.port}.pid"
-
-
-def command(settings: EngineSettings, model: Path) -> list[str]:
-    """vLLM's command line. (The `vllm` console script fails on the CPU build: it looks for another distribution's metadata.)"""
-    arguments = ["--model", str(model), "--served-model-name", "policy", "--host", settings.host, "--port", str(settings.port)]
-    arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", settings.dtype]
-    arguments += ["--max-num-seqs", str(settings.max_num_seqs), "--weight-transfer-config", f'{{"backend":"{BACKEND}"}}']
-    arguments += ["--disable-uvicorn-access-log"]
-    if settings.max_model_len is not None:
-        arguments += ["--max-model-len", str(settings.max_model_len)]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
-
-
-def environment(settings: EngineSettings) -> dict[str, str]:
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",  # mounts pause, resume and the weight routes
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    if settings.kv_cache_gib is not None:
-        values["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-    if settings.num_threads is not None:
-        values["OMP_NUM_THREADS"] = str(settings.num_threads)
-    return os.environ | values
 
 
 async def run_engine(settings: EngineSettings) -> None:
@@ -125,7 +61,7 @@ class _Wrapper:
         self.heard_at = self.healthy_at = time.monotonic()  # the last heartbeat that was written, the last answer of vLLM
 
     async def run(self) -> None:
-        await asyncio.to_thread(end_leftovers, self.settings.pidfile)
+        await asyncio.to_thread(end_leftovers, self.settings)
         if port_taken(self.settings.host, self.settings.port):
             raise MachineError(f"port {self.settings.port} of {self.settings.host} is taken by another program; choose another engine port")
         async with self.database.begin() as conn:
@@ -142,7 +78,7 @@ class _Wrapper:
         policy = await self._newest(await self._published())
         model = _directory(policy) if policy else self.settings.model_path
         LOG.info("engine starts", model=str(model), version=policy.version if policy else None, address=self.settings.address)
-        async with self._vllm(model) as process:
+        async with vllm_process(self.settings, model) as process:
             died = asyncio.create_task(process.wait())
             stopped = asyncio.create_task(self.stop.wait())
             work = asyncio.create_task(self._work(policy))
@@ -153,18 +89,6 @@ class _Wrapper:
                 work.result()
             if died in done and not self.stop.is_set():
                 raise EngineUnavailableError(f"vLLM at {self.settings.address} ended with status {process.returncode}")
-
-    @contextlib.asynccontextmanager
-    async def _vllm(self, model: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-        environ = environment(self.settings) | marker(self.settings.pidfile)
-        process = await asyncio.create_subprocess_exec(
-            *command(self.settings, model), env=environ, start_new_session=True, preexec_fn=die_with_parent
-        )
-        write_pidfile(self.settings.pidfile, process.pid)
-        try:
-            yield process
-        finally:
-            await end_group(process, self.settings.pidfile, STOP_SECONDS)
 
     async def _work(self, started_from: Published | None) -> None:
         await self._healthy()
@@ -310,92 +234,3 @@ def _directory(policy: Published) -> Path:
 def _intact(policy: Published) -> bool:
     files = [(_directory(policy) / file["name"], file["sha256"]) for file in policy.files]
     return bool(files) and all(path.is_file() and file_sha256(path) == digest for path, digest in files)
-
-
-# ---------------------------------------------------------------- processes: none may outlive us, none of others may be ended
-
-_MARKER = "RATCHET_ENGINE_PIDFILE"
-
-
-def marker(pidfile: Path) -> dict[str, str]:
-    """Environment by which every process of this vLLM, whatever it forks, is known as ours."""
-    return {_MARKER: str(pidfile.resolve())}
-
-
-def die_with_parent() -> None:
-    """In the child: Linux kills it when the wrapper dies, be it by SIGKILL."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def port_taken(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
-
-
-def write_pidfile(pidfile: Path, server_pid: int) -> None:
-    """Line 1: wrapper, line 2: vLLM, each as pid and kernel start time (a pid alone may be another's by now)."""
-    pidfile.parent.mkdir(parents=True, exist_ok=True)
-    pidfile.write_text("".join(f"{pid} {_start_time(pid)}\n" for pid in (os.getpid(), server_pid)))
-
-
-def end_leftovers(pidfile: Path) -> None:
-    """Kills what a killed wrapper left behind: the members of its vLLM's session that carry our marker.
-
-    Raises MachineError where the recorded wrapper still lives.
-    """
-    try:
-        (wrapper, started), (server, _) = (line.split() for line in pidfile.read_text().splitlines())
-    except (OSError, ValueError):
-        return
-    if int(wrapper) != os.getpid() and _start_time(int(wrapper)) == int(started):
-        raise MachineError(f"an engine with pidfile {pidfile} already runs (pid {wrapper}); end it or choose another engine port")
-    while members := _session_members(int(server), pidfile):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    pidfile.unlink(missing_ok=True)
-
-
-async def end_group(process: asyncio.subprocess.Process, pidfile: Path, grace_seconds: float) -> None:
-    """SIGTERM to all of vLLM, SIGKILL to what is left after `grace_seconds`."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_seconds
-    while _session_members(process.pid, pidfile) and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
-    for pid in _session_members(process.pid, pidfile):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    await process.wait()
-    pidfile.unlink(missing_ok=True)
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from `state` on; empty where there is no such process or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] in "ZX" else fields
-
-
-def _start_time(pid: int) -> int | None:
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
-def _session_members(session: int, pidfile: Path) -> list[int]:
-    mark = f"{_MARKER}={pidfile.resolve()}".encode()
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))) and int(fields[3]) == session:
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    members.append(int(entry.name))
-    return members

@@ -9,7 +9,8 @@ from ratchet.local.stack import Stack
 
 def command() -> None:
     """vLLM, started from the newest published policy, registered and kept in step."""
-    from ratchet.local.engine import EngineSettings, run_engine
+    from ratchet.local.engine import run_engine
+    from ratchet.local.engine_process import EngineSettings
 
     stack = Stack()
     plan = load_plan(stack)

@@ -24,7 +24,7 @@ from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
 from ratchet.errors import EngineUnavailableError
-from ratchet.local.engine import EngineSettings, _session_members
+from ratchet.local.engine_process import EngineSettings, session_members
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -107,7 +107,7 @@ async def wait_for_engine(database: Database, state: EngineState, timeout_second
 @contextlib.asynccontextmanager
 async def wrapper(settings: EngineSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from ratchet.local.engine import EngineSettings, run_engine; "
+        "import asyncio, sys; from ratchet.local.engine import run_engine; from ratchet.local.engine_process import EngineSettings; "
         "asyncio.run(run_engine(EngineSettings.model_validate_json(sys.argv[1])))"
     )
     log = (settings.state_dir / "engine.log").open("ab")
@@ -230,7 +230,7 @@ async def test_weights_move_with_their_label(
         process.send_signal(signal.SIGKILL)
         process.wait()
         async with asyncio.timeout(20):
-            while os.path.exists(f"/proc/{server}") and _session_members(server, settings.pidfile):
+            while os.path.exists(f"/proc/{server}") and session_members(server, settings):
                 await asyncio.sleep(0.1)
     torn = await record(database, root, 3, [{"name": "model.safetensors", "sha256": "00", "bytes": 0}])
     async with database.begin() as conn:
@@ -259,4 +259,4 @@ async def test_weights_move_with_their_label(
         assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
         process.terminate()
         assert process.wait(60) == 0
-        assert _session_members(server, settings.pidfile) == []
+        assert session_members(server, settings) == []
