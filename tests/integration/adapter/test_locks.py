@@ -96,7 +96,8 @@ async def test_a_client_that_leaves_while_its_row_is_made_leaves_a_turn_for_its_
             httpx.AsyncClient(base_url=second, headers=headers, timeout=300) as http,
             http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as reply,
         ):
-            await anext(reply.aiter_bytes())  # it has begun, and waits for the call of the other process
+            received = reply.aiter_bytes()  # kept: the connection ends with it
+            await anext(received)  # the call has begun, and waits for that of the other process
             locking = await opened.database.engine.connect()
             await locking.exec_driver_sql(f"SELECT id FROM session WHERE id = {opened.session_id} FOR UPDATE")
             async with opened.database.begin() as conn:
