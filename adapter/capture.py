@@ -10,36 +10,50 @@ Called by: `app.py`. `start` is called per request; the call itself goes on in a
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import structlog
 
-from adapter.conversation import Answer, Wishes, answer_from_json, answer_to_json, message_to_json
+from adapter.conversation import Answer, Wishes, answer_from_json
 from adapter.dialects.base import Dialect
 from adapter.leases import Leases
 from adapter.outputs import Outputs
 from adapter.prompts import Live, Prepared, Prompts
 from adapter.rendering import Renderer
+from adapter.retries import Verdict, judge
 from adapter.routing import Router
+from adapter.rows import completed_turn, lane_key, new_turn
 from adapter.sessions import UnauthorisedError
 from adapter.settings import AdapterSettings
 from adapter.tree import Grown, Join
 from adapter.writer import Writer
 from ratchet.engine_client import Generation, Sampling
-from ratchet.errors import EngineRejectedError, EngineUnavailableError, StoreUnavailableError
+from ratchet.errors import EngineUnavailableError, StoreUnavailableError
 from ratchet.store import turns
-from ratchet.store.arrays import ids_from_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
+from ratchet.store.arrays import ids_from_bytes, unpack_json
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow, request_id
-from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
+from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
 LOG = structlog.get_logger("ratchet.adapter")
 _POLL_SECONDS = 0.2
-_LANE_CHARS = 100
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One client's hold on a call. `task` yields the answer once the turn is committed; `turn_id` None: which turn that is is not known
+    yet."""
+
+    wishes: Wishes
+    prompt_tokens: int
+    task: "asyncio.Task[Answer]"
+    turn_id: int | None = None
 
 
 @dataclass(slots=True)
@@ -47,17 +61,7 @@ class Running:
     """A turn that this process generates. It runs to its end, with or without clients."""
 
     task: "asyncio.Task[Answer]"
-    num_clients: int = 1
-
-
-@dataclass(slots=True)
-class Pending:
-    """One client's hold on a turn. `task` yields the answer once the turn is committed."""
-
-    wishes: Wishes
-    prompt_tokens: int
-    task: "asyncio.Task[Answer]"
-    turn_id: int | None = None
+    clients: set[Pending] = field(default_factory=set)
 
 
 class Capture:
@@ -68,7 +72,7 @@ class Capture:
         self._owed: set[asyncio.Task[None]] = set()
         self._process = uuid4().hex[:12]
         self._writer = Writer(database, settings.lease_seconds)
-        self.leases = Leases(self._writer, settings.lease_seconds, router)
+        self.leases = Leases(database, settings.lease_seconds, router)
 
     # ------------------------------------------------------------ entry points
 
@@ -79,7 +83,10 @@ class Capture:
         wishes = prepared.reading.wishes
         turn_id = await self._open(live, prepared, 0)
         if turn_id is not None:
-            return Pending(wishes, prepared.stream.length, self._begin(live, prepared, turn_id).task, turn_id)
+            running = self._begin(live, prepared, turn_id)
+            pending = Pending(wishes, prepared.stream.length, running.task, turn_id)
+            running.clients.add(pending)
+            return pending
         known = await self._find(live, prepared)
         if known is None:
             raise UnauthorisedError  # neither inserted nor there: the session is closed
@@ -111,16 +118,20 @@ class Capture:
                 return await self._writer.delivered(turn_id)
 
     async def detach(self, pending: Pending) -> None:
-        """The client has gone. The turn goes on, and the client's retry gets its answer; what was not a turn yet becomes none."""
-        if pending.turn_id is None:
+        """The client has gone, or was told that its call failed. A turn goes on, and the client's retry gets its answer; what was not a
+        turn yet becomes none."""
+        running = self._running.get(pending.turn_id or 0)
+        if running is None or running.task is not pending.task:  # it tells calls apart, or waits for the turn's own task
             pending.task.cancel()
+            await asyncio.wait({pending.task})
+        if pending.turn_id is None:
             return
         running = self._running.get(pending.turn_id)
         if running is None:
             self.leases.drop(pending.turn_id)
         else:
-            running.num_clients -= 1
-            if running.num_clients > 0:
+            running.clients.discard(pending)
+            if running.clients:
                 return
         try:
             async with self._database.begin() as conn:
@@ -137,31 +148,11 @@ class Capture:
     # ------------------------------------------------------------ a new call, or a retry
 
     async def _open(self, live: Live, prepared: Prepared, ordinal: int) -> int | None:
-        session, join, reading = live.session, prepared.join, prepared.reading
-        turn = NewTurn(
-            session_id=session.id,
-            rollout_id=session.rollout_id,
-            attempt=session.attempt,
-            lane=_lane(prepared.lane),
-            digest=prepared.digest,
-            ordinal=ordinal,
-            kind=prepared.kind,
-            parent_turn_id=join.parent_turn_id,
-            kept_tokens=join.kept_tokens,
-            fork_cause=prepared.fork_cause,
-            dialect=reading.wishes.dialect,
-            prompt_tokens=prepared.stream.length,
-            suffix_ids=ids_to_bytes(prepared.suffix),
-            temperature=session.temperature,
-            request=pack_json(_request(prepared)),
-            engine_id=prepared.engine_id,
-            lease_owner=self._process,
-        )
-        return await self._writer.open(turn)
+        return await self._writer.open(new_turn(live.session, prepared, ordinal, self._process))
 
     async def _find(self, live: Live, prepared: Prepared) -> KnownCall | None:
         async with self._database.begin() as conn:
-            return await turns.find_call(conn, live.session.id, _lane(prepared.lane), prepared.digest)
+            return await turns.find_call(conn, live.session.id, lane_key(prepared.lane), prepared.digest)
 
     def _begin(self, live: Live, prepared: Prepared, turn_id: int) -> Running:
         running = Running(asyncio.create_task(self._run(live, prepared, turn_id)))
@@ -174,29 +165,27 @@ class Capture:
     def _ended(self, live: Live, turn_id: int, running: Running, task: "asyncio.Task[Answer]") -> None:
         self._running.pop(turn_id, None)
         live.num_calls -= 1
-        if running.num_clients <= 0 or task.cancelled() or task.exception() is not None:
+        if not running.clients or task.cancelled() or task.exception() is not None:
             self.leases.drop(turn_id)  # else the lease is held until the answer is delivered
 
     async def _resolve(self, live: Live, prepared: Prepared, known: KnownCall, hold: "asyncio.Future[Pending]") -> Answer:
-        """A known digest is a retry only if its earlier client is gone, its answer was not written to the last byte, or the SDK
-        says so. A client that hangs on another process shows by its lease being renewed."""
         pending, retry = await hold, prepared.reading.wishes.retry
         deadline = time.monotonic() + self._settings.lease_seconds + _POLL_SECONDS
         while True:
             running = self._running.get(known.id)
-            attached = running.num_clients > 0 if running is not None else known.attached
-            if known.state is TurnState.ABORTED or (known.delivered and not retry):
-                return await self._again(live, prepared, known, pending)
-            if attached and not retry:
-                ours = running is not None or known.lease_owner == self._process
-                if ours or time.monotonic() > deadline:
-                    return await self._again(live, prepared, known, pending)
-            elif known.state is TurnState.COMPLETED:
-                return await self._stored(known, pending)
-            elif running is not None:
-                return await self._join(running, known, pending)
-            elif not known.leased and await self._take_over(known):
-                return await self._rerun(live, prepared, known, pending)
+            clients_here = None if running is None else len(running.clients)
+            match judge(known, clients_here, known.lease_owner == self._process, retry, time.monotonic() < deadline):
+                case Verdict.AGAIN:
+                    return await self._answered(await _unbroken(self._again(live, prepared, known, pending)))
+                case Verdict.STORED:
+                    return await self._stored(known, pending)
+                case Verdict.JOIN:
+                    assert running is not None
+                    return await self._answered(await _unbroken(self._join(running, known, pending)))
+                case Verdict.TAKE_OVER:
+                    taken = await _unbroken(self._take_over(live, prepared, known, pending))
+                    if taken is not None:
+                        return await self._answered(taken)
             await asyncio.sleep(_POLL_SECONDS)
             async with self._database.begin() as conn:
                 latest = await turns.get_call(conn, known.id)
@@ -204,42 +193,50 @@ class Capture:
                 raise UnauthorisedError
             known = latest
 
-    async def _again(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Answer:
-        """The same request once more, meant as such: a new sample in a row of its own."""
+    async def _answered(self, running: Running) -> Answer:
+        """The turn is not this client's alone: it goes on when the client does not."""
+        return await asyncio.shield(running.task)
+
+    async def _again(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Running:
         while True:
             turn_id = await self._open(live, prepared, known.ordinal + 1)
             if turn_id is not None:
-                pending.turn_id = turn_id
-                return await asyncio.shield(self._begin(live, prepared, turn_id).task)
+                return self._serve(self._begin(live, prepared, turn_id), turn_id, pending)
             latest = await self._find(live, prepared)
             if latest is None or latest.ordinal == known.ordinal:
                 raise UnauthorisedError  # the session is closed
             known = latest
 
-    async def _join(self, running: Running, known: KnownCall, pending: Pending) -> Answer:
-        running.num_clients += 1
-        pending.turn_id = known.id
+    async def _join(self, running: Running, known: KnownCall, pending: Pending) -> Running:
+        self._serve(running, known.id, pending)
+        await self._attach(known)
+        return running
+
+    def _serve(self, running: Running, turn_id: int, pending: Pending) -> Running:
+        """This client has the turn from now on; `detach` ends it."""
+        pending.turn_id = turn_id
+        running.clients.add(pending)
+        return running
+
+    async def _attach(self, known: KnownCall) -> None:
         async with self._database.begin() as conn:
             await turns.attach(conn, known.id, self._process, self._settings.lease_seconds)
-        return await asyncio.shield(running.task)
 
     async def _stored(self, known: KnownCall, pending: Pending | None) -> Answer:
         assert known.answer is not None
         if pending is not None:
             pending.turn_id = known.id
-            async with self._database.begin() as conn:
-                await turns.attach(conn, known.id, self._process, self._settings.lease_seconds)
+            await _unbroken(self._attach(known))
         value = unpack_json(known.answer)
         assert isinstance(value, dict)
         return answer_from_json(known.id, value)
 
-    async def _take_over(self, known: KnownCall) -> bool:
+    async def _take_over(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Running | None:
+        """The process that held this call is dead: generate for its row, from the prompt that the row recorded. None where another
+        process was faster."""
         async with self._database.begin() as conn:
-            return await turns.take_over(conn, known.id, self._process, self._settings.lease_seconds)
-
-    async def _rerun(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Answer:
-        """The process that held this call is dead: generate for its row, from the prompt that the row recorded."""
-        async with self._database.begin() as conn:
+            if not await turns.take_over(conn, known.id, self._process, self._settings.lease_seconds):
+                return None
             stored = await turns.load_prompt(conn, known.id)
         assert stored is not None
         parent, kept, suffix = stored
@@ -248,25 +245,30 @@ class Capture:
         prepared.join = Join(parent, kept)
         prepared.stream = live.tree.prompt(prepared.join, ids_from_bytes(suffix))
         prepared.engine_id = None
-        pending.turn_id = known.id
-        return await asyncio.shield(self._begin(live, prepared, known.id).task)
+        return self._serve(self._begin(live, prepared, known.id), known.id, pending)
 
     # ------------------------------------------------------------ generation
 
     async def _run(self, live: Live, prepared: Prepared, turn_id: int) -> Answer:
-        """From the open row to the committed one. Runs to its end even if every client goes."""
-        started = time.monotonic()
+        """From the open row to the committed one, or to an aborted one. Runs to its end even if every client goes."""
         try:
-            generation, engine_id = await self._generate(live, prepared, turn_id)
-        except EngineRejectedError:
+            return await self._made(live, prepared, turn_id)
+        except (UnauthorisedError, StoreUnavailableError):  # sealed; or the row's lease runs out, and whoever asks again takes it over
+            raise
+        except Exception:
             async with self._database.begin() as conn:
                 await turns.abort_turn(conn, turn_id)
             raise
+
+    async def _made(self, live: Live, prepared: Prepared, turn_id: int) -> Answer:
+        started = time.monotonic()
+        generation, engine_id = await self._generate(live, prepared, turn_id)
         if not generation.logprobs_valid:
             LOG.error("logprobs are incomplete or clamped: the turn is kept and not trained", turn=turn_id, engine=engine_id)
         ids = generation.token_ids
         text = self._outputs.text(ids[:-1] if self._renderer.stopped(ids) else ids)
         output = await self._outputs.read(text, prepared.reading, self._renderer.stopped(ids))
+        num_reasoning = await self._outputs.reasoning_tokens(ids, output)
         answer = Answer(
             turn_id,
             output.message,
@@ -277,9 +279,9 @@ class Capture:
             generation.num_cached_tokens,
             output.stop_sequence,
             self._renderer.thinks(output.message),
-            self._outputs.reasoning_tokens(ids, output),
+            num_reasoning,
         )
-        if await self._complete(live, turn_id, answer, generation, engine_id):
+        if await self._complete(live, answer, generation, engine_id):
             ended, thinks = self._renderer.ended(ids), prepared.thinks or answer.thinks
             grown = Grown(prepared.new_keys, answer.message, prepared.lane, prepared.kind, ended, thinks)
             live.tree.add(turn_id, prepared.join, prepared.stream, ids, grown)
@@ -320,41 +322,22 @@ class Capture:
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError
 
-    async def _complete(self, live: Live, turn_id: int, answer: Answer, generation: Generation, engine_id: int) -> bool:
-        done = CompletedTurn(
-            id=turn_id,
-            session_id=live.session.id,
-            sampled_ids=ids_to_bytes(generation.token_ids),
-            logprobs=logprobs_to_bytes(generation.logprobs),
-            num_sampled=len(generation.token_ids),
-            logprobs_valid=generation.logprobs_valid,
-            version_spans=generation.version_spans,
-            finish_reason=generation.finish_reason,
-            answer=pack_json(answer_to_json(answer)),
-            engine_id=engine_id,
-            engine_wait_seconds=self.leases.waited(turn_id),
-        )
+    async def _complete(self, live: Live, answer: Answer, generation: Generation, engine_id: int) -> bool:
+        done = completed_turn(live.session, answer, generation, engine_id, self.leases.waited(answer.turn_id))
         while True:
             try:
                 return await self._writer.complete(done)
             except StoreUnavailableError as error:  # the sample is paid for: keep it until the store is back
-                LOG.warning("turn not stored yet", turn=turn_id, reason=str(error))
+                LOG.warning("turn not stored yet", turn=done.id, reason=str(error))
                 await asyncio.sleep(_POLL_SECONDS)
 
 
-def _lane(lane: str) -> str:
-    """As it is stored: a client may send anything, and an index holds no long texts."""
-    return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
-
-
-def _request(prepared: Prepared) -> dict[str, object]:
-    """What the row keeps of a request: what is new in it, and what another process needs to go on from it."""
-    head, new = prepared.reading.head, [message for unit in prepared.new_units for message in unit.messages]
-    request: dict[str, object] = {
-        "after": prepared.after,
-        "messages": [message_to_json(message) for message in new],
-        "keys": [key.hex() for key in prepared.new_keys],
-        "thinks": prepared.thinks,
-        "max_tokens": prepared.max_tokens,
-    }
-    return request if prepared.after is not None else request | {"system": head.system, "tools": head.tools}
+async def _unbroken(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs to its end even if the caller is cancelled, who learns of it then: a row that was made ours and is not generated would be in
+    flight for nobody."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import structlog
 
 from adapter.routing import Router
-from adapter.writer import Writer
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions, turns
+from ratchet.store.database import Database
 
 LOG = structlog.get_logger("ratchet.adapter")
 
@@ -30,9 +30,10 @@ class _Held:
 
 
 class Leases:
-    def __init__(self, writer: Writer, lease_seconds: float, router: Router) -> None:
-        self._writer, self._lease_seconds, self._router = writer, lease_seconds, router
+    def __init__(self, database: Database, lease_seconds: float, router: Router) -> None:
+        self._database, self._lease_seconds, self._router = database, lease_seconds, router
         self._held: dict[int, _Held] = {}
+        self._waits: dict[int, float] = {}  # by session, in seconds, not yet stored
         self._task: asyncio.Task[None] | None = None
 
     def hold(self, turn_id: int, session_id: int) -> None:
@@ -64,7 +65,7 @@ class Leases:
             self._task.cancel()
         if held:
             try:
-                async with self._writer.alone() as conn:
+                async with self._database.begin() as conn:
                     await turns.release_leases(conn, held)
             except StoreUnavailableError as error:
                 LOG.warning("leases not released, they will run out", reason=str(error))
@@ -74,26 +75,28 @@ class Leases:
         while True:
             await asyncio.sleep(min(1.0, self._lease_seconds / 3))
             now = time.monotonic()
-            waiting = self._waiting(now - last)
+            self._count(now - last)
             last = now
-            if not self._held:
-                continue
             try:
-                async with self._writer.alone() as conn:
-                    await turns.renew_leases(conn, list(self._held), self._lease_seconds)
-                if waiting:  # a transaction of its own: completing a turn locks the session first and the turn then (deadlock, seen)
-                    async with self._writer.alone() as conn:
-                        await sessions.add_engine_wait(conn, waiting)
+                if self._held:
+                    async with self._database.begin() as conn:
+                        await turns.renew_leases(conn, list(self._held), self._lease_seconds)
+                if self._waits:  # a transaction of its own: completing a turn locks the session first and the turn then
+                    async with self._database.begin() as conn:
+                        stored = await sessions.add_engine_wait(conn, self._waits)
+                    for session_id in stored:
+                        del self._waits[session_id]
             except StoreUnavailableError as error:
                 LOG.warning("leases not renewed", reason=str(error))
 
-    def _waiting(self, seconds: float) -> dict[int, float]:
-        sessions_waiting: dict[int, float] = {}
+    def _count(self, seconds: float) -> None:
+        waiting: set[int] = set()
         for held in self._held.values():
             if held.generating and (held.engine_id is None or not self._router.serves(held.engine_id)):
                 held.waited_seconds += seconds
-                sessions_waiting[held.session_id] = seconds
-        return sessions_waiting
+                waiting.add(held.session_id)
+        for session_id in waiting:
+            self._waits[session_id] = self._waits.get(session_id, 0.0) + seconds
 
 
 def _report(task: "asyncio.Task[None]") -> None:

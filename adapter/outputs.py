@@ -4,6 +4,7 @@ Why here: a stop sequence or a forced tool that reached the sampler would change
 Called by: `capture.py`, once per generation.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from adapter.parsers import OutputParser
 from adapter.reading import Reading
 from adapter.rendering import Renderer
 from ratchet.store.arrays import Ids
+
+_THREAD_FROM_TOKENS = 500  # fewer are decoded a dozen times in a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,16 @@ class Outputs:
     def text(self, ids: Ids) -> str:
         return self._renderer.tokens.decode(ids)
 
-    def reasoning_tokens(self, ids: Ids, output: Output) -> int:
+    async def reasoning_tokens(self, ids: Ids, output: Output) -> int:
         """How many of the sampled ids are thinking, its marks included: the shortest prefix of them that spells it."""
         if not output.reasoning_chars:
             return 0
-        return bisect_left(range(len(ids)), output.reasoning_chars, key=lambda num: len(self.text(ids[:num])))
+        if len(ids) < _THREAD_FROM_TOKENS:
+            return self._num_spelling(ids, output.reasoning_chars)
+        return await asyncio.to_thread(self._num_spelling, ids, output.reasoning_chars)
+
+    def _num_spelling(self, ids: Ids, num_chars: int) -> int:
+        return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.text(ids[:num])))
 
     async def read(self, text: str, reading: Reading, stopped: bool) -> Output:
         """`stopped`: the model ended its answer itself.

@@ -35,7 +35,8 @@ from ratchet.store.sessions import SessionRow
 from ratchet.types import ForkCause, TurnKind
 
 LOG = structlog.get_logger("ratchet.adapter")
-_THREAD_FROM_CHARS = 16_000  # less text is rendered and tokenised in a few milliseconds, without the detour
+_THREAD_FROM_CHARS = 8_000  # less text is rendered and tokenised in a few milliseconds, without the detour
+_THREAD_FROM_BYTES = 32_000  # less JSON is parsed in a millisecond
 _LOADED_AT_ONCE = 20
 
 
@@ -203,14 +204,20 @@ class Prompts:
     async def _read(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> tuple[Reading, _Found | None]:
         """The request, and the last stored turn that it goes on from. Read whole where that turn's stream cannot begin the prompt."""
         whole = self._renderer.pieces is None
-        reading = live.reader.read(body, dialect, headers, whole)
+        reading = await self._parsed(live, body, dialect, headers, whole)
         if not live.loaded or self._answered_elsewhere(live, reading):
             await self.load(live)
         found = self._find(live, reading)
         if reading.num_skipped and (found is None or not found.stands):
-            reading = live.reader.read(body, dialect, headers, whole=True)
+            reading = await self._parsed(live, body, dialect, headers, whole=True)
             found = self._find(live, reading)
         return reading, found
+
+    async def _parsed(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool) -> Reading:
+        long = len(body) >= _THREAD_FROM_BYTES
+        if long and (whole or live.reader.num_new_bytes(body) >= _THREAD_FROM_BYTES):
+            return await asyncio.to_thread(live.reader.read, body, dialect, headers, whole)
+        return live.reader.read(body, dialect, headers, whole)
 
     def _find(self, live: Live, reading: Reading) -> _Found | None:
         lane, pieces = reading.wishes.lane, self._renderer.pieces

@@ -1,7 +1,7 @@
 """Bytes of a request → what is new in it: the head, the wishes, and the runs of messages behind what was read before.
 
 Why here: clients send their whole history with every call; reading it all again would cost more than everything else of a turn.
-Called by: `prompts.py`, once per request, on the event loop.
+Called by: `prompts.py`, once per request: on the event loop where most of it is known, else, if it is long, in a thread.
 
     body   {"model":…, "messages":[ m1, m2, m3, m4, m5 ], "system":…, "tools":[…]}
            `- digest of these bytes known from the last call -´ `--- parsed ---´
@@ -11,7 +11,7 @@ same up to there, and only what follows is parsed. Any other body is parsed whol
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -37,8 +37,7 @@ class Reading:
     keys: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(msgspec.Struct, frozen=True, gc=False):
     """`end`: offset behind a run; `digest` of all bytes before it; `key` of the history up to there; `answer`: whose run it is."""
 
     end: int
@@ -49,8 +48,7 @@ class _Mark:
     digest: bytes = b""
 
 
-@dataclass(slots=True)
-class _Tip:
+class _Tip(msgspec.Struct, gc=False):
     """The last request of one conversation: the fields before its messages, and its last marks."""
 
     before: Fields
@@ -80,6 +78,11 @@ class Reader:
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
         self._tips: list[_Tip] = []
+
+    def num_new_bytes(self, body: bytes) -> int:
+        """How much of it `read` has to parse."""
+        mark = self._known(body)[1]
+        return len(body) - (mark.end if mark else 0)
 
     def read(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> Reading:
         """Raises InvalidRequestError. `whole`: nothing is skipped."""
@@ -187,7 +190,7 @@ def _digested(body: bytes, digest: xxhash.xxh3_128 | None, at: int, marks: Seque
     for mark in marks:
         digest.update(view[at : mark.end])
         at = mark.end
-        done.append(replace(mark, digest=digest.digest()))
+        done.append(msgspec.structs.replace(mark, digest=digest.digest()))
     return done
 
 

@@ -75,6 +75,7 @@ class _CallReply(Response):
         error = asyncio.CancelledError() if self.pending.task.cancelled() else self.pending.task.exception()
         if error is not None:
             await self.fail(send, *classify(error))
+            await self.capture.detach(self.pending)
             return
         answer = self.pending.task.result()
         await self.finish(send, answer)

@@ -4,8 +4,7 @@ Why here: copying a history of 86,000 ids for every turn costs more than tokenis
 Called by: `tree.py`, `prompts.py` and `wire.py`, on the event loop.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ratchet.store.arrays import Ids
@@ -42,8 +41,7 @@ class Buffer:
         return end <= self.used and np.array_equal(self._ids[length:end], new)
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True, gc=False):
     """The first `length` ids of a buffer."""
 
     buffer: Buffer

@@ -9,6 +9,7 @@ A turn's stream is a piece of a buffer that all turns share which extend each ot
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from adapter.conversation import Message, Unit, extend_key
@@ -17,11 +18,11 @@ from ratchet.store.arrays import Ids
 from ratchet.types import TurnKind
 
 
-@dataclass(slots=True)
-class Node:
-    """A completed turn. `stream`: its prompt and output.
+class Node(msgspec.Struct, gc=False):
+    """A completed turn, of no interest to the garbage collector: a collection must not take longer the more turns there are.
 
-    `ended`: with the template's own end. `thinks`: an answer in it shows thinking, which a later question may drop.
+    `stream`: its prompt and output. `ended`: with the template's own end. `thinks`: an answer in it shows thinking, which a later
+    question may drop.
     """
 
     turn_id: int

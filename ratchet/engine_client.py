@@ -9,7 +9,8 @@ Called by: the adapter (generate), `learn.sync` (weights, canary) and the engine
     a route missing from /openapi.json              MachineError, naming it
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import TracebackType
@@ -37,6 +38,7 @@ ROUTES = (
     "/update_weight_version",
     "/weight_info",
 )
+_POOL_CALLS = 32
 # vLLM writes this where a logprob was NaN, -inf or missing: a clamped logprob is no logprob.
 CLAMPED_LOGPROB = -9999.0
 
@@ -118,18 +120,18 @@ def _engine_request_id(request_id: str) -> str:
     return f"generate-tokens-{request_id}"
 
 
+@dataclass(slots=True)
+class _Pool:
+    http: httpx.AsyncClient
+    num_calls: int = 0
+
+
 class EngineClient:
-    """A connection pool to one vLLM server at `address` (http://host:port). Safe to share between tasks of one event loop."""
+    """Connections to one vLLM server at `address` (http://host:port). Safe to share between tasks of one event loop."""
 
     def __init__(self, address: str, timeout_seconds: float = 30) -> None:
-        self.address = address.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=self.address,
-            timeout=httpx.Timeout(timeout_seconds, connect=5),
-            # uvicorn closes idle connections after 5 s: ours go first, or a call would now and then meet a closing one.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=2),
-            trust_env=False,
-        )
+        self.address, self._timeout_seconds = address.rstrip("/"), timeout_seconds
+        self._pools: list[_Pool] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,7 +140,31 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for pool in self._pools:
+            await pool.http.aclose()
+
+    @contextmanager
+    def _pool(self) -> Iterator[httpx.AsyncClient]:
+        """The first pool with room. httpx looks at all connections of a pool for every call: with a thousand in one that takes
+        milliseconds each time."""
+        pool = next((one for one in self._pools if one.num_calls < _POOL_CALLS), None)
+        if pool is None:
+            self._pools.append(pool := _Pool(self._new_pool()))
+        pool.num_calls += 1
+        try:
+            yield pool.http
+        finally:
+            pool.num_calls -= 1
+
+    def _new_pool(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.address,
+            timeout=httpx.Timeout(self._timeout_seconds, connect=5),
+            # uvicorn closes idle connections after 5 s: ours go first, or a call would now and then meet a closing one.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_POOL_CALLS, keepalive_expiry=2),
+            trust_env=False,
+            verify=self.address.startswith("https:"),  # else reading the machine's certificates would stop all calls for a moment
+        )
 
     # ------------------------------------------------------------ tokens
 
@@ -245,7 +271,8 @@ class EngineClient:
             headers["connection"] = "close"  # after an error of its own uvicorn closes a connection that it has just offered again
         extra = {} if timeout is None else {"timeout": timeout}
         try:
-            reply = await self._http.request(method, path, content=content, headers=headers, params=params, **extra)  # type: ignore[arg-type]
+            with self._pool() as http:
+                reply = await http.request(method, path, content=content, headers=headers, params=params, **extra)  # type: ignore[arg-type]
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"engine {self.address}{path}: {error!r}") from error
         if reply.status_code >= 500 or reply.status_code in (408, 429):

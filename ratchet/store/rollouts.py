@@ -43,7 +43,7 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
     A rollout with an outcome is returned as it is. One that another workflow run owned (a reset in the UI) gets a new attempt and
     goes on from its stored patch, where it has one. Claiming again with the same owner changes nothing.
     """
-    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update())).one_or_none()
+    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one_or_none()
     if row is None:
         raise BugError(f"rollout {rollout_id} has no row")
     attempt = row.attempt
@@ -141,8 +141,9 @@ class Facts:
 
 
 async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
-    """The rollout's row lock: the first statement of finalise."""
-    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update())).one()
+    """The rollout's row lock: the first statement of finalise. Turns may still refer to the row: one that is just being opened holds
+    the session that finalise closes next (deadlock)."""
+    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one()
     statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id).order_by(Attempt.n.desc()).limit(1)
     agent_exit = (await connection.execute(statement)).scalar_one_or_none()
     return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose)

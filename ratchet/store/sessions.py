@@ -156,15 +156,17 @@ async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> Sess
     return SessionProgress(row.num_turns, age, row.engine_wait_seconds, float(row.away), idle)
 
 
-async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> None:
-    """Adds waited seconds to sessions, by id. They are locked in the order of their ids, as `turns.write` does."""
-    if not seconds:
-        return
-    await conn.execute(select(Session.id).where(Session.id.in_(seconds)).order_by(Session.id).with_for_update(key_share=True))
-    ids, values = cast(list(seconds), ARRAY(BigInteger)), cast(list(seconds.values()), ARRAY(Float(53)))
+async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> set[int]:
+    """Adds waited seconds to sessions, by id, and says to which: one that somebody has locked is not waited for."""
+    free = select(Session.id).where(Session.id.in_(seconds)).with_for_update(key_share=True, skip_locked=True)
+    found = list((await conn.execute(free)).scalars()) if seconds else []
+    if not found:
+        return set()
+    ids, values = cast(found, ARRAY(BigInteger)), cast([seconds[one] for one in found], ARRAY(Float(53)))
     added = func.unnest(ids, values).table_valued(column("id", BigInteger), column("seconds", Float), name="added").render_derived()
     statement = update(Session).where(Session.id == added.c.id)
     await conn.execute(statement.values(engine_wait_seconds=Session.engine_wait_seconds + added.c.seconds))
+    return set(found)
 
 
 async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) -> int:

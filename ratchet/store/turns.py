@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, TextClause, bindparam, cast, func, select, text, update
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, TextClause, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import Turn
-from ratchet.types import ForkCause, TurnKind, TurnState
+from ratchet.types import ForkCause, SessionState, TurnKind, TurnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,32 +111,45 @@ class Written:
     """`opened[i]`: the id of the new row; None where the session is closed or the same (digest, ordinal) exists.
 
     `completed[i]`: False where the session was sealed, or another process completed the turn first.
+    `busy`: sessions that somebody else has locked; nothing of theirs was opened or completed.
     """
 
     opened: list[int | None]
     completed: list[bool]
+    busy: frozenset[int]
 
 
 async def write(
-    conn: AsyncConnection, new: Sequence[NewTurn], done: Sequence[CompletedTurn], delivered: Sequence[int], lease_seconds: float
+    conn: AsyncConnection,
+    new: Sequence[NewTurn],
+    done: Sequence[CompletedTurn],
+    delivered: Sequence[int],
+    lease_seconds: float,
+    wait: bool = False,
 ) -> Written:
     """Opens turns (`in_flight`), completes others and notes deliveries, of any sessions: four statements at most.
 
-    All sessions are locked against seals first, in the order of their ids, so that two batches cannot wait for each other.
+    All sessions are locked against seals first. One that somebody has locked (a seal, a finalise that derives its chains) is `busy`
+    and holds up no other session's rows; with `wait` it is waited for, which is for writes of one session only: two batches that
+    wait could wait for each other.
     """
-    alive = await _lock_open(conn, {turn.session_id for turn in new} | {turn.session_id for turn in done})
+    asked = {turn.session_id for turn in new} | {turn.session_id for turn in done}
+    states = await _lock(conn, asked, wait)
+    alive = {session_id for session_id, state in states.items() if state == SessionState.OPEN}
     opened = await _open(conn, [turn for turn in new if turn.session_id in alive], lease_seconds)
     completed = await _complete(conn, [turn for turn in done if turn.session_id in alive])
     if delivered:
         await conn.execute(_DELIVERED, {"ids": delivered})
-    return Written([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done])
+    busy = frozenset() if wait else frozenset(asked - states.keys())
+    return Written([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done], busy)
 
 
-async def _lock_open(conn: AsyncConnection, session_ids: Collection[int]) -> set[int]:
-    """Those of the sessions that are open; a seal of one of them waits for this transaction's end."""
+async def _lock(conn: AsyncConnection, session_ids: Collection[int], wait: bool) -> dict[int, str]:
+    """The sessions' states; a seal of one of them waits for this transaction's end."""
     if not session_ids:
-        return set()
-    return set((await conn.execute(_LOCK, {"ids": list(session_ids)})).scalars())
+        return {}
+    rows = await conn.execute(_LOCK if wait else _LOCK_FREE, {"ids": list(session_ids)})
+    return {row.id: row.state for row in rows}
 
 
 def _call(turn: Any) -> tuple[int, str, bytes, int]:
@@ -156,7 +169,8 @@ def _arrays(names: Sequence[str], statement: str) -> TextClause:
 
 
 _IDS = bindparam("ids", type_=ARRAY(BigInteger))
-_LOCK = text("SELECT id FROM session WHERE id = ANY(:ids) AND state = 'open' ORDER BY id FOR SHARE").bindparams(_IDS)
+_LOCK = text("SELECT id, state FROM session WHERE id = ANY(:ids) FOR SHARE").bindparams(_IDS)
+_LOCK_FREE = text(_LOCK.text + " SKIP LOCKED").bindparams(_IDS)
 _DELIVERED = text(
     "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL WHERE id = ANY(:ids) AND state = 'completed'"
 ).bindparams(_IDS)
@@ -204,9 +218,15 @@ async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None
 
 
 async def renew_leases(conn: AsyncConnection, turn_ids: Sequence[int], seconds: float) -> None:
-    """One statement for all calls of a process. A lease that has run out stays so: another process may have taken the call."""
-    alive = Turn.id.in_(turn_ids) & (Turn.lease_expires_at > func.now())
+    """One statement for all calls of a process. A lease that has run out stays so: another process may have taken the call. One whose
+    row is locked has to wait for the next round: it is being completed, or a seal holds it."""
+    alive = Turn.id.in_(_free(turn_ids, Turn.lease_expires_at > func.now()))
     await conn.execute(update(Turn).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
+
+
+def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int]:
+    """Those that nobody else has locked. Whoever locks many rows at once and waits for none takes part in no deadlock."""
+    return select(Turn.id).where(Turn.id.in_(turn_ids), condition).with_for_update(skip_locked=True, key_share=True)
 
 
 async def take_over(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> bool:
@@ -219,7 +239,7 @@ async def take_over(conn: AsyncConnection, turn_id: int, owner: str, seconds: fl
 
 async def release_leases(conn: AsyncConnection, turn_ids: Sequence[int]) -> None:
     """A process that stops in order: its calls may be taken over at once."""
-    ours = Turn.id.in_(turn_ids) & Turn.lease_expires_at.is_not(None)
+    ours = Turn.id.in_(_free(turn_ids, Turn.lease_expires_at.is_not(None)))
     await conn.execute(update(Turn).where(ours).values(lease_owner=None, lease_expires_at=func.now()))
 
 

@@ -359,10 +359,12 @@ def _work(before: dict[str, Any], after: dict[str, Any], num_turns: int) -> dict
 
 def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
     return {
-        "longest_on_loop_ms": round(clocks["longest_callback_ms"], 1),
-        "longest_on_loop_in": clocks["longest_callback_in"],
         "callbacks": clocks["callbacks"],
-        "callbacks_above_10_ms": clocks["callbacks_above_10_ms"],
+        "longest_on_loop_cpu_ms": round(clocks["longest_callback_ms"], 1),
+        "longest_on_loop_in": clocks["longest_callback_in"],
+        "callbacks_above_10_cpu_ms": clocks["callbacks_above_10_ms"],
+        "longest_on_loop_wall_ms": round(clocks["longest_callback_wall_ms"], 1),
+        "callbacks_above_10_wall_ms": clocks["callbacks_above_10_ms_wall"],
         "longest_collection_ms": round(clocks["longest_collection_ms"], 1),
         "collections_above_10_ms": clocks["collections_above_10_ms"],
     }

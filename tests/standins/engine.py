@@ -3,7 +3,7 @@
 Why here: deaths, pauses and held calls cannot be asked of the real one; it replaces the process, never a function.
 Called by: the adapter's integration tests, as `python -m tests.standins.engine PORT`.
 
-    POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200, "logprob": -1.0}]}
+    POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200, "logprobs": [...]}]}
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold"}   what it says about a prompt; how the next weight update ends
     POST /release {"hold": "name"}      lets held calls go
     POST /reset                         forgets everything
@@ -77,7 +77,8 @@ class Engine:
         if output.get("status", 200) != 200:
             return JSONResponse({"error": {"message": "scripted"}}, output["status"])
         ids = output["ids"]
-        content = [{"token_id": one, "logprob": output.get("logprob", -1.0), "rank": 1} for one in ids]
+        logprobs = output.get("logprobs", [-1.0] * len(ids))  # as many as given
+        content = [{"token_id": one, "logprob": logprob, "rank": 1} for one, logprob in zip(ids, logprobs, strict=False)]
         choice = {
             "index": 0,
             "token_ids": ids,

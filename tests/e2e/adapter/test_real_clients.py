@@ -14,7 +14,7 @@ from activities.harnesses import claude_code, codex
 from adapter.chains import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, Stage, call, cli_settings, start
+from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, Running, Stage, call, cli_settings, start
 from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
@@ -30,6 +30,11 @@ async def num_trained(opened: Opened) -> list[int]:
     """Trained tokens of each chain."""
     async with opened.database.begin() as conn:
         return [chain.num_trained for chain in build_chains(await turns.load_metas(conn, opened.rollout_id, 1))]
+
+
+def read_end(cli: Cli, running: Running) -> AgentExit:
+    output = running.output.read_bytes()
+    return codex.read_end(output) if cli is CODEX else claude_code.read_end(output, running.process.returncode)
 
 
 @BOTH
@@ -80,22 +85,20 @@ async def test_a_full_context_is_understood_as_such(cli: Cli, stage: Stage, plac
     opened = await stage.open(max_context_tokens=3000)
     running = start(cli, stage.address, opened.token, place)
     events = await running.end()
-    output = running.output.read_bytes()
-    ended = codex.read_end(output) if cli is CODEX else claude_code.read_end(output, running.process.returncode)
-    assert ended is AgentExit.CONTEXT_FULL, events[-3:]
+    assert read_end(cli, running) is AgentExit.CONTEXT_FULL, events[-3:]
     assert await opened.turns() == [] and (await stage.engine.seen())["calls"] == []
 
 
-async def test_a_program_that_compacts_goes_on(stage: Stage, place: Path) -> None:
-    """Claude Code is told the size of the context: it asks for a summary before it is full, and the conversation goes on from that."""
-    limit = 90_000
+@pytest.mark.parametrize(("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 26_500, 1)], ids=["claude_code", "codex"])
+async def test_a_program_that_compacts_goes_on(cli: Cli, limit: int, words: int, stage: Stage, place: Path) -> None:
+    """It is told the size of the context: it asks for a summary before it is full, and the conversation goes on from that."""
     opened = await stage.open(max_context_tokens=limit)
-    much = CLAUDE_CODE.call("printf 'some words of code %.0s' $(seq 800)")
-    await stage.engine.say(much, much, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
-    running = start(CLAUDE_CODE, stage.address, opened.token, place, max_context_tokens=limit, max_response_tokens=2000)
+    results = [cli.call(f"printf 'some words of code %.0s' $(seq {number})") for number in (800, words)]
+    await stage.engine.say(*results, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
+    running = start(cli, stage.address, opened.token, place, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()
     rows = await stage.rows(opened)
-    assert claude_code.read_end(running.output.read_bytes(), 0) is AgentExit.DONE and "All done." in str(events[-1:]), events[-3:]
+    assert read_end(cli, running) is AgentExit.DONE and "All done." in str(events[-2:]), events[-3:]
     assert [(row.fork_cause, row.kind) for row in rows] == [
         ("root", "main"),
         (None, "main"),
@@ -124,18 +127,19 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
-async def test_an_adapter_killed_twice_in_mid_call(stage: Stage, place: Path, postgres_url: str, model_dir: Path) -> None:
+@BOTH
+async def test_an_adapter_killed_twice_in_mid_call(cli: Cli, stage: Stage, place: Path, postgres_url: str, model_dir: Path) -> None:
     """Behind one address another process takes over each time. Only the calls in flight are made again, and the chain is that of a
     calm day."""
     opened, engine = await stage.open(), stage.engine
-    await engine.say(CLAUDE_CODE.call("echo one > a.txt"))
+    await engine.say(cli.call("echo one > a.txt"))
     await engine.script({"ids": engine.ids("lost"), "hold": "first"})
-    await engine.say(CLAUDE_CODE.call("echo two > b.txt"))
+    await engine.say(cli.call("echo two > b.txt"))
     await engine.script({"ids": engine.ids("lost"), "hold": "second"})
-    await engine.say(CLAUDE_CODE.call("echo three > c.txt"), "All done.")
+    await engine.say(cli.call("echo three > c.txt"), "All done.")
     settings = [cli_settings(postgres_url, model_dir) for _ in range(2)]
     async with adapter_process(settings[0]) as first, adapter_process(settings[1]) as second, line_to(settings[0].port) as (port, line):
-        running = start(CLAUDE_CODE, f"http://127.0.0.1:{port}", opened.token, place)
+        running = start(cli, f"http://127.0.0.1:{port}", opened.token, place)
         await stage.wait_for_calls(2)
         line.port = settings[1].port
         killed(first)

@@ -192,27 +192,3 @@ async def test_bad_requests_are_400_and_the_session_stays_usable(adapter: str, e
         late_system = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
         assert (await http.post("/v1/messages", json={"messages": late_system, "max_tokens": 5})).status_code == 200
         assert (await http.get("/v1/models")).json()["data"][0]["id"] == "policy"
-
-
-async def test_a_silent_stream_is_pinged(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
-    await engine.script({"ids": engine.ids("late"), "hold": "gate"})
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stream": True}
-    async with (
-        httpx.AsyncClient(base_url=adapter, headers={"x-api-key": opened.token}) as http,
-        http.stream("POST", "/v1/messages", json=body) as reply,
-    ):
-        names = []
-        async for line in reply.aiter_lines():
-            if line.startswith("event: "):
-                names.append(line.removeprefix("event: "))
-                if names.count("ping") == 3:
-                    await engine.release("gate")
-    assert names[0] == "message_start" and names[-1] == "message_stop"
-
-
-async def test_clamped_logprobs_are_kept_and_never_trained(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
-    await engine.script({"ids": engine.ids("x"), "logprob": -9999.0})
-    async with chat_client(adapter, opened.token) as client:
-        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
-    (turn,) = await opened.wait_delivered(1)
-    assert not turn.logprobs_valid and turn.num_sampled == 2

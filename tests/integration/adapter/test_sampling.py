@@ -1,0 +1,142 @@
+"""What clients wish for acts on text and never on the sampler; what the engine gives is trained only where it is whole.
+
+Why here: a wish that reached the logits, or a logprob that is none, would make the recorded numbers mean something else.
+Called by: pytest. The parsers of vLLM are imported once for the process (about 13 CPU seconds).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from adapter.chains import build_chains
+from ratchet.store import turns
+from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
+from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, SCHEMA
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
+
+ASK: Any = [{"role": "user", "content": "go"}]
+WISHES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": ASK, "temperature": 0, "top_p": 0.1, "frequency_penalty": 2, "presence_penalty": 2, "seed": 1, "max_tokens": 20}
+        | {"logit_bias": {"5": 100}, "stop": ["x"], "tools": CHAT_TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+    ),
+    (
+        "/v1/messages",
+        {"messages": ASK, "temperature": 0, "top_p": 0.1, "top_k": 1, "stop_sequences": ["x"], "tool_choice": {"type": "any"}, "max_tokens": 20}
+        | {"tools": [{"name": "bash", "input_schema": SCHEMA}], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+    ),
+    (
+        "/v1/responses",
+        {"input": "go", "temperature": 0, "top_p": 0.1, "reasoning": {"effort": "low"}, "tool_choice": "required", "max_output_tokens": 20}
+        | {"tools": [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": True}], "text": {"format": {"type": "json_object"}}},
+    ),
+]  # fmt: skip
+
+
+async def post(address: str, opened: Opened, path: str, body: dict[str, Any]) -> Any:
+    async with httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {opened.token}"}, timeout=300) as http:
+        return await http.post(path, json={"model": "policy"} | body)
+
+
+@pytest.mark.parametrize(("path", "body"), WISHES, ids=[path for path, _ in WISHES])
+async def test_what_a_client_wishes_never_reaches_the_sampler(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: dict[str, Any]
+) -> None:
+    """The session's temperature, the client's limit of tokens, the model's stop ids; all else off."""
+    assert (await post(adapter, opened, path, body)).status_code == 200
+    (call,) = (await engine.seen())["calls"]
+    stop_ids = call["sampling"].pop("stop_token_ids")
+    assert set(stop_ids) >= {engine.renderer.tokens.plain.token_to_id("<|im_end|>")}
+    assert call["sampling"] == {
+        **{"max_tokens": 20, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "detokenize": False, "seed": None},
+        **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+    }
+
+
+async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+    await engine.say("one STOP two", "three", "one STOP two")
+    stopped = (await post(adapter, opened, "/v1/messages", {"messages": ASK, "max_tokens": 50, "stop_sequences": ["no", "STOP"]})).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"], stopped["content"][0]["text"]) == ("stop_sequence", "STOP", "one ")
+    messages = [*ASK, {"role": "assistant", "content": stopped["content"]}, {"role": "user", "content": "on"}]
+    assert (await post(adapter, opened, "/v1/messages", {"messages": messages, "max_tokens": 50})).status_code == 200
+    rows = await opened.wait_delivered(2)
+    assert [row.fork_cause for row in rows] == ["root", None]  # it came back as it was sent: as it was sampled
+    assert rows[0].num_sampled == len(engine.ids("one STOP two"))
+    chat = (await post(adapter, opened, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stop": "STOP"})).json()
+    assert (chat["choices"][0]["finish_reason"], chat["choices"][0]["message"]["content"]) == ("stop", "one ")
+
+
+async def test_wishes_about_tools_act_on_what_was_sampled(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """None wanted: text. One at a time: the first. A strict schema that the call breaks: text."""
+    strict = [{"type": "function", "function": CHAT_TOOLS[0]["function"] | {"strict": True}}]
+    strict[0]["function"]["parameters"] = SCHEMA | {"additionalProperties": False, "properties": {"command": {"enum": ["pwd"]}, "n": {}}}
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"tools": CHAT_TOOLS}, 2),
+        ({"tools": CHAT_TOOLS, "parallel_tool_calls": False}, 1),
+        ({"tools": CHAT_TOOLS, "tool_choice": "none"}, 0),
+        ({"tools": strict}, 0),
+    ]
+    for number, (wishes, num_calls) in enumerate(cases, start=1):
+        await engine.say(f"{CALL}\n{CALL}")
+        body = {"messages": [{"role": "user", "content": f"go {number}"}]} | wishes
+        choice = (await post(thinking, opened, "/v1/chat/completions", body)).json()["choices"][0]
+        assert len(choice["message"].get("tool_calls") or []) == num_calls, (wishes, choice)
+        assert num_calls or "<tool_call>" in choice["message"]["content"]
+        rows = await opened.wait_delivered(number)
+        assert rows[-1].num_sampled == len(engine.ids(f"{CALL}\n{CALL}"))
+
+
+@pytest.mark.parametrize("logprobs", [[-9999.0] * 2, [None, -1.0], [-1.0]], ids=["clamped", "missing", "too few"])
+async def test_logprobs_that_are_not_whole_are_kept_and_never_trained(
+    adapter: str, engine: ScriptedEngine, opened: Opened, logprobs: list[float | None]
+) -> None:
+    await engine.script({"ids": engine.ids("x"), "logprobs": logprobs})
+    with capture_logs() as logs:
+        assert (await post(adapter, opened, "/v1/chat/completions", {"messages": ASK})).status_code == 200
+    (row,) = await opened.wait_delivered(1)
+    assert not row.logprobs_valid and row.num_sampled == 2
+    assert [log["turn"] for log in logs if log["log_level"] == "error"] == [row.id]
+    async with opened.database.begin() as conn:
+        assert [chain.num_trained for chain in build_chains(await turns.load_metas(conn, opened.rollout_id, 1))] == [0]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_body_beyond_the_limit_is_413(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened, path: str
+) -> None:
+    async with adapter_here(adapter_settings(postgres_url, model_dir, max_body_bytes=20_000)) as address:
+        small = dict(WISHES)[path]
+        large = {name: json_of(20_000) if name in ("messages", "input") else value for name, value in small.items()}
+        refused = await post(address, opened, path, large)
+        assert refused.status_code == 413 and "20000 bytes" in refused.json()["error"]["message"], refused.text
+        assert (await post(address, opened, path, small)).status_code == 200
+
+
+def json_of(num_chars: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "x" * num_chars}]
+
+
+SIGNS = [("/v1/messages", "event: ping"), ("/v1/chat/completions", ": ping"), ("/v1/responses", "event: response.in_progress")]
+
+
+@pytest.mark.parametrize(("path", "sign"), SIGNS, ids=[path for path, _ in SIGNS])
+async def test_a_silent_stream_is_pinged(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, sign: str) -> None:
+    await engine.script({"ids": engine.ids("late"), "hold": "gate"})
+    body = dict(WISHES)[path] | {"stream": True, "model": "policy"}
+    lines: list[str] = []
+    async with (
+        httpx.AsyncClient(base_url=adapter, headers={"x-api-key": opened.token}, timeout=300) as http,
+        http.stream("POST", path, json=body) as reply,
+    ):
+        async for line in reply.aiter_lines():
+            lines.append(line)
+            if lines.count(sign) == 3 and line == sign:
+                await engine.release("gate")
+    assert lines.count(sign) >= 3 and "late" in "".join(lines[-20:])
