@@ -256,12 +256,12 @@ async def test_weights_move_with_their_label(
         assert not await client.is_paused()
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-2"), atol=1e-3)
 
-        # kill -9 of the wrapper takes vLLM along; a torn newest version is passed over
-        vllm = server_pid(settings)
+        # kill -9 of the wrapper: nobody is served any more, and the next wrapper ends what vLLM has left; a torn newest version is passed over
+        killed = server_pid(settings)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        await asyncio.to_thread(process.wait)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while session_members(vllm, settings):
+            while Path(f"/proc/{killed}").exists():
                 await asyncio.sleep(0.1)
     torn = await record(database, root, 3, [{"name": "model.safetensors", "sha256": "00", "bytes": 0}])
     async with database.begin() as conn:
@@ -269,6 +269,7 @@ async def test_weights_move_with_their_label(
     async with wrapper(settings) as process, EngineClient(settings.address) as client:
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == second != torn
+        assert session_members(killed, settings) == []
         vllm = server_pid(settings)
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-2"), atol=1e-3)
 

@@ -10,8 +10,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import func, select
 
+from activities.datasets.formats import dataset_digest, read_rows
 from activities.datasets.recipes import PYTHON, write_rows
+from activities.tasks import import_dataset, usable
 from ratchet import paths
+from ratchet.config import DatasetConfig, RunConfig
+from ratchet.errors import DatasetError
+from ratchet.store import tasks
 from ratchet.store.schema import Admission, Grade, Rollout, Sandbox, Task, Turn
 from tests.integration.loop.conftest import ROOT, Loop
 from tests.integration.loop.test_rollout import PRE, TASK, call, finish
@@ -93,12 +98,20 @@ async def test_an_empty_patch_on_an_admitted_task_needs_no_grading_box(loop: Loo
     assert roles == ["agent"] and "empty" in reason
 
 
-async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
-    from activities.datasets.formats import dataset_digest
-    from activities.tasks import usable
-    from ratchet.config import RunConfig
-    from ratchet.errors import DatasetError
+async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_nothing(loop: Loop) -> None:
+    path = dataset(loop, one={"eval_cmd": "true"}, two={"eval_cmd": "false"}, three={"eval_cmd": "exit 3"})
+    config = DatasetConfig(path=path)
+    rows = list(read_rows(config, dataset_digest(config)))
+    async with loop.database.begin() as connection:
+        assert await tasks.import_rows(connection, rows[:1]) == 1
+    for expected in (2, 0):
+        async with loop.database.begin() as connection:
+            assert await import_dataset(connection, config) == expected
+    async with loop.database.begin() as connection:
+        assert [label for _, label, _ in await tasks.of_dataset(connection, dataset_digest(config))] == ["one", "two", "three"]
 
+
+async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
     path = dataset(loop, good={"eval_cmd": TASK["eval_cmd"]}, bad={"eval_cmd": "true"})
 
     async def labels(**grading: str) -> list[str]:
