@@ -67,12 +67,12 @@ class Head:
         return [title for pid, title in titles.items() if title.startswith(actors) and is_ours(pid)]
 
 
-def _start(directory: Path, num_cpus: int, head: Head | None = None) -> Head | None:
+def _start(directory: Path, num_cpus: int, host: str = "127.0.0.1", head: Head | None = None) -> Head | None:
     """A head, or another node of its cluster; None where it did not come up: Ray gives its own parts half a minute, which a busy machine
     may not keep.
     """
     port = _free_port()
-    program = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}"]
+    program = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={host}", f"--num-cpus={num_cpus}"]
     if head is None:
         program += ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={directory}"]
         program += [f"--ray-client-server-port={_free_port()}"]
@@ -80,14 +80,14 @@ def _start(directory: Path, num_cpus: int, head: Head | None = None) -> Head | N
         program += [f"--address={head.address}"]
     program += [f"--object-store-memory={80 << 20}", f"--dashboard-agent-listen-port={_free_port()}", "--disable-usage-stats"]
     program += ["--min-worker-port=0", "--max-worker-port=0"]
-    environment = {**os.environ, **ON_LOOPBACK, "RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **(ON_LOOPBACK if head is None else {}), "RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}
     log = directory / ("head.log" if head is None else "node.log")
     with log.open("wb") as output:
         # A group of its own: a head that fails to start takes its process group down with it.
         process = subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
     while process.poll() is None:
         if "Ray runtime started" in log.read_text():
-            return Head(f"127.0.0.1:{port}" if head is None else head.address, process)
+            return Head(f"{host}:{port}" if head is None else head.address, process)
         time.sleep(0.1)
     return None
 
@@ -115,10 +115,10 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture
 def two_nodes() -> Iterator[tuple[Head, Head]]:
-    """A cluster of two nodes with room for one rank each."""
+    """A cluster of two nodes with room for one rank each. Addresses of loopback that Ray does not know as such: it refuses nodes there."""
     directory = Path(tempfile.mkdtemp(prefix="ray"))
-    head = _three_times(lambda: _start(directory, 1), directory / "head.log")
-    node = _three_times(lambda: _start(directory, 1, head), directory / "node.log")
+    head = _three_times(lambda: _start(directory, 1, "127.0.0.2"), directory / "head.log")
+    node = _three_times(lambda: _start(directory, 1, "127.0.0.3", head), directory / "node.log")
     yield head, node
     for one in (node, head):
         _end(one)
