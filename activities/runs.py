@@ -124,10 +124,10 @@ class RunActivities:
         """What Postgres says now; makes the rows of as many new groups as the staleness bound allows, unless the run is to pause."""
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
+            await batch.consume_without_signal(connection, input.run_id, config.training)
             row = await runs.get(connection, input.run_id)
             assert row is not None
-            await batch.consume_without_signal(connection, input.run_id, config.training.truncated)
-            if input.make_groups and row.wish == Wish.NONE:
+            if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await self._make_groups(connection, input.run_id, config)
             plannable = await batch.plannable(connection, input.run_id, config.training)
             open_groups = await runs.open_groups(connection, input.run_id)

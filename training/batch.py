@@ -26,6 +26,9 @@ from training.reducers import reducer_weights
 
 log = structlog.get_logger()
 
+_PATIENCE = 4
+"""After so many times `max_groups_seen` groups that made no step, a run waits for a human."""
+
 
 @dataclass(slots=True, frozen=True)
 class Member:
@@ -180,11 +183,33 @@ async def _lock(connection: AsyncConnection, run_id: str) -> bool:
     return (await connection.execute(statement)).scalar_one() in (RunState.RUNNING, RunState.PAUSED)
 
 
-async def consume_without_signal(connection: AsyncConnection, run_id: str, truncated: str) -> None:
-    """Groups whose rewards are all equal teach nothing: they are consumed as `no_signal` and make room for others."""
+async def consume_without_signal(connection: AsyncConnection, run_id: str, training: TrainingConfig) -> None:
+    """Groups whose rewards are all equal teach nothing: they are consumed as `no_signal` and make room for others.
+
+    A run that goes on finding nothing else is paused with the reason: it would sample for ever and learn nothing.
+    """
     await _lock(connection, run_id)
-    dull = [group.group_id for group in await _ready_groups(connection, run_id, truncated, lock=True) if not group.signal]
-    await _consume(connection, run_id, dull, await newest_planned_step(connection, run_id) + 1, "no_signal")
+    ready = await _ready_groups(connection, run_id, training.truncated, lock=True)
+    dull = [group.group_id for group in ready if not group.signal]
+    step = await newest_planned_step(connection, run_id) + 1
+    await _consume(connection, run_id, dull, step, "no_signal")
+    if len(ready) - len(dull) < training.min_groups:
+        await _pause_without_signal(connection, run_id, step, training)
+
+
+async def _pause_without_signal(connection: AsyncConnection, run_id: str, step: int, training: TrainingConfig) -> None:
+    since = select(Run.patient_from).where(Run.run_id == run_id).scalar_subquery()
+    counting = select(func.count()).join(RolloutGroup, RolloutGroup.id == BatchItem.group_id)
+    counting = counting.where(BatchItem.run_id == run_id, BatchItem.step == step, RolloutGroup.group_no >= since)
+    count = (await connection.execute(counting.select_from(BatchItem))).scalar_one()
+    if count < _PATIENCE * _max_seen(training):
+        return
+    reason = (
+        f"{count} groups in a row gave no step {step}: the rewards within each were equal, or its tokens too old. Look at `ratchet rollouts`; "
+        "other tasks, another temperature or a start from an earlier step (init_from) may help"
+    )
+    pausing = update(Run).where(Run.run_id == run_id, Run.state == RunState.RUNNING)
+    await connection.execute(pausing.values(state=RunState.PAUSED, state_reason=reason))
 
 
 async def _consume(connection: AsyncConnection, run_id: str, group_ids: Sequence[int], step: int, use: str) -> None:

@@ -28,6 +28,7 @@ from ratchet.store import reports, runs
 from ratchet.store.database import Database
 from ratchet.temporal import root_cause
 from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import RunState
 
 Say = Callable[[str], None]
 
@@ -68,7 +69,7 @@ class Cost:
 async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
     """A line now and then, until the run has ended.
 
-    Raises ConfigError with the reason where the run failed, MachineError where the stack was ended meanwhile.
+    Raises ConfigError with the reason where the run failed or waits for a human, MachineError where the stack was ended meanwhile.
     """
     client = await connect(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
@@ -78,7 +79,12 @@ async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
     while True:
         ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
         await asyncio.to_thread(meter.sample)
-        await progress.look()
+        try:
+            await progress.look()
+        except ConfigError:
+            result.cancel()
+            await progress.close()
+            raise
         if ended and isinstance(result.exception(), RPCError):
             # Temporal is away. Supervised, it comes back; ended by `ratchet down`, it does not.
             if not Supervisor(stack).is_up():
@@ -107,11 +113,14 @@ class _Progress:
     async def look(self) -> None:
         try:
             async with self.database.begin() as connection:
-                if await runs.get(connection, self.run_id) is None:
+                row = await runs.get(connection, self.run_id)
+                if row is None:
                     return
                 found = await reports.progress(connection, self.run_id)
         except StoreUnavailableError:
             return
+        if row.state == RunState.PAUSED:
+            raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command goes on with it")
         if self.num_ended_before is None:
             self.num_ended_before = found["ended"]
         self.num_ended = found["ended"] - self.num_ended_before

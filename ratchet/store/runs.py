@@ -106,11 +106,12 @@ async def end(connection: AsyncConnection, run_id: str, state: RunState, reason:
 
 
 async def resume(connection: AsyncConnection, run_id: str) -> str | None:
-    """`paused` → `running`; returns why it was paused, None where it was not."""
+    """`paused` → `running`; returns why it was paused, None where it was not. What groups did not teach before is forgiven."""
     statement = select(Run.state_reason).where(Run.run_id == run_id, Run.state == RunState.PAUSED).with_for_update()
     reason = (await connection.execute(statement)).scalar_one_or_none()
     if reason is not None:
-        await connection.execute(update(Run).where(Run.run_id == run_id).values(state=RunState.RUNNING, state_reason=""))
+        going = update(Run).where(Run.run_id == run_id)
+        await connection.execute(going.values(state=RunState.RUNNING, state_reason="", patient_from=Run.next_group_no))
     return reason
 
 

@@ -35,6 +35,7 @@ class Installation(Base):
 class Run(Base):
     """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 
+    `patient_from`: the first group that was made after a human last resumed the run; earlier ones without signal are forgiven.
     `source_run_id`: the run whose stored groups this one trains on; it makes no rollouts, has no workflow, and no engine serves it.
     """
 
@@ -56,6 +57,7 @@ class Run(Base):
     checkpoint_step: Mapped[int] = mapped_column(server_default="0")
     checkpoint_uri: Mapped[str | None]
     next_group_no: Mapped[int] = mapped_column(server_default="0")
+    patient_from: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)

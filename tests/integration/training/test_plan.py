@@ -82,7 +82,7 @@ async def test_concurrent_planners_write_one_row(database: Database, run_id: str
 
     async def viewer() -> None:
         async with database.begin() as connection:
-            await batch.consume_without_signal(connection, run_id, config.training.truncated)
+            await batch.consume_without_signal(connection, run_id, config.training)
 
     assert set(await asyncio.gather(planner(), viewer(), planner(), viewer(), planner())) - {None} == {1}
     assert len(await uses(database, run_id)) == 2
@@ -102,8 +102,8 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     config = make_config(training={"groups_per_step": 3, "max_groups_seen": 4})
     await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4}, {})
     async with database.begin() as connection:
-        await batch.consume_without_signal(connection, run_id, config.training.truncated)
-        await batch.consume_without_signal(connection, run_id, config.training.truncated)
+        await batch.consume_without_signal(connection, run_id, config.training)
+        await batch.consume_without_signal(connection, run_id, config.training)
         assert await plannable(connection, run_id, config.training), "four groups seen, two of them with signal"
     planned = await plan(database, run_id, config)
     assert planned is not None and len(planned.members) == 8
@@ -113,6 +113,31 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
         2: "no_signal",
         3: "trained",
     }
+
+
+async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, run_id: str) -> None:
+    config = make_config(training={"groups_per_step": 2, "max_groups_seen": 2})
+    dull, number = [0.0] * 4, 0
+
+    async def view(count: int) -> str:
+        nonlocal number
+        async with database.begin() as connection:
+            for group_no in range(number, number + count):
+                await make_group(connection, run_id, group_no, dull)
+            number += count
+            await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
+            await batch.consume_without_signal(connection, run_id, config.training)
+            row = await runs.get(connection, run_id)
+        assert row is not None
+        return f"{row.state} {row.state_reason}".strip()
+
+    await make_run(database, run_id, config)
+    assert await view(7) == "running"
+    assert (await view(1)).startswith("paused 8 groups in a row gave no step 1")
+    async with database.begin() as connection:
+        assert await runs.resume(connection, run_id), "what was seen before is forgiven"
+    assert await view(7) == "running"
+    assert (await view(1)).startswith("paused 8 groups")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +225,7 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
     await make(database, run_id, config, {"members": [{"agent_exit": "context_full"}]})
     async with database.begin() as connection:
         assert not await plannable(connection, run_id, config.training)
-        await batch.consume_without_signal(connection, run_id, config.training.truncated)
+        await batch.consume_without_signal(connection, run_id, config.training)
     assert await uses(database, run_id) == {0: (1, "no_signal")}, "or it would hold the place of a group that can be trained on"
 
 

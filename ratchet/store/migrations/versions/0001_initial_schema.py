@@ -55,6 +55,7 @@ def upgrade() -> None:
         sa.Column("checkpoint_step", sa.Integer(), server_default="0", nullable=False),
         sa.Column("checkpoint_uri", sa.Text(), nullable=True),
         sa.Column("next_group_no", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("patient_from", sa.Integer(), server_default="0", nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["source_run_id"], ["run.run_id"], name=op.f("fk_run_source_run_id")),
