@@ -5,7 +5,6 @@ Called by: `serve` (`ratchet adapter`) and the tests.
 """
 
 import asyncio
-import gc
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from adapter.capture import Capture
+from adapter.collector import collect_in_pauses, spare_what_stays
 from adapter.dialects.base import Dialect
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
@@ -84,28 +84,22 @@ def create_app(settings: AdapterSettings, database: Database) -> FastAPI:
 async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
     if not parts.parser.ready:  # a daemon: importing vLLM takes long, and a stop must not wait for it
         threading.Thread(target=_load_parsers, args=(parts.parser,), name="parsers", daemon=True).start()
-    present = asyncio.create_task(keep_present(database, lambda: parts.parser.ready))
+    beside = [
+        asyncio.create_task(keep_present(database, lambda: parts.parser.ready)),
+        asyncio.create_task(collect_in_pauses(lambda: parts.capture.busy)),
+    ]
     try:
         yield
     finally:
-        present.cancel()
+        for task in beside:
+            task.cancel()
         await parts.capture.close()
         await parts.router.close()
 
 
 def _load_parsers(parser: OutputParser) -> None:
     parser.load()
-    _spare_what_stays()
-
-
-def _spare_what_stays() -> None:
-    """What was imported, millions of objects with vLLM's, is kept out of every later garbage collection, which would stop all calls for
-    half a second (seen). Later ones look at what changes only: the youngest of 5,000 objects, the next of 30,000, all of what the open
-    sessions and the calls in flight consist of."""
-    gc.collect()
-    gc.freeze()
-    gc.collect()  # a collection of everything comes after a quarter more than the last one left: that is nothing now
-    gc.set_threshold(5_000, 5, 10)
+    spare_what_stays()
 
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
@@ -162,7 +156,7 @@ async def serve(settings: AdapterSettings) -> None:
     try:
         await database.wait()
         app = create_app(settings, database)
-        _spare_what_stays()
+        spare_what_stays()
         config = uvicorn.Config(
             app,
             host=settings.host,

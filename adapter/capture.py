@@ -139,6 +139,11 @@ class Capture:
         except StoreUnavailableError as error:
             LOG.warning("lost client not recorded", turn=pending.turn_id, reason=str(error))
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being generated."""
+        return bool(self._running)
+
     async def close(self) -> None:
         """Stops in order: calls in flight may be taken over by another process at once."""
         await self.leases.close()
