@@ -366,6 +366,7 @@ def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
         "longest_on_loop_wall_ms": round(clocks["longest_callback_wall_ms"], 1),
         "callbacks_above_10_wall_ms": clocks["callbacks_above_10_ms_wall"],
         "longest_collection_ms": round(clocks["longest_collection_ms"], 1),
+        "longest_collection_generation": clocks["longest_collection_generation"],
         "collections_above_10_ms": clocks["collections_above_10_ms"],
     }
 

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from adapter.app import create_app
+from adapter.collector import spare_what_stays
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 
@@ -82,14 +83,15 @@ class CollectorClock:
         gc.callbacks.append(self.heard)
 
     def reset(self) -> None:
-        self.longest, self.num_blocking, self.started = 0.0, 0, time.thread_time()
+        self.longest, self.generation, self.num_blocking, self.started = 0.0, 0, 0, time.thread_time()
 
     def heard(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self.started = time.thread_time()
             return
         seconds = time.thread_time() - self.started
-        self.longest = max(self.longest, seconds)
+        if seconds > self.longest:
+            self.longest, self.generation = seconds, info["generation"]
         self.num_blocking += seconds > BLOCKING_SECONDS
 
 
@@ -111,6 +113,7 @@ async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve` does
     clock, collector, database = LoopClock(), CollectorClock(), TimedDatabase(settings.database_url, settings.pool_size)
     app, process = create_app(settings, database), psutil.Process()
+    spare_what_stays()  # as `serve` does
 
     @app.get("/bench")
     async def bench(request: Request) -> JSONResponse:
@@ -126,6 +129,7 @@ async def main(settings: AdapterSettings) -> None:
             "longest_callback_in": clock.longest_in,
             "callbacks_above_10_ms": dict(clock.blocking),
             "longest_collection_ms": 1e3 * collector.longest,
+            "longest_collection_generation": collector.generation,
             "collections_above_10_ms": collector.num_blocking,
             "transactions": database.num,
             "transaction_seconds": database.seconds,
