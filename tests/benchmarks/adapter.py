@@ -26,7 +26,7 @@ def main() -> None:
     result = {
         "commit": commit,
         "machine": {"cores": os.cpu_count(), "load_average_at_start": round(load_before, 1)},
-        "prompt_cost": _prompt_cost.measure(3 if full else 1, say),
+        "prompt_cost": _prompt_cost.measure(7 if full else 1, say),
         **_adapter_load.measure(1000, 120 if full else 30, say),
     }
     sys.stdout.buffer.write(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
