@@ -43,7 +43,7 @@ from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish, policy_version
-from training import batch
+from training import readiness
 from training.curriculum import TaskRate, choose_tasks
 from training.weights import link_version
 
@@ -124,12 +124,12 @@ class RunActivities:
         """What Postgres says now; makes the rows of as many new groups as the staleness bound allows, unless the run is to pause."""
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
-            await batch.consume_without_signal(connection, input.run_id, config.training)
+            await readiness.consume_without_signal(connection, input.run_id, config.training)
             row = await runs.get(connection, input.run_id)
             assert row is not None
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await self._make_groups(connection, input.run_id, config)
-            plannable = await batch.plannable(connection, input.run_id, config.training)
+            plannable = await readiness.plannable(connection, input.run_id, config.training)
             open_groups = await runs.open_groups(connection, input.run_id)
             ended = await evaluations.ended(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
@@ -140,13 +140,13 @@ class RunActivities:
         return RunView(step=step, open_groups=started, plannable=plannable, wish=Wish(row.wish), evaluations_ended=sorted(ended))
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
-        """As many as the staleness bound and the steps ahead allow: `batch.groups_to_start`."""
+        """As many as the staleness bound and the steps ahead allow: `readiness.groups_to_start`."""
         training = config.training
         counts = await runs.count_groups(connection, run_id)
-        planned = await batch.newest_planned_step(connection, run_id)
+        planned = await readiness.newest_planned_step(connection, run_id)
         published = await runs.published_step(connection, run_id)
-        seen = await batch.num_seen(connection, run_id, planned + 1)
-        missing = batch.groups_to_start(training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen)
+        seen = await readiness.num_seen(connection, run_id, planned + 1)
+        missing = readiness.groups_to_start(training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen)
         if missing == 0:
             return
         first = await runs.take_group_numbers(connection, run_id, missing)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ratchet.config import LossConfig
-from training.batch import ConsumedGroup, Member, TrainingSequence
+from training.batch import Member, TrainingSequence
 from training.loss import Tokens, bounds
+from training.readiness import ConsumedGroup
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError
 from ratchet.store import checkpoints, learners, runs
-from training import batch, checkpoint
+from training import batch, checkpoint, readiness
 from training.batch import Plan, TrainingSequence
 from training.checkpoint import Lease
 from training.learner import Learner
@@ -188,7 +188,7 @@ class _Loop:
             self.ranks.together(lambda: checkpoint.discard(directory, kept, self.lease.epoch))
 
     def _context(self, plan: Plan, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        groups = self.store.do(lambda connection: batch.consumed_groups(connection, self.lease.run_id, plan.step))
+        groups = self.store.do(lambda connection: readiness.consumed_groups(connection, self.lease.run_id, plan.step))
         return group_metrics(groups) | sequence_metrics(plan.step, sequences)
 
     def _ring(self, step: int, metrics: dict[str, float]) -> None:

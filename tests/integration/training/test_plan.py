@@ -14,8 +14,9 @@ from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
 from ratchet.types import BatchState, Purpose
 from tests.integration.training.records import make_config, make_group, make_run
-from training import batch
-from training.batch import Plan, load_plan, load_sequences, plan_step, plannable
+from training import readiness
+from training.batch import Plan, load_plan, load_sequences, plan_step
+from training.readiness import plannable
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 
@@ -82,7 +83,7 @@ async def test_concurrent_planners_write_one_row(database: Database, run_id: str
 
     async def viewer() -> None:
         async with database.begin() as connection:
-            await batch.consume_without_signal(connection, run_id, config.training)
+            await readiness.consume_without_signal(connection, run_id, config.training)
 
     assert set(await asyncio.gather(planner(), viewer(), planner(), viewer(), planner())) - {None} == {1}
     assert len(await uses(database, run_id)) == 2
@@ -102,8 +103,8 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     config = make_config(training={"groups_per_step": 3, "max_groups_seen": 4})
     await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4}, {})
     async with database.begin() as connection:
-        await batch.consume_without_signal(connection, run_id, config.training)
-        await batch.consume_without_signal(connection, run_id, config.training)
+        await readiness.consume_without_signal(connection, run_id, config.training)
+        await readiness.consume_without_signal(connection, run_id, config.training)
         assert await plannable(connection, run_id, config.training), "four groups seen, two of them with signal"
     planned = await plan(database, run_id, config)
     assert planned is not None and len(planned.members) == 8
@@ -126,7 +127,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
                 await make_group(connection, run_id, group_no, dull)
             number += count
             await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
-            await batch.consume_without_signal(connection, run_id, config.training)
+            await readiness.consume_without_signal(connection, run_id, config.training)
             row = await runs.get(connection, run_id)
         assert row is not None
         return f"{row.state} {row.state_reason}".strip()
@@ -156,7 +157,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
 )
 def test_no_group_starts_that_no_step_can_take(staleness: int, state: dict[str, int], expected: int) -> None:
     training = make_config(training={"steps": 10, "max_staleness": staleness, "groups_per_step": 4, "max_groups_seen": 6, "min_groups": 2})
-    assert batch.groups_to_start(training.training, **state) == expected
+    assert readiness.groups_to_start(training.training, **state) == expected
 
 
 async def test_staleness(database: Database, run_id: str) -> None:
@@ -225,7 +226,7 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
     await make(database, run_id, config, {"members": [{"agent_exit": "context_full"}]})
     async with database.begin() as connection:
         assert not await plannable(connection, run_id, config.training)
-        await batch.consume_without_signal(connection, run_id, config.training)
+        await readiness.consume_without_signal(connection, run_id, config.training)
     assert await uses(database, run_id) == {0: (1, "no_signal")}, "or it would hold the place of a group that can be trained on"
 
 

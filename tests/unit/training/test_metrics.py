@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.unit.training.test_loss import knobs, tokens
-from training.batch import ConsumedGroup, TrainingSequence
+from training.batch import TrainingSequence
 from training.metrics import (
     NUM_SUMS,
     StepSums,
@@ -24,6 +24,7 @@ from training.metrics import (
     token_metrics,
 )
 from training.model import Work
+from training.readiness import ConsumedGroup
 
 
 def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
