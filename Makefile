@@ -7,6 +7,9 @@ UV := $(shell command -v uv 2>/dev/null || echo $(BOOT)/bin/uv)
 EXTRA := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN := $(VENV)/bin
 
+# Without its bytecode every process compiles torch, vLLM and Ray anew: seconds of CPU each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup environment train test check e2e slow bench clean
 
 $(BOOT)/bin/uv:

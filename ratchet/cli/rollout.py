@@ -41,6 +41,7 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
 
     from temporalio.client import WorkflowFailureError
 
+    from ratchet.cli.console import say
     from ratchet.errors import ConfigError
     from ratchet.local.bring_up import connect
     from ratchet.payloads import RolloutInput, RolloutResult
@@ -49,9 +50,11 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
 
     client = await connect(stack, load_temporal_settings())
     rollout = RolloutInput(dataset=path, task=task, config=config)
+    workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
+    say(f"{workflow_id} begins; the Temporal UI shows its stages")
     try:
         result: RolloutResult = await client.execute_workflow(
-            "Rollout", rollout, id=f"rollout/adhoc/{uuid4().hex[:12]}", task_queue="control", result_type=RolloutResult
+            "Rollout", rollout, id=workflow_id, task_queue="control", result_type=RolloutResult
         )
     except WorkflowFailureError as error:
         raise ConfigError(f"the rollout failed: {root_cause(error)}") from None

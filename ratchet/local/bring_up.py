@@ -18,9 +18,9 @@ from activities.datasets.formats import read_rows
 from activities.sandboxes import docker_settings
 from ratchet import temporal
 from ratchet.config import RunConfig
-from ratchet.errors import MachineError, StoreUnavailableError
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.local import docker_egress, postgres
-from ratchet.local.plan import prepare_plan
+from ratchet.local.plan import prepare_plan, wants_other
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.stack import Stack, require_space
 from ratchet.local.supervisor import Supervisor
@@ -47,9 +47,11 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     if docker_settings.needs_egress():
         asyncio.run(docker_egress.require())
     asyncio.run(_require_services(stack, settings))
-    restart = prepare_plan(stack, config, say)
     supervisor = Supervisor(stack)
     fresh = not supervisor.is_up()
+    if not fresh and wants_other(stack, config):
+        asyncio.run(_require_idle(stack))
+    restart = prepare_plan(stack, config, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     supervisor.up()
@@ -68,6 +70,23 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
         await database.close()
     if stack.is_external("TEMPORAL_ADDRESS"):
         await connect(stack, settings, _ANSWER_SECONDS)
+
+
+async def _require_idle(stack: Stack) -> None:
+    """An open run keeps its engine: a rollout by hand, or another training, must not take it away."""
+    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
+    try:
+        async with database.begin() as connection:
+            open_runs = await runs.unfinished(connection)
+    except StoreUnavailableError:
+        return  # it cannot run either
+    finally:
+        await database.close()
+    if open_runs:
+        raise ConfigError(
+            f"run {open_runs[0]} is still open, and this config wants another model or other engine settings than it has; "
+            "wait for it or cancel it, or give this config the run's model, seed, engine and sampling.max_context_tokens"
+        )
 
 
 async def _make_ready(stack: Stack, supervisor: Supervisor, settings: TemporalSettings, say: Callable[[str], None]) -> None:

@@ -28,6 +28,12 @@ def load_plan(stack: Stack) -> ServingPlan:
     return ServingPlan.model_validate_json(stack.plan_path.read_text())
 
 
+def wants_other(stack: Stack, config: RunConfig) -> bool:
+    """Whether engine and adapter, as they were last started, serve something else. Makes and checks nothing."""
+    wanted = ServingPlan(config=config, model_path=model_of(config))
+    return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
+
+
 def prepare_plan(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> bool:
     """Makes sure of the model and writes the plan; True where a running engine and adapter must be restarted for it."""
     model_path = model_of(config)
@@ -37,13 +43,9 @@ def prepare_plan(stack: Stack, config: RunConfig, say: Callable[[str], None]) ->
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
     plan = ServingPlan(config=config, model_path=model_path)
-    if stack.plan_path.is_file():
-        old = load_plan(stack)
-        if _served(old) == _served(plan):
-            return False
-        changed = True
-    else:
-        changed = False
+    changed = wants_other(stack, config)
+    if stack.plan_path.is_file() and not changed:
+        return False
     stack.home.mkdir(parents=True, exist_ok=True)
     temporary = stack.plan_path.with_suffix(".tmp")
     temporary.write_text(plan.model_dump_json(indent=1))

@@ -14,7 +14,8 @@ from activities.boot import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.cli.console import say
 from ratchet.config_sources import load_config
-from ratchet.local.bring_up import connect
+from ratchet.errors import ConfigError
+from ratchet.local.bring_up import bring_up, connect
 from ratchet.local.runs import start_run
 from ratchet.local.stack import Stack
 from ratchet.store import learners, reports, sandboxes
@@ -36,6 +37,10 @@ def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
     def ended() -> int:
         return int(read(lambda connection: _ended(connection, run_id)))
 
+    wait_until(lambda: ended() >= 1, "a rollout has ended")
+    other = config.model_copy(update={"engine": config.engine.model_copy(update={"max_num_seqs": 7})})
+    with pytest.raises(ConfigError, match=f"run {run_id} is still open"):  # its engine is not taken away from it
+        bring_up(stack, other, say)
     for number, part in enumerate(PARTS):
         wait_until(lambda number=number: ended() >= 2 * number + 1 or _is_over(read, run_id), f"{2 * number + 1} rollouts have ended")
         if part == "learner":
