@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from temporalio.client import WorkflowFailureError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
 from ratchet.curve import summary
@@ -76,28 +76,27 @@ async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)
     meter, begun = CpuMeter(stack), time.monotonic()
-    while True:
-        ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
-        await asyncio.to_thread(meter.sample)
-        try:
-            await progress.look()
-        except ConfigError:
-            result.cancel()
-            await progress.close()
-            raise
-        if ended and isinstance(result.exception(), RPCError):
-            # Temporal is away. Supervised, it comes back; ended by `ratchet down`, it does not.
-            if not Supervisor(stack).is_up():
-                raise MachineError(f"the stack was ended; run {run_id} goes on with the next `ratchet up`")
-            result = asyncio.create_task(handle.result())
-        elif ended:
-            break
-    await progress.close()
     try:
-        await result
+        while True:
+            ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
+            await asyncio.to_thread(meter.sample)
+            await progress.look()
+            if ended and isinstance(error := result.exception(), RPCError):
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    raise ConfigError(f"Temporal knows no workflow run/{run_id}; where its file was lost, `ratchet up` makes it anew")
+                # Temporal is away. Supervised, it comes back; ended by `ratchet down`, it does not.
+                if not Supervisor(stack).is_up():
+                    raise MachineError(f"the stack was ended; run {run_id} goes on with the next `ratchet up`")
+                await asyncio.sleep(_LOOK_SECONDS)
+                result = asyncio.create_task(handle.result())
+            elif ended:
+                await result
+                return Cost(progress.num_ended, time.monotonic() - begun, dict(meter.used))
     except WorkflowFailureError as error:
         raise ConfigError(f"run {run_id} failed: {root_cause(error)}") from None
-    return Cost(progress.num_ended, time.monotonic() - begun, dict(meter.used))
+    finally:
+        result.cancel()
+        await progress.close()
 
 
 class _Progress:
