@@ -125,7 +125,7 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
     stored = await ready_groups(connection, source_run_id, training.truncated, states=(GroupState.READY, GroupState.CONSUMED))
     for at, group in enumerate(stored):
         if at % _AT_ONCE == 0:
-            lengths = await _lengths(connection, stored[at : at + _AT_ONCE], 0)
+            lengths = await _lengths(connection, [one for one in stored[at : at + _AT_ONCE] if one.signal], 0)
         draft = _draft(group, lengths, step, config) if group.signal else []
         useful = any(member.num_tokens > 0 for member in draft)
         uses.append((group.group_id, step, "trained" if useful else "expired" if draft else "no_signal"))

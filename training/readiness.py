@@ -1,7 +1,7 @@
 """Groups and steps: which groups are ready, how many may start, when there are enough, and what became of each.
 
 Why here: a group enters at most one step, and a run must neither wait for ever nor sample what no step could take.
-Called by: `batch.py` (planning), `activities/runs.py` (starting groups), `metrics.py` (what a step consumed). No torch here.
+Called by: `batch.py` (planning), `activities/runs.py` (starting groups), `ray_learner.py` (what a step consumed). No torch here.
 
     ready ─▶ consumed as trained | no_signal | expired, each in the transaction that decides it
 """
