@@ -9,10 +9,8 @@ Called by: `activities/runs.py` and `activities/learn.py` (planning), `training/
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,6 +20,7 @@ from ratchet.store import chains
 from ratchet.store.schema import Batch
 from ratchet.types import TRUNCATED_EXITS, BatchState, GroupState
 from training.advantage import advantages, over_batch
+from training.plan import Member, Plan, TrainingSequence
 from training.readiness import ReadyGroup, are_enough, consume, lock_run, newest_planned_step, ready_groups, unfinished_step, use_up
 from training.reducers import reducer_weights
 
@@ -29,53 +28,6 @@ log = structlog.get_logger()
 
 _AT_ONCE = 256
 """Groups of a stored run whose tokens are counted by one query."""
-
-
-@dataclass(slots=True, frozen=True)
-class Member:
-    """One rollout of a plan row. `num_tokens` is T_i: its trained tokens over all chains, after the staleness bound."""
-
-    rollout_id: int
-    group_id: int
-    grade_id: int | None
-    reward: float
-    advantage: float
-    num_tokens: int
-    update: int
-    weight: float
-
-
-@dataclass(slots=True, frozen=True)
-class Plan:
-    """`min_policy_step`: tokens sampled under older weights get no loss weight."""
-
-    step: int
-    members: list[Member]
-    min_policy_step: int
-    knobs: dict[str, Any]
-    seed: int
-
-    @property
-    def num_updates(self) -> int:
-        return int(self.knobs["updates_per_step"])
-
-
-@dataclass(slots=True, frozen=True)
-class TrainingSequence:
-    """One chain as the learner trains it. All arrays have shape (T,).
-
-    `mask`: True where the token is trained. `behaviour`: its recorded logprob there, 0 elsewhere. Position 0 is never trained.
-    `turn_ids`: the turn that each token came from. `temperature`: at which every trained token of the chain was sampled.
-    `policy_steps`: of the weights that sampled it, -1 for context; None where nobody asks how old they were.
-    """
-
-    rollout_id: int
-    ids: npt.NDArray[np.int32]
-    mask: npt.NDArray[np.bool_]
-    behaviour: npt.NDArray[np.float32]
-    turn_ids: npt.NDArray[np.int64]
-    temperature: float
-    policy_steps: npt.NDArray[np.int32] | None = None
 
 
 # ---------------------------------------------------------------- the plan

@@ -8,12 +8,14 @@ Called by: `training/ray_learner.py` and the tests.
 Shape legend: M = predicted tokens of a bin, N = its trained tokens, one per (chain, position).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,14 +24,16 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig
 
-from ratchet.config import RunConfig
 from training import canary, checkpoint, weights
-from training.batch import Member, Plan, TrainingSequence
 from training.loss import Tokens, find_loss, token_loss
 from training.metrics import NUM_SUMS, StepSums, adamw_update_norm, peak_memory_gib, peak_metrics, reward_metrics, token_metrics
 from training.model import Work, load_policy, pair_cost, peak_flops, shard
 from training.packing import Bin, deal, make_bins
+from training.plan import Member, Plan, TrainingSequence
 from training.prefix_tree import Segment
+
+if TYPE_CHECKING:  # pydantic stays with who reads the config
+    from ratchet.config import RunConfig
 
 
 @dataclass(slots=True, frozen=True)
@@ -158,7 +162,7 @@ class Learner:
             logprobs, _ = self.policy(ids_1T, positions, whole, targets - 1, ids_1T[0, 1:], 1.0)
         return canary.as_row(ids, logprobs.cpu().numpy())
 
-    def save_later(self, uri: str) -> "Future[Any]":
+    def save_later(self, uri: str) -> Future[Any]:
         """The checkpoint as it is now, written beside the next steps; a collective of all ranks."""
         return checkpoint.save_later(self.policy, self.optimiser, self.schedule, uri, self.saving)
 

@@ -24,14 +24,19 @@ rollout of an agent says nothing (T × KL is far beyond any clamp).
 Shape legend: N = trained tokens of a bin, all its chains concatenated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ratchet.config import LossConfig
 from ratchet.import_path import import_object
+
+if TYPE_CHECKING:  # pydantic stays with who reads the config
+    from ratchet.config import LossConfig
 
 _MAX_LOG_RATIO = 20.0
 """Of a turn: its exponential stays finite in float32."""
@@ -62,7 +67,7 @@ class Tokens:
         return sums[self.turns]
 
 
-Loss = Callable[[Tokens, LossConfig], Tensor]
+Loss = Callable[[Tokens, "LossConfig"], Tensor]
 
 
 def _clipped(tokens: Tokens, loss: LossConfig) -> Tensor:

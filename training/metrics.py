@@ -4,18 +4,23 @@ Why here: the loss stays readable, and every number has one definition.
 Called by: `training/learner.py`; the names are those of docs/training.md.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from resource import RUSAGE_SELF, getrusage
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ratchet.config import LossConfig
-from training.batch import Member, TrainingSequence
 from training.loss import Tokens, bounds
-from training.readiness import ConsumedGroup
+from training.plan import Member, TrainingSequence
+
+if TYPE_CHECKING:  # pydantic and the store stay with who reads them
+    from ratchet.config import LossConfig
+    from training.readiness import ConsumedGroup
 
 
 @dataclass(slots=True)

@@ -6,10 +6,12 @@ Called by: `training/learner.py`.
 Shape legend: B = rows of a bin, T = its length, H = hidden size, V = vocabulary, M = predicted tokens, m = those of one chunk.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from ratchet.config import RunConfig
 from training import attention, delta_net
 from training.packing import Packing
 from training.prefix_tree import Segment
+
+if TYPE_CHECKING:  # pydantic stays with who reads the config
+    from ratchet.config import RunConfig
 
 CHUNK_LOGITS = 1 << 26
 """Logits that exist at once: 256 MiB in float32."""
@@ -256,7 +260,7 @@ class Work:
     per_pair: int
 
     @classmethod
-    def of(cls, policy: Policy) -> "Work":
+    def of(cls, policy: Policy) -> Work:
         settings = policy.model.config
         embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
         total = sum(parameter.numel() for parameter in policy.parameters())

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from training.batch import TrainingSequence
+from training.plan import TrainingSequence
 from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 
 Packing = Literal["tree", "packed", "padded"]

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import learners
 from ratchet.store.database import Database
-from training.checkpoint import Lease
+from training.fenced import Lease
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """The learner as Ray Train runs it: one driver per run, long-lived ranks that execute plan rows from Postgres.
 
-Why here: the only file of `training/` that knows Ray, and with `batch.py`, `ranks.py` and `checkpoint.py` the only one that knows the store.
+Why here: the only file of `training/` that knows Ray, and with `batch.py`, `readiness.py`, `fenced.py` and `ranks.py` the only one that knows the store.
 Called by: `ratchet/learner_service.py` (`run_driver`); the tests run `train_rank` without Ray.
 
     take the lease (epoch + 1) ─▶ load the checkpoint ─▶ ┌ wait for plan row n ─▶ step ─▶ publish ─▶ every k steps: save, commit ┐
@@ -27,11 +27,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError
 from ratchet.store import checkpoints, learners, runs
-from training import batch, checkpoint, readiness
-from training.batch import Plan, TrainingSequence
-from training.checkpoint import Lease
+from training import batch, checkpoint, fenced, readiness
+from training.fenced import Lease
 from training.learner import Learner
 from training.metrics import alarms, group_metrics, sequence_metrics, speed_metrics
+from training.plan import Plan, TrainingSequence
 from training.ranks import Heart, Ranks, RankSettings, Store
 
 log = structlog.get_logger()
@@ -49,7 +49,7 @@ def train_rank(settings: RankSettings, after: Callable[[str, int], None] = lambd
     store = Store(settings.database_url)
     try:
         ranks = Ranks(store)
-        lease = ranks.write(lambda connection: checkpoint.take_lease(connection, settings.run_id))
+        lease = ranks.write(lambda connection: fenced.take_lease(connection, settings.run_id))
         heart = Heart(settings, lease, dist.get_world_size())
         with heart.beating(dist.get_rank() == 0):
             try:
@@ -57,7 +57,7 @@ def train_rank(settings: RankSettings, after: Callable[[str, int], None] = lambd
             except ValueError as error:
                 # A config, model or batch that cannot be trained on, seen by every rank alike: starting again would not help.
                 reason = f"the learner cannot go on: {error}"
-                ranks.write(lambda connection: checkpoint.pause(connection, lease, reason))
+                ranks.write(lambda connection: fenced.pause(connection, lease, reason))
                 log.error("learner stops", run=settings.run_id, reason=reason)
     except FencedError as error:
         log.info("learner stops", run=settings.run_id, reason=str(error))
@@ -112,7 +112,7 @@ class _Loop:
             if step % self.config.training.checkpoint_every == 0 or step == self.config.training.steps:
                 self._checkpoint(step)
         self._commit()
-        self.ranks.write(lambda connection: checkpoint.finish(connection, self.lease))
+        self.ranks.write(lambda connection: fenced.finish(connection, self.lease))
         self.heart.say("done", step)
 
     def _plan(self, step: int) -> Plan:
@@ -173,7 +173,7 @@ class _Loop:
         metrics["publish_seconds"] = time.monotonic() - started
         self._ring(step, metrics)
         try:
-            self.ranks.write(lambda connection: checkpoint.publish(connection, self.lease, step, directory, files, metrics, canary))
+            self.ranks.write(lambda connection: fenced.publish(connection, self.lease, step, directory, files, metrics, canary))
         except FencedError:
             shutil.rmtree(directory, ignore_errors=True)  # named by this learner's epoch: nobody else's
             raise
@@ -184,7 +184,7 @@ class _Loop:
         """Files of versions that nobody will ask for again, and of those that were written and never published."""
         number = self.config.training.kept_versions
         if number is not None:
-            kept = self.ranks.write(lambda connection: checkpoint.retire(connection, self.lease, number))
+            kept = self.ranks.write(lambda connection: fenced.retire(connection, self.lease, number))
             self.ranks.together(lambda: checkpoint.discard(directory, kept, self.lease.epoch))
 
     def _context(self, plan: Plan, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -209,7 +209,7 @@ class _Loop:
     def _refuse(self, step: int) -> None:
         """The step is refused, the batch kept, the run paused with the reason. When it is resumed, a new learner replays."""
         reason = f"step {step}: the gradient is not finite; its batch is kept and no weights were published"
-        self.ranks.write(lambda connection: checkpoint.pause(connection, self.lease, reason))
+        self.ranks.write(lambda connection: fenced.pause(connection, self.lease, reason))
         raise FencedError(f"run {self.lease.run_id} is paused: {reason}")
 
     def _checkpoint(self, step: int) -> None:
@@ -235,7 +235,7 @@ class _Loop:
         self.after("save", step)
         size, threads = self.learner.world_size, self.settings.num_threads
         try:
-            kept = self.ranks.write(lambda connection: checkpoint.commit(connection, self.lease, step, uri, size, threads, took))
+            kept = self.ranks.write(lambda connection: fenced.commit(connection, self.lease, step, uri, size, threads, took))
         except FencedError:
             shutil.rmtree(uri, ignore_errors=True)
             raise

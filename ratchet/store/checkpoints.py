@@ -1,4 +1,4 @@
-"""Checkpoints of a run, as people ask for them. (The learner writes them: `training/checkpoint.py`.)
+"""Checkpoints of a run, as people ask for them. (The learner writes them: `training/fenced.py`.)
 
 Why here: one file per aggregate.
 Called by: `ratchet checkpoints`, `training/ray_learner.py`.

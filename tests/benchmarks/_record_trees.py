@@ -26,7 +26,8 @@ from tests.benchmarks._adapter_load import _port, _postgres, _process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
 from tests.standins.tiny_model import make_tokenizer
-from training.batch import TrainingSequence, load_sequences
+from training.batch import load_sequences
+from training.plan import TrainingSequence
 
 VOCABULARY = 4000
 """Ids stay below the 4096 of the benchmark's model."""

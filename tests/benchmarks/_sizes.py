@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ratchet.config import RunConfig
-from training.batch import Member, TrainingSequence
+from tests.benchmarks._settings import settings
+from training.plan import Member, TrainingSequence
 
 Array = npt.NDArray[np.float32]
 HEADS = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151_936, "tie_word_embeddings": True}
@@ -54,10 +54,7 @@ class Ours:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        training = {"dtype": "bfloat16", "activation_checkpointing": True, "bin_tokens": len(chain.ids)}
-        sampling = {"max_response_tokens": 16, "max_context_tokens": 32}
-        values = {"datasets": [{"path": "unused.jsonl"}], "sampling": sampling, "training": training, "loss": {"preset": "dapo"}}
-        self.learner = Learner(model, RunConfig.model_validate(values))
+        self.learner = Learner(model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids)))
         self.chain = chain
         self.members = {0: Member(0, 0, None, 0.0, 1.0, 1, 0, 1 / int(chain.mask.sum()))}
         self.flops = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.batch import Member, TrainingSequence
+from training.plan import Member, TrainingSequence
 
 
 def _filled(rows: Sequence[Any], dtype: torch.dtype, left: bool) -> Tensor:

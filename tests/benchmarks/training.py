@@ -8,11 +8,11 @@ Every way of computing is a process of its own, made anew for every case (memory
 turns, step by step; figures are medians of two rounds, of three where the first two differ. TRL runs at micro-batches of one and of eight;
 the better one of the first round goes on and counts. Forward and backward are measured, without the optimiser's update, which is the same
 for all. On a CPU, whose cores may have other work, ratios are of CPU seconds and of seconds, on a GPU of seconds. `--device cuda` adds sizes that people
-train (`_sizes.py`), leaves TRL out, and has not been measured yet; it needs torch >= 2.11, transformers, and the small packages orjson,
-pydantic, sqlalchemy, structlog and zstandard, which the modules of `training/` import.
+train (`_sizes.py`), leaves TRL out, and has not been measured yet; it needs nothing but torch >= 2.11 and transformers.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import platform
@@ -30,11 +30,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-from ratchet.config import RunConfig
 from tests.benchmarks import _sizes
-from training.batch import Member, TrainingSequence
+from tests.benchmarks._settings import settings
+from training.plan import Member, TrainingSequence
 
 VOCAB = 4096
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -131,15 +130,7 @@ class Ours:
         self.members = members_of(self.chains)
         packing = "packed" if self.alone else way
         longest, total = max(len(one.ids) for one in self.chains), sum(len(one.ids) for one in self.chains)
-        config = RunConfig.model_validate(
-            {
-                "datasets": [{"path": "unused.jsonl"}],
-                "sampling": {"max_response_tokens": 16, "max_context_tokens": 32},
-                "loss": {"preset": "dapo"},
-                "training": {"packing": packing, "bin_tokens": longest if self.alone else total},
-            }
-        )
-        self.learner = Learner(model, config)
+        self.learner = Learner(model, settings(packing=packing, bin_tokens=longest if self.alone else total))
 
     def step(self) -> None:
         self.learner.optimiser.zero_grad()
@@ -364,9 +355,7 @@ def main() -> None:
     machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     machine |= {"threads": options.threads, "load_at_start": before, "load_at_end": os.getloadavg()[0]}
     setting = {"commit": _commit(), **machine, "dtype": "float32", "model": SHAPE}
-    sys.stdout.buffer.write(
-        orjson.dumps({**setting, "cases": results, "sizes": at_size}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    )
+    print(json.dumps({**setting, "cases": results, "sizes": at_size}, indent=2))
 
 
 if __name__ == "__main__":

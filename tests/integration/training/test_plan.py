@@ -15,7 +15,8 @@ from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
 from ratchet.types import BatchState, Purpose
 from tests.integration.training.records import make_config, make_group, make_run
 from training import readiness
-from training.batch import Plan, load_plan, load_sequences, plan_step
+from training.batch import load_plan, load_sequences, plan_step
+from training.plan import Plan
 from training.readiness import plannable
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
-from training.batch import Member, Plan, TrainingSequence
+from training.plan import Member, Plan, TrainingSequence
 from training.reducers import reducer_weights
 
 NUM_IDS = 300

@@ -1,4 +1,4 @@
-"""Workers plan and describe: what they import of `training/` must not cost them torch or Ray."""
+"""Who imports what: workers plan without torch or Ray, and a machine with torch and transformers alone can take a step."""
 
 import subprocess
 import sys
@@ -15,3 +15,13 @@ def test_no_torch_and_no_ray(module: str) -> None:
 def test_the_service_itself_needs_no_torch() -> None:
     program = "import sys, ratchet.learner_service; print([name for name in ('torch', 'ray') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+ABSENT = ("datasets", "fastapi", "httpx", "orjson", "pydantic", "ray", "sqlalchemy", "structlog", "temporalio", "trl", "vllm", "zstandard")
+"""Our other dependencies; what is None in sys.modules cannot be imported."""
+
+
+def test_a_step_and_its_benchmark_need_torch_and_transformers_alone() -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({ABSENT}, None); import tests.benchmarks.training, training.learner"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.unit.training.test_loss import knobs, tokens
-from training.batch import TrainingSequence
 from training.metrics import (
     NUM_SUMS,
     StepSums,
@@ -24,6 +23,7 @@ from training.metrics import (
     token_metrics,
 )
 from training.model import Work
+from training.plan import TrainingSequence
 from training.readiness import ConsumedGroup
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.batch import TrainingSequence
 from training.packing import Packing, deal, make_bins
+from training.plan import TrainingSequence
 from training.prefix_tree import build_tree, depth_first, shared_tokens
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import Turns
-from training.batch import Member, Plan, TrainingSequence
+from training.plan import Member, Plan, TrainingSequence
 from training.reducers import reducer_weights
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
