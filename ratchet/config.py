@@ -173,6 +173,8 @@ class TrainingConfig(Section):
     advantage: str = "mean"
     """Over the group's rewards: mean, std, leave_one_out, batch (training/advantage.py names the papers), a function of your own as
     package.module:function, or `shuffled`, which permutes the advantages within each group: a control that must not learn."""
+    negative_weight: Fraction = 1.0
+    """Times every advantage below 0. 0: only what was better than its group is trained, weighted by how much better."""
     truncated: Literal["train", "mask", "exclude"] = "train"
     """What a rollout cut by a limit does: trained, without loss but in the baseline, or neither."""
     train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]

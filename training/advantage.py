@@ -52,6 +52,13 @@ def over_batch(values: Sequence[float]) -> list[float]:
     return [value / scale for value in values]
 
 
+def weigh_negative(value: float, weight: float) -> float:
+    """Zhu et al. (arXiv 2506.01347) take positive and negative samples apart like this. The positive ones make a policy surer of what it
+    does already; the negative ones keep it varied, and push a small one, in a few rollouts, off what it had learned before.
+    """
+    return value if value > 0 else value * weight
+
+
 def _own(rewards: Sequence[float], path: str) -> list[float]:
     try:
         function = import_object(path)

@@ -19,7 +19,7 @@ from ratchet.config import RunConfig
 from ratchet.store import chains
 from ratchet.store.schema import Batch
 from ratchet.types import TRUNCATED_EXITS, BatchState, GroupState
-from training.advantage import advantages, over_batch
+from training.advantage import advantages, over_batch, weigh_negative
 from training.plan import Member, Plan, TrainingSequence
 from training.readiness import ReadyGroup, are_enough, consume, lock_run, newest_planned_step, ready_groups, unfinished_step, use_up
 from training.reducers import reducer_weights
@@ -116,7 +116,8 @@ def _draft(group: ReadyGroup, lengths: _Lengths, step: int, config: RunConfig) -
     members = []
     for row, value in zip(group.members, values, strict=True):
         masked = config.training.truncated == "mask" and row.agent_exit in TRUNCATED_EXITS
-        masked |= config.loss.preset == "sft" and value <= 0  # rejection sampling: only what was better than its group is imitated
+        positive_only = config.loss.preset == "sft" or config.training.negative_weight == 0
+        masked |= positive_only and value <= 0  # only what was better than its group is trained
         if lengths.longest.get(row.id, 0) > config.training.bin_tokens:
             tokens = lengths.longest[row.id]
             log.warning("rollout trains nothing: a chain is longer than training.bin_tokens", rollout=row.id, tokens=tokens, step=step)
@@ -134,6 +135,8 @@ async def _write(
     if config.training.advantage == "batch":
         values = over_batch([member.advantage for member in drafts])
         drafts = [replace(member, advantage=value) for member, value in zip(drafts, values, strict=True)]
+    weight = config.training.negative_weight
+    drafts = [replace(member, advantage=weigh_negative(member.advantage, weight)) for member in drafts]
     members = _with_updates(drafts, step, config)
     knobs = {
         "loss": config.loss.model_dump(),

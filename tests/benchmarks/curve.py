@@ -29,8 +29,10 @@ PICTURE = Path("docs/curve.png")
 
 
 def variants(full: bool) -> dict[str, list[str]]:
-    found = {"seed 0": ["seed=0"], "control (shuffled)": ["seed=0", "training.advantage=shuffled"]}
-    return found | ({"seed 1": ["seed=1"], "seed 2": ["seed=2"]} if full else {})
+    """Further temperatures before training are evaluated once, at seed 0."""
+    less = ["evaluation.start_temperatures=[]"]
+    found = {"seed 0": ["seed=0"], "control (shuffled)": ["seed=0", "training.advantage=shuffled", *less]}
+    return found | ({"seed 1": ["seed=1", *less], "seed 2": ["seed=2", *less]} if full else {})
 
 
 def finished(stack: Stack, config: RunConfig) -> str | None:

@@ -18,13 +18,13 @@ CLEAN_MIX: Mapping[str, float] = {"good": 1.0}
 
 # The most common behaviour is a wrong one, so that greedy decoding, too, has something to learn from verdicts.
 NOISY_MIX: Mapping[str, float] = {
-    "no_change": 0.36,
-    "good": 0.30,
-    "give_up": 0.12,
-    "blind": 0.10,
-    "wrong_edit": 0.06,
-    "unparsed": 0.03,
-    "wrong_file": 0.03,
+    "no_change": 0.46,
+    "good": 0.27,
+    "give_up": 0.09,
+    "blind": 0.08,
+    "wrong_edit": 0.05,
+    "unparsed": 0.025,
+    "wrong_file": 0.025,
 }
 
 

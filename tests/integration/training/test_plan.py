@@ -268,6 +268,18 @@ async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) 
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.parametrize(("weight", "trained"), [(0.5, [True] * 4), (0.0, [True, False, False, False])])
+async def test_failures_weigh_what_the_config_says(database: Database, run_id: str, weight: float, trained: list[bool]) -> None:
+    """At 0 their tokens are not even computed; in the baseline they stay."""
+    config = make_config(training={"groups_per_step": 1, "negative_weight": weight})
+    await make(database, run_id, config, {})
+    planned = await plan(database, run_id, config)
+    assert planned is not None
+    assert [member.advantage for member in planned.members] == [0.75, *[-0.25 * weight] * 3]
+    assert [member.num_tokens > 0 for member in planned.members] == trained
+    assert [member.weight > 0 for member in planned.members] == trained
+
+
 async def test_nothing_is_planned_beyond_the_last_step_or_the_end(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1, "steps": 1})
     await make(database, run_id, config, {}, {})

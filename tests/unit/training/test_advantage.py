@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantage import advantages, has_signal, over_batch
+from training.advantage import advantages, has_signal, over_batch, weigh_negative
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 
@@ -74,3 +74,7 @@ def test_a_baseline_of_ones_own() -> None:
         advantages([1.0, 3.0], f"{__name__}:too_few", "")
     with pytest.raises(ValueError, match="cannot be imported"):
         advantages([1.0, 3.0], "no_such_module:f", "")
+
+
+def test_only_what_is_below_the_group_is_weighed() -> None:
+    assert [weigh_negative(value, 0.25) for value in (0.75, 0.0, -0.5)] == [0.75, 0.0, -0.125]
