@@ -9,11 +9,12 @@ import contextlib
 
 import structlog
 
-from activities.boundary import beside, heartbeating, stage
+from activities.boundary import heartbeating, stage
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
+from ratchet.background import beside
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, StageInput

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from ratchet.background import beside
 from ratchet.errors import BugError, RatchetError, SandboxBusyError
 
 log = structlog.get_logger()
@@ -52,18 +53,6 @@ def stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaita
         return activity.defn(name=name)(run)
 
     return declare
-
-
-@contextlib.asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work`, which never ends by itself, for as long as the block runs. An error of its own is raised when the block ends."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @contextlib.asynccontextmanager

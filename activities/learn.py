@@ -5,30 +5,25 @@ Called by: the `TrainRun` workflow.
 """
 
 import asyncio
-import contextlib
-from pathlib import Path
-from typing import Any
 
 import structlog
 from temporalio import activity
 
-from activities.boundary import beside, heartbeating, stage
+from activities.boundary import heartbeating, stage
 from activities.run_configs import RunConfigs
-from ratchet import paths
-from ratchet.engine_client import EngineClient
-from ratchet.errors import BugError, EngineUnavailableError, LearnerLostError, StoreUnavailableError
+from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import engines, forks, learners, metrics, runs
 from ratchet.store.database import Database
-from ratchet.store.schema import PolicyVersion
 from ratchet.types import BatchState, EngineState
-from training import batch, canary
+from training import batch
+from training.sync import bring, from_files
 
 log = structlog.get_logger()
 
 _POLL_SECONDS = 0.3
 _LEARNER_LEASE_SECONDS = 180.0
-_PAUSE_SECONDS = 60.0
+_PUSHING_LEASE_SECONDS = 20.0
 _WATCH_SECONDS = 10.0
 
 
@@ -97,6 +92,9 @@ class LearnActivities:
         """
         async with heartbeating():
             started = asyncio.get_running_loop().time()
+            config = await self.configs.of_run(input.run_id)
+            while config.training.weight_transport == "nccl" and await self._is_pushed(input):
+                await asyncio.sleep(_POLL_SECONDS)
             async with self.database.begin() as connection:
                 engine = await engines.get(connection, input.engine_id)
                 version = await runs.newest_version(connection, input.run_id, input.step)
@@ -105,63 +103,13 @@ class LearnActivities:
             if engine is None or not engine.reachable:
                 return StageResult()
             if engine.version != version.version or engine.state is EngineState.SYNCING:
-                config = await self.configs.of_run(input.run_id)
-                await self._update(engine, version, config.engine.keep_cache)
+                await bring(self.database, engine, version, from_files(version), config.engine.keep_cache)
             return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
-    async def _update(self, engine: engines.EngineRow, version: PolicyVersion, keep_cache: bool) -> None:
-        """Pause, four phases, resume. Never resumed between start and finish: a try that fails leaves the lease to run out, and the
-        wrapper then brings the engine to the newest version by itself.
-        """
+    async def _is_pushed(self, input: SyncInput) -> bool:
+        """Whether the learner is still at sending these weights itself (`training/push.py`)."""
         async with self.database.begin() as connection:
-            if not await engines.begin_pause(connection, engine.id, _PAUSE_SECONDS):
-                raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
-        base = Path(version.uri).relative_to(paths.policies())
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        async with EngineClient(engine.address, timeout_seconds=_PAUSE_SECONDS) as client, beside(self._hold(engine.id)):
-            await client.pause(mode="keep", clear_cache=not keep_cache)
-            await client.start_update()
-            weights = [file for file in version.files if file["name"].endswith(".safetensors")]
-            await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
-            await client.finish_update(version.version)
-            await client.resume()
-            paused = clock() - started
-            state = await self._examine(client, engine, version, started)
-            async with self.database.begin() as connection:
-                if not await engines.end_pause(connection, engine.id, version.version, state):
-                    raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
-                took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
-                await metrics.record(connection, version.run_id, version.step, took, keep_highest=True)
-
-    async def _hold(self, engine_id: int) -> None:
-        """Keeps the pause ours, however long the weights take: its lease runs out with this process."""
-        while True:
-            await asyncio.sleep(_PAUSE_SECONDS / 4)
-            with contextlib.suppress(StoreUnavailableError):
-                async with self.database.begin() as connection:
-                    await engines.extend_pause(connection, engine_id, _PAUSE_SECONDS)
-
-    async def _examine(self, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion, paused_at: float) -> EngineState:
-        """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew. With its answer
-        comes one sampled token, the first that we see after the pause.
-        """
-        if version.canary is None:
-            return EngineState.READY
-        before = await self._canary_before(engine)
-        scores = await client.score(version.canary["ids"])
-        answered = asyncio.get_running_loop().time() - paused_at
-        verdict = canary.judge(scores, version.canary, before)
-        found = {"canary": {"version": version.version, "mean_gap": verdict.mean_gap, "max_gap": verdict.max_gap, "reason": verdict.reason}}
-        gaps = {"canary_gap_mean": verdict.mean_gap, "canary_gap_max": verdict.max_gap, "sync_first_token_seconds": answered}
-        async with self.database.begin() as connection:
-            await engines.set_details(connection, engine.id, found)
-            await metrics.record(connection, version.run_id, version.step, gaps, keep_highest=True)
-        if verdict.reason is None:
-            return EngineState.READY
-        log.error("engine quarantined", engine=engine.address, version=version.version, reason=verdict.reason)
-        return EngineState.QUARANTINED
-
-    async def _canary_before(self, engine: engines.EngineRow) -> dict[str, Any] | None:
-        async with self.database.begin() as connection:
-            return await engines.canary_of(connection, engine.version)
+            learner = await learners.get(connection, input.run_id)
+        if learner is None or learner.silent_seconds > _PUSHING_LEASE_SECONDS:
+            return False
+        return (learner.phase, learner.step) == ("publishing", input.step)

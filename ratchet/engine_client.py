@@ -1,7 +1,7 @@
 """The only HTTP client of vLLM: tokens in and out, pause and resume, the four-phase weight update, a probe of its routes.
 
 Why here: vLLM's wire is no stable interface, so one file knows it, and one place turns its failures into our errors.
-Called by: the adapter (generate), `learn.sync` (weights, canary) and the engine's wrapper (health, probe, recovery).
+Called by: the adapter (generate), `training/sync.py` and `push.py` (weights, canary) and the engine's wrapper (health, probe, recovery).
 
     failure                                         error
     cannot connect, connection lost, 5xx, 408, 429  EngineUnavailableError
@@ -9,7 +9,7 @@ Called by: the adapter (generate), `learn.sync` (weights, canary) and the engine
     a route missing from /openapi.json              MachineError, naming it
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -208,9 +208,16 @@ class EngineClient:
     async def is_paused(self) -> bool:
         return bool((await self._call("GET", "/is_paused"))["is_paused"])
 
-    async def init_weight_transfer(self, root: str) -> None:
-        """Names the directory below which published policies lie. May be called again at any time."""
-        await self._call("POST", "/init_weight_transfer_engine", body={"init_info": {"root": root}})
+    async def init_weight_transfer(self, root: str | None = None, nccl: Mapping[str, Any] | None = None) -> None:
+        """Names the directory below which published policies lie (None: as before), and the NCCL group to join (None: none), in the fields
+        of vLLM's NCCLWeightTransferInitInfo; with a group it answers once all its ranks are there. May be called again at any time.
+        """
+        info = {"root": root, "nccl": None if nccl is None else dict(nccl)}
+        await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout=httpx.Timeout(300, connect=5))
+
+    async def num_workers(self) -> int:
+        """Processes of the engine that hold weights."""
+        return int((await self._call("GET", "/get_world_size"))["world_size"])
 
     async def start_update(self) -> None:
         await self._call("POST", "/start_weight_update")
@@ -219,6 +226,11 @@ class EngineClient:
         """Loads safetensors `files` (relative to the root). All digests are checked first: on a mismatch the weights stay as they
         are, the update is closed and EngineUnavailableError carries vLLM's words."""
         info = {"files": list(files), "sha256": list(sha256)}
+        await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
+
+    async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
+        """Takes these tensors, in this order, from rank 0 of the NCCL group; answers once all have come."""
+        info = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
 
     async def finish_update(self, version: str | None) -> None:

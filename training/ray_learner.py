@@ -1,6 +1,7 @@
 """The learner as Ray Train runs it: one driver per run, long-lived ranks that execute plan rows from Postgres.
 
-Why here: the only file of `training/` that knows Ray, and with `batch.py`, `readiness.py`, `fenced.py` and `ranks.py` the only one that knows the store.
+Why here: the only file of `training/` that knows Ray. The store is known to `batch.py`, `readiness.py`, `fenced.py`, `sync.py`, `push.py`
+and `ranks.py` as well, and to nothing else.
 Called by: `ratchet/learner_service.py` (`run_driver`); the tests run `train_rank` without Ray.
 
     take the lease (epoch + 1) ─▶ load the checkpoint ─▶ ┌ wait for plan row n ─▶ step ─▶ publish ─▶ every k steps: save, commit ┐
@@ -25,13 +26,14 @@ import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.errors import FencedError
+from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import checkpoints, learners, runs
 from training import batch, checkpoint, fenced, readiness
 from training.fenced import Lease
 from training.learner import Learner
 from training.metrics import alarms, group_metrics, sequence_metrics, speed_metrics
 from training.plan import Plan, TrainingSequence
+from training.push import NcclGroup, Push
 from training.ranks import Heart, Ranks, RankSettings, Store
 
 log = structlog.get_logger()
@@ -79,9 +81,18 @@ class _Loop:
             self.board = SummaryWriter(str(settings.tensorboard / lease.run_id), filename_suffix=f".e{lease.epoch}")
         self.config, model_path, self.stored = self.store.do(self._run)
         self.learner = Learner(model_path, self.config)
+        self.push = self._make_push()
         if lease.uri is not None:
             self._announce_change()
             self.learner.load(lease.uri)
+
+    def _make_push(self) -> Push | None:
+        """None where engines read files. The same on every rank."""
+        if self.config.training.weight_transport == "disk" or self.stored:
+            return None
+        if self.learner.device.type != "cuda":
+            raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
+        return Push(NcclGroup(self.learner.device.index))
 
     def _announce_change(self) -> None:
         """Bit by bit a replay is the same only at equal world size and threads."""
@@ -178,7 +189,19 @@ class _Loop:
             shutil.rmtree(directory, ignore_errors=True)  # named by this learner's epoch: nobody else's
             raise
         self.after("publish", step)
+        if self.push is not None:
+            self.ranks.together(self._push)
         self._retire(directory.parent)
+
+    def _push(self) -> None:
+        """What does not arrive, `learn.sync` brings: no step waits for an engine that is away."""
+        assert self.push is not None
+        version = self.store.do(lambda connection: runs.newest_version(connection, self.lease.run_id))
+        assert version is not None
+        try:
+            self.store.runner.run(self.push.send(self.store.database, version, self.config.engine.keep_cache))
+        except StoreUnavailableError as error:
+            log.warning("weights not sent", version=version.version, reason=str(error))
 
     def _retire(self, directory: Path) -> None:
         """Files of versions that nobody will ask for again, and of those that were written and never published."""

@@ -1,10 +1,12 @@
-"""vLLM plug-in: the weight-transfer backend `disk`, which loads published policy files into the running engine.
+"""vLLM plug-in: the weight-transfer backend `disk`, which loads published policy files into the running engine, or takes them over NCCL.
 
-Why here: it is the engine's half of `training/weights.py`, and works wherever the files are visible, with or without a GPU.
+Why here: it is the engine's half of `training/weights.py` and works wherever the files are visible, with or without a GPU; and of
+`training/push.py`, by vLLM's own NCCL receiver, which has not run on a GPU here yet. One engine needs both: what it missed, it reads.
 Called by: vLLM itself (entry point group `vllm.general_plugins`), once in every process; `--weight-transfer-config` names the backend.
 
-    init   {"root": DIR}                                   the directory below which policies are published
+    init   {"root": DIR, "nccl": {...}}                    the directory below which policies are published; a group to join, or none
     update {"files": [relative], "sha256": [hex]}          all digests first, then all tensors of the model
+           {"names": [], "dtype_names": [], "shapes": []}  from rank 0 of the group, in this order
     start, finish                                          nothing here; vLLM opens and closes the update and sets the label
 """
 
@@ -62,32 +64,48 @@ def tensors(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 
 def _engine_class() -> type[Any]:
     """The backend's class. Built on call: importing vLLM takes ten seconds, and this module is read by processes without it."""
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field
 
     from vllm.distributed.weight_transfer import base
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     @dataclass
     class DiskInit(base.WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not read by mypy
-        root: str
+        root: str | None = None
+        nccl: dict[str, Any] | None = None
 
     @dataclass
     class DiskUpdate(base.WeightTransferUpdateInfo):  # type: ignore[misc]
-        files: list[str]
-        sha256: list[str]
+        files: list[str] = field(default_factory=list)
+        sha256: list[str] = field(default_factory=list)
+        names: list[str] = field(default_factory=list)
+        dtype_names: list[str] = field(default_factory=list)
+        shapes: list[list[int]] = field(default_factory=list)
 
     class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInit, DiskUpdate]):  # type: ignore[misc]
         init_info_cls = DiskInit
         update_info_cls = DiskUpdate
         _root: Path | None = None
+        _nccl: Any = None
 
         def init_transfer_engine(self, init_info: DiskInit) -> None:
-            self._root = Path(init_info.root)
+            self._leave_group()
+            if init_info.root is not None:
+                self._root = Path(init_info.root)
+            if init_info.nccl is not None:
+                from vllm.distributed.weight_transfer import nccl_engine
+
+                receiver = nccl_engine.NCCLWeightTransferEngine(self.config, self.vllm_config, self.device, self.model)
+                receiver.init_transfer_engine(nccl_engine.NCCLWeightTransferInitInfo(**init_info.nccl))
+                self._nccl = receiver
 
         def start_weight_update(self) -> None:
             """Nothing yet: layer-wise reloading takes the parameters away, and a refused update must leave them in place."""
 
         def receive_weights(self, update_info: DiskUpdate) -> None:
+            if update_info.names:
+                self._receive(update_info)
+                return
             if self._root is None:
                 raise ValueError("no root directory: call /init_weight_transfer_engine first")
             paths = checked_paths(self._root, update_info.files, update_info.sha256)
@@ -97,11 +115,27 @@ def _engine_class() -> type[Any]:
             finalize_layerwise_reload(self.model, self.model_config)
             _repack_tied(self.model)
 
+        def _receive(self, update_info: DiskUpdate) -> None:
+            from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+
+            if self._nccl is None:
+                raise ValueError("this engine is in no NCCL group: call /init_weight_transfer_engine with one first")
+            info = NCCLWeightTransferUpdateInfo(update_info.names, update_info.dtype_names, update_info.shapes)
+            self._nccl.start_weight_update()
+            self._nccl.receive_weights(info)
+            self._nccl.finish_weight_update()
+
         def finish_weight_update(self) -> None:
             """Nothing left to do; vLLM takes over the version label."""
 
         def shutdown(self) -> None:
             self._root = None
+            self._leave_group()
+
+        def _leave_group(self) -> None:
+            if self._nccl is not None:
+                self._nccl.shutdown()
+                self._nccl = None
 
     return DiskWeightTransferEngine
 

@@ -65,7 +65,8 @@ class _Wrapper:
         if port_taken(self.settings.host, self.settings.port):
             raise MachineError(f"port {self.settings.port} of {self.settings.host} is taken by another program; choose another engine port")
         async with self.database.begin() as conn:
-            details = {"pid": os.getpid(), "max_num_seqs": self.settings.max_num_seqs, "max_model_len": self.settings.max_model_len}
+            details: dict[str, Any] = {"pid": os.getpid(), "started_at": time.time(), "max_num_seqs": self.settings.max_num_seqs}
+            details["max_model_len"] = self.settings.max_model_len
             self.engine_id = await engines.register(conn, self.settings.address, str(self.settings.model_path), details)
         try:
             await self._serve()

@@ -7,7 +7,7 @@ Called by: the adapter's integration tests, as `python -m tests.standins.engine 
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold"}   what it says about a prompt; how the next weight update ends
     POST /release {"hold": "name"}      lets held calls go
     POST /reset                         forgets everything
-    GET  /calls                         every generate request seen, in order
+    GET  /calls                         every generate request seen, in order; pauses and weight updates; the NCCL group it was told to join
 """
 
 import asyncio
@@ -37,6 +37,8 @@ class Engine:
         self.scores: list[float] = []
         self.update_ends = ""
         self.pauses: list[dict[str, str]] = []
+        self.updates: list[dict[str, Any]] = []
+        self.group: dict[str, Any] | None = None
 
     async def script(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
@@ -58,7 +60,8 @@ class Engine:
         return Response()
 
     async def seen(self, request: Request) -> Response:
-        return Response(orjson.dumps({"calls": self.calls, "aborted": self.aborted, "pauses": self.pauses}), media_type="application/json")
+        seen = {"calls": self.calls, "aborted": self.aborted, "pauses": self.pauses, "updates": self.updates, "group": self.group}
+        return Response(orjson.dumps(seen), media_type="application/json")
 
     async def generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
@@ -93,7 +96,24 @@ class Engine:
         choice = {"index": 0, "token_ids": [1], "finish_reason": "length", "logprobs": None}
         return JSONResponse({"choices": [choice], "prompt_logprobs": [None, *positions]})
 
+    async def init_weight_transfer(self, request: Request) -> Response:
+        """As vLLM does, it answers once all ranks of the group are there: rank 0 listens."""
+        self.group = orjson.loads(await request.body())["init_info"].get("nccl")
+        while self.group is not None:
+            try:
+                _, writer = await asyncio.open_connection(self.group["master_address"], self.group["master_port"])
+            except OSError:
+                await asyncio.sleep(0.05)
+                continue
+            writer.close()
+            break
+        return JSONResponse({})
+
     async def update_weights(self, request: Request) -> Response:
+        self.updates.append(orjson.loads(await request.body())["update_info"])
+        if self.updates[-1].get("names"):  # rank 0 of the group has to send first
+            await self.holds.setdefault("group", asyncio.Event()).wait()
+            del self.holds["group"]
         if self.update_ends == "die":
             os._exit(9)
         if self.update_ends == "hold":
@@ -120,6 +140,9 @@ class Engine:
     async def is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": not self.running.is_set()})
 
+    async def world_size(self, request: Request) -> Response:
+        return JSONResponse({"world_size": 2})
+
     async def ok(self, request: Request) -> Response:
         return JSONResponse({})
 
@@ -135,11 +158,13 @@ class Engine:
             "/abort_requests": self.abort,
             "/pause": self.pause,
             "/resume": self.resume,
+            "/init_weight_transfer_engine": self.init_weight_transfer,
             "/start_weight_update": self.ok,
             "/update_weights": self.update_weights,
             "/finish_weight_update": self.finish_update,
         }
         get = {"/calls": self.seen, "/is_paused": self.is_paused, "/health": self.ok, "/openapi.json": self.openapi}
+        get |= {"/get_world_size": self.world_size}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
         return Starlette(routes=routes + [Route(path, handler) for path, handler in get.items()])
 

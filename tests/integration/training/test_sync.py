@@ -174,7 +174,7 @@ async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> N
 
 async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrapper takes over a pause whose lease has run out: two loads at once would leave unknown weights."""
-    monkeypatch.setattr("activities.learn._PAUSE_SECONDS", 2.0)
+    monkeypatch.setattr("training.sync.PAUSE_SECONDS", 2.0)
     await stage.script(scores=NEW, update="hold")
     syncing = asyncio.create_task(stage.sync())
     async with asyncio.timeout(60):

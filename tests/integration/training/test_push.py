@@ -1,0 +1,236 @@
+"""Weights sent straight to engines that behave as scripted. NCCL itself is not here: a group of sockets stands for it.
+
+What is tested is everything around the bytes: who is in the group, that nothing is sent unless everybody waits for it, what a death leaves.
+"""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save_file
+from sqlalchemy import func, insert, update
+from temporalio.testing import ActivityEnvironment
+
+from activities.learn import LearnActivities
+from activities.run_configs import RunConfigs
+from ratchet.payloads import SyncInput
+from ratchet.store import engines, learners, runs
+from ratchet.store.database import Database
+from ratchet.store.schema import Engine, PolicyVersion, Run
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import EngineState, policy_version
+from tests.integration.training.conftest import _free_port
+from tests.integration.training.records import make_config, make_run
+from training.push import Push, described
+from training.vllm_plugin import file_sha256
+
+CANARY = {"ids": [5, 6, 7], "logprobs": [-1.0, -2.0]}
+TENSORS = {"b": torch.zeros(2, 3, dtype=torch.bfloat16), "a": torch.ones(4)}
+DESCRIBED = {"names": ["a", "b"], "dtype_names": ["float32", "bfloat16"], "shapes": [[4], [2, 3]]}
+
+
+class SocketGroup:
+    """Opens once all engines have connected; `broadcast` looks whether all of them wait, and lets them go on."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+        self.opened: list[int] = []
+        self.sent: list[tuple[Path, ...]] = []
+        self.hangs = threading.Event()
+        self.hangs.set()
+
+    def open(self, address: str, port: int, world_size: int) -> None:
+        with socket.create_server((address, port)) as server:
+            for _ in range((world_size - 1) // 2):
+                server.accept()[0].close()
+        self.opened.append(world_size)
+
+    def broadcast(self, files: Sequence[Path]) -> None:
+        assert all(httpx.get(f"{address}/is_paused", trust_env=False).json()["is_paused"] for address in self.addresses)
+        self.sent.append(tuple(files))
+        self.hangs.wait()
+        for address in self.addresses:
+            httpx.post(f"{address}/release", json={"hold": "group"}, trust_env=False)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Engines:
+    """A run whose step 1 is published, and two engines that serve step 0."""
+
+    def __init__(self, database: Database, run_id: str, root: Path) -> None:
+        self.database, self.run_id, self.root = database, run_id, root
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.addresses: list[str] = []
+        self.ids: list[int] = []
+
+    async def publish(self, step: int) -> PolicyVersion:
+        directory = self.root / "policies" / self.run_id / f"{step}.e1"
+        directory.mkdir(parents=True)
+        save_file(TENSORS, directory / "model.safetensors")
+        files = [{"name": "model.safetensors", "sha256": file_sha256(directory / "model.safetensors"), "bytes": 1}]
+        row = {"version": policy_version(self.run_id, step, 1), "run_id": self.run_id, "step": step, "epoch": 1, "uri": str(directory)}
+        async with self.database.begin() as connection:
+            await connection.execute(insert(PolicyVersion).values(**row, files=files, canary=CANARY))
+            version = await runs.newest_version(connection, self.run_id, step)
+        assert version is not None
+        return version
+
+    async def add(self) -> None:
+        port = _free_port()
+        self.processes.append(subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)]))
+        self.addresses.append(f"http://127.0.0.1:{port}")
+        async with asyncio.timeout(300):
+            while True:
+                try:
+                    await self.ask(-1, "POST", "/script", {"scores": CANARY["logprobs"]})
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.1)
+        async with self.database.begin() as connection:
+            engine_id = await engines.register(connection, self.addresses[-1], "", {"started_at": 1.0})
+            serving = {"state": EngineState.READY, "version": policy_version(self.run_id, 0, 1)}
+            serving["heartbeat_at"] = func.now() + timedelta(hours=1)  # no wrapper is here to say that it lives
+            await connection.execute(update(Engine).where(Engine.id == engine_id).values(**serving))
+        self.ids.append(engine_id)
+
+    async def ask(self, number: int, method: str, path: str, body: Any = None) -> Any:
+        async with httpx.AsyncClient(base_url=self.addresses[number], trust_env=False) as client:
+            reply = await client.request(method, path, json=body)
+            return reply.json() if reply.content else None
+
+    async def seen(self, number: int, name: str) -> Any:
+        return (await self.ask(number, "GET", "/calls"))[name]
+
+    async def rows(self) -> list[tuple[EngineState, str | None]]:
+        async with self.database.begin() as connection:
+            found = [await engines.get(connection, engine_id) for engine_id in self.ids]
+        return [(row.state, row.version) for row in found if row is not None]
+
+
+@pytest.fixture
+async def two(database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engines]:
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        await connection.execute(update(Engine).values(state=EngineState.GONE))
+    found = Engines(database, run_id, tmp_path)
+    try:
+        await found.add()
+        await found.add()
+        yield found
+    finally:
+        for process in found.processes:
+            process.kill()
+            process.wait()
+
+
+async def test_all_engines_get_the_weights_by_one_broadcast(two: Engines) -> None:
+    """The group is kept for the next version; a version that is there already is not sent again."""
+    group = SocketGroup(two.addresses)
+    push = Push(group)
+    for step in (1, 2):
+        version = await two.publish(step)
+        await push.send(two.database, version, keep_cache=False)
+        await push.send(two.database, version, keep_cache=False)
+        assert await two.rows() == [(EngineState.READY, version.version)] * 2
+        assert group.sent[step - 1 :] == [(Path(version.uri) / "model.safetensors",)]
+        for number in (0, 1):
+            assert (await two.seen(number, "updates"))[-1] == DESCRIBED
+            assert not (await two.ask(number, "GET", "/is_paused"))["is_paused"]
+    assert group.opened == [5]
+    ranks = [await two.seen(number, "group") for number in (0, 1)]
+    assert [(one["rank_offset"], one["world_size"], one["packed"]) for one in ranks] == [(1, 5, True), (3, 5, True)]
+
+
+async def test_an_engine_that_was_started_anew_joins_a_new_group(two: Engines) -> None:
+    group = SocketGroup(two.addresses)
+    push = Push(group)
+    await push.send(two.database, await two.publish(1), keep_cache=False)
+    async with two.database.begin() as connection:
+        await connection.execute(update(Engine).where(Engine.id == two.ids[0]).values(details={"started_at": 2.0}))
+    await push.send(two.database, await two.publish(2), keep_cache=False)
+    assert group.opened == [5, 5] and len(group.sent) == 2
+
+
+async def test_where_one_engine_drops_out_nothing_is_sent_and_the_others_read_the_files(two: Engines) -> None:
+    group = SocketGroup(two.addresses)
+    push = Push(group)
+    await push.send(two.database, await two.publish(1), keep_cache=False)
+    two.processes[0].kill()
+    version = await two.publish(2)
+    await push.send(two.database, version, keep_cache=False)
+    assert len(group.sent) == 1
+    assert (await two.rows())[0][0] is EngineState.SYNCING, "its pause runs out, or its wrapper says that it is gone"
+    assert (await two.rows())[1] == (EngineState.READY, version.version)
+    (file,) = version.files
+    read = {"files": [f"{two.run_id}/2.e1/model.safetensors"], "sha256": [file["sha256"]]}
+    assert (await two.seen(1, "updates"))[-1] == read
+
+
+async def test_without_a_group_no_engine_is_touched(two: Engines) -> None:
+    class Unreachable(SocketGroup):
+        def open(self, address: str, port: int, world_size: int) -> None:
+            for _ in range((world_size - 1) // 2):
+                super().open(address, port, 3)  # lets the engines go
+            raise OSError("no route")
+
+    group = Unreachable(two.addresses)
+    version = await two.publish(1)
+    await Push(group).send(two.database, version, keep_cache=False)
+    assert group.sent == [] and [await two.seen(number, "pauses") for number in (0, 1)] == [[], []]
+    assert {state for state, _ in await two.rows()} == {EngineState.READY}
+
+
+async def test_a_broadcast_that_hangs_is_left_behind_and_resumes_nobody(two: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.push._SEND_SECONDS", 1.0)
+    group = SocketGroup(two.addresses)
+    group.hangs.clear()
+    with pytest.raises(ExceptionGroup) as caught:
+        await Push(group).send(two.database, await two.publish(1), keep_cache=False)
+    assert caught.group_contains(TimeoutError)
+    assert {state for state, _ in await two.rows()} == {EngineState.SYNCING}
+    for number in (0, 1):
+        assert (await two.ask(number, "GET", "/is_paused"))["is_paused"]
+    group.hangs.set()
+
+
+async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the two would race for the pause. A learner that has gone silent, or on, is not waited for."""
+    version = await two.publish(1)
+    config = make_config(training={"weight_transport": "nccl"}).model_dump(mode="json")
+    async with two.database.begin() as connection:
+        await connection.execute(update(Run).where(Run.run_id == two.run_id).values(config=config))
+        await learners.heartbeat(connection, two.run_id, 1, 1, "publishing", 1, {})
+    activities = LearnActivities(two.database, RunConfigs(two.database, load_temporal_settings()))
+    asked, really = asyncio.Semaphore(0), activities._is_pushed
+
+    async def ask(input: SyncInput) -> bool:
+        asked.release()
+        return await really(input)
+
+    monkeypatch.setattr(activities, "_is_pushed", ask)
+    syncing = asyncio.create_task(ActivityEnvironment().run(activities.sync, SyncInput(run_id=two.run_id, step=1, engine_id=two.ids[0])))
+    for _ in range(3):
+        await asyncio.wait_for(asked.acquire(), 60)
+    assert not syncing.done() and (await two.rows())[0] == (EngineState.READY, policy_version(two.run_id, 0, 1))
+    async with two.database.begin() as connection:
+        await learners.heartbeat(connection, two.run_id, 1, 1, "waiting for a plan", 2, {})
+    await syncing
+    assert (await two.rows())[0] == (EngineState.READY, version.version)
+
+
+def test_a_dtype_that_nobody_sends_is_named(tmp_path: Path) -> None:
+    save_file({"table": torch.zeros(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="table has dtype I64"):
+        described([tmp_path / "model.safetensors"])
