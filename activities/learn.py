@@ -11,6 +11,7 @@ from temporalio import activity
 
 from activities.boundary import heartbeating, stage
 from activities.run_configs import RunConfigs
+from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import engines, forks, learners, metrics, runs
@@ -103,7 +104,7 @@ class LearnActivities:
             if engine is None or not engine.reachable:
                 return StageResult()
             if engine.version != version.version or engine.state is EngineState.SYNCING:
-                await bring(self.database, engine, version, from_files(version), config.engine.keep_cache)
+                await bring(self.database, engine, version, from_files(version, paths.policies()), config.engine.keep_cache)
             return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
     async def _is_pushed(self, input: SyncInput) -> bool:
@@ -112,4 +113,4 @@ class LearnActivities:
             learner = await learners.get(connection, input.run_id)
         if learner is None or learner.silent_seconds > _PUSHING_LEASE_SECONDS:
             return False
-        return (learner.phase, learner.step) == ("publishing", input.step)
+        return (learner.phase, learner.step) == (learners.PUBLISHING, input.step)

@@ -190,8 +190,8 @@ class TrainingConfig(Section):
     kept_versions: Positive | None = 4
     """Published weights whose files are kept, beside the first and those of kept checkpoints; None: all of them."""
     weight_transport: Literal["disk", "nccl"] = "disk"
-    """How running engines get new weights. disk: each reads the published files. nccl: the learner's first rank broadcasts them from its
-    GPU as well, as soon as the files are there; an engine that this misses, or that starts later, reads the files. Not yet measured."""
+    """How running engines get new weights. disk: each reads the published files. nccl: the learner's first rank reads them once and broadcasts
+    them from its GPU, which no engine may use; an engine that this misses, or that starts later, reads the files. Not yet measured."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the learner's computation; master weights, moments and gradient sums are float32."""
     fp32_head: bool = False

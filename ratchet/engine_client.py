@@ -37,6 +37,7 @@ ROUTES = (
     "/finish_weight_update",
     "/update_weight_version",
     "/weight_info",
+    "/get_world_size",
 )
 _POOL_CALLS = 32
 # vLLM writes this where a logprob was NaN, -inf or missing: a clamped logprob is no logprob.

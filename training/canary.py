@@ -1,7 +1,7 @@
 """Canary: a fixed text that learner and engine both score; where they disagree, the engine does not serve what its label says.
 
 Why here: labels, checksums and digests all pass while an engine computes with a stale copy of a weight; only its answers tell.
-Called by: `training/learner.py` (its own scores, published with the weights), `activities/learn.py` and `ratchet/local/engine.py` (verdict).
+Called by: `training/learner.py` (its own scores, published with the weights), `training/sync.py` and `ratchet/local/engine.py` (verdict).
 No torch here.
 """
 

@@ -1,7 +1,7 @@
-"""New weights straight from the learner's GPU into all engines at once, over NCCL.
+"""New weights from the learner to all engines at once, over NCCL: one reader of the files instead of hundreds.
 
-Why here: a file system that hundreds of engines read at the same moment is what breaks first (docs/scaling.md). The files are published all
-the same, and stay the truth: an engine that misses this reads them, as one does that starts later.
+Why here: a file system that every engine reads at the same moment is what breaks first (docs/scaling.md). The files stay the truth: an engine
+that misses this reads them, as one does that starts later, and whatever goes wrong here costs time and nothing else.
 Called by: `training/ray_learner.py` on rank 0, where `training.weight_transport` is nccl. Follows vLLM 0.32's
 NCCLTrainerWeightTransferEngine, which knows one engine and neither pause, label nor canary. Not yet measured: it has never met a GPU.
 
@@ -24,14 +24,18 @@ from ratchet.engine_client import EngineClient
 from ratchet.errors import RatchetError
 from ratchet.store import engines
 from ratchet.store.database import Database
+from ratchet.store.engines import EngineRow
 from ratchet.store.schema import PolicyVersion
 from training.sync import bring, from_files
 from training.vllm_plugin import tensors
 
 log = structlog.get_logger()
 
-_JOIN_SECONDS = 120.0
+_JOIN_SECONDS = 45
+"""Engines generate nothing from the moment they are told to join until all have: less than the time limit of their next pause."""
 _SEND_SECONDS = 600.0
+_GRACE_SECONDS = 10.0
+"""For a broadcast under which an engine has failed: it ends now, or never."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -39,26 +43,35 @@ class Group(Protocol):
     """The sending end; its calls block."""
 
     def open(self, address: str, port: int, world_size: int) -> None:
-        """Returns once all other ranks have joined at `address`."""
+        """Returns once all other ranks have joined at `address`; whatever it raises lets those that have joined go."""
 
     def broadcast(self, files: Sequence[Path]) -> None:
         """All tensors of these safetensors files, in the order of `described`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Also from another thread, while a broadcast hangs."""
 
 
 class NcclGroup:
-    """Rank 0, on a GPU of its own: NCCL refuses two ranks on one."""
+    """Rank 0, on a GPU that no engine uses: NCCL refuses two ranks on one. Raises ImportError where vLLM is not installed."""
 
     def __init__(self, device: int) -> None:
-        self.device, self.communicator = device, None
+        import vllm.distributed.weight_transfer.packed_tensor  # noqa: F401 (ten seconds, which no engine should stand still for)
+
+        self.device = device
+        self.communicator: Any = None
 
     def open(self, address: str, port: int, world_size: int) -> None:
+        """What vLLM's `trainer_init` does, with a time limit of our own."""
         import torch
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+        from vllm.utils.nccl import unpinned_nccl_env
 
         torch.cuda.set_device(self.device)  # of this thread
-        self.communicator = trainer_init({"master_address": address, "master_port": port, "world_size": world_size})
+        meeting = StatelessProcessGroup.create(address, port, rank=0, world_size=world_size, store_timeout=_JOIN_SECONDS)
+        with unpinned_nccl_env():
+            self.communicator = PyNcclCommunicator(meeting, device=self.device)
 
     def broadcast(self, files: Sequence[Path]) -> None:
         import torch
@@ -69,33 +82,66 @@ class NcclGroup:
         packed_nccl_broadcast_producer(iterator=on_gpu, group=self.communicator, src=0, post_iter_func=lambda item: item[1])
 
     def close(self) -> None:
-        communicator: Any = self.communicator
-        if communicator is not None:
-            communicator.destroy()
+        if self.communicator is not None:
+            self.communicator.destroy()
             self.communicator = None
 
 
 class Push:
-    """Keeps the group while the same engines are there, and makes a new one where they are others."""
+    """Keeps the group while the same engines are there, makes a new one where they are others, and gives up for good after a group or a
+    broadcast that failed: its cause seldom goes away, and each try keeps engines from their work.
+    """
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, root: Path) -> None:
+        """`root`: the directory below which policies are published, as this machine sees it."""
+        self.group, self.root = group, root
         self.members: list[tuple[int, Any]] = []
+        self.given_up = False
 
     async def send(self, database: Database, version: PolicyVersion, keep_cache: bool) -> None:
-        """Every ready engine serves `version` afterwards, or is left to `learn.sync` and its wrapper.
-
-        Raises an ExceptionGroup with a TimeoutError where a broadcast that has begun does not end: an engine has died under it, and NCCL
-        waits for ever. The learner must be started anew then; the engines' pauses run out, and their wrappers end a vLLM that hangs.
-        """
-        async with database.begin() as connection:
-            found = [engine for engine in await engines.ready_engines(connection) if engine.version != version.version]
-        if not found or not await self._join(found):
+        """Every ready engine serves `version` afterwards, or is left to `learn.sync` and its wrapper. Raises StoreUnavailableError alone."""
+        if self.given_up:
             return
+        async with database.begin() as connection:
+            ready = [engine for engine in await engines.ready_engines(connection) if engine.version != version.version]
+        sizes = {engine.id: size for engine, size in zip(ready, await asyncio.gather(*map(_num_workers, ready)), strict=True)}
+        found = [engine for engine in ready if sizes[engine.id]]
+        try:
+            if found and await self._join(found, sizes):
+                await self._send(found, database, version, keep_cache)
+        except Exception as error:  # whatever it is, the files are there
+            log.error("weights are no longer sent; the engines read the files", version=version.version, reason=repr(error))
+            self.given_up = True
+            self.close()
+
+    def close(self) -> None:
+        self.members = []
+        self.group.close()
+
+    async def _join(self, found: Sequence[EngineRow], sizes: dict[int, int]) -> bool:
+        """One group of these engines and ourselves."""
+        members = [(engine.id, engine.details.get("started_at")) for engine in found]
+        if members == self.members:
+            return True
+        self.close()
+        address, port, world_size = _address_towards(found[0].address), _free_port(), 1 + sum(sizes[engine.id] for engine in found)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_in_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS))
+            offset = 1
+            for engine in found:
+                where = {"master_address": address, "master_port": port, "rank_offset": offset, "world_size": world_size, "packed": True}
+                tasks.create_task(_tell(engine, where))
+                offset += sizes[engine.id]
+        self.members = members
+        return True
+
+    async def _send(self, found: Sequence[EngineRow], database: Database, version: PolicyVersion, keep_cache: bool) -> None:
         files = [Path(version.uri) / file["name"] for file in version.files if file["name"].endswith(".safetensors")]
         names, dtypes, shapes = described(files)
+        loop = asyncio.get_running_loop()
         num_begun = 0
-        all_begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # decided once, for everybody
+        all_begun: asyncio.Future[bool] = loop.create_future()  # decided once, for everybody
+        one_failed: asyncio.Future[None] = loop.create_future()
 
         async def receive(client: EngineClient) -> None:
             nonlocal num_begun
@@ -105,50 +151,50 @@ class Push:
             if await asyncio.shield(all_begun):
                 await client.receive(names, dtypes, shapes)
             else:
-                await from_files(version)(client)
+                await from_files(version, self.root)(client)
 
-        async def take(engine: engines.EngineRow) -> None:
+        async def take(engine: EngineRow) -> None:
             try:
                 await bring(database, engine, version, receive, keep_cache)
-            except RatchetError as error:
-                log.warning("weights not sent", engine=engine.address, version=version.version, reason=str(error))
-            finally:
+            except Exception as error:  # one engine's trouble is not the others'
+                log.warning("weights not sent", engine=engine.address, version=version.version, reason=repr(error))
+                if not one_failed.done():
+                    one_failed.set_result(None)
                 if not all_begun.done():
                     all_begun.set_result(False)
 
         async def broadcast() -> None:
-            if await asyncio.shield(all_begun):
-                await _in_thread(lambda: self.group.broadcast(files), _SEND_SECONDS)
+            if not await asyncio.shield(all_begun):
+                return
+            sending = asyncio.create_task(_in_thread(lambda: self.group.broadcast(files), _SEND_SECONDS))
+            await asyncio.wait({sending, one_failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait_for(sending, None if sending.done() else _GRACE_SECONDS)
 
-        async with asyncio.TaskGroup() as tasks:
-            for work in (broadcast(), *map(take, found)):
-                tasks.create_task(work)
-
-    async def _join(self, found: Sequence[engines.EngineRow]) -> bool:
-        """Whether these engines and we are in one group now."""
-        members = [(engine.id, engine.details.get("started_at")) for engine in found]
-        if members == self.members:
-            return True
-        self.members = []
-        self.group.close()
+        taking = [asyncio.create_task(take(engine)) for engine in found]
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                clients = [await stack.enter_async_context(EngineClient(engine.address)) for engine in found]
-                sizes = await asyncio.gather(*(client.num_workers() for client in clients))
-                address, port, world_size = _address_towards(found[0].address), _free_port(), 1 + sum(sizes)
-                joining, offset = [], 1
-                for client, size in zip(clients, sizes, strict=True):
-                    rank = {"rank_offset": offset, "world_size": world_size, "packed": True}
-                    where = {"master_address": address, "master_port": port}
-                    joining.append(client.init_weight_transfer(nccl=where | rank))
-                    offset += size
-                opening = _in_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS)
-                await asyncio.gather(opening, *joining)
-        except (RatchetError, OSError, RuntimeError) as error:  # a TimeoutError is an OSError
-            log.warning("no NCCL group; the engines read the files", engines=len(found), reason=str(error) or type(error).__name__)
-            return False
-        self.members = members
-        return True
+            await broadcast()
+        except BaseException:
+            for task in taking:  # their pauses run out, and their wrappers bring them to the files, or start a vLLM anew that hangs
+                task.cancel()
+            raise
+        finally:
+            await asyncio.gather(*taking, return_exceptions=True)
+        if one_failed.done():
+            self.close()  # an engine that has left the middle of a broadcast must not find the rest of it in the next
+
+
+async def _num_workers(engine: EngineRow) -> int:
+    """0 for an engine that does not answer."""
+    async with EngineClient(engine.address) as client:
+        try:
+            return await client.num_workers()
+        except RatchetError:
+            return 0
+
+
+async def _tell(engine: EngineRow, where: dict[str, Any]) -> None:
+    async with EngineClient(engine.address) as client:
+        await client.init_weight_transfer(nccl=where)
 
 
 def described(files: Sequence[Path]) -> tuple[list[str], list[str], list[list[int]]]:

@@ -92,7 +92,10 @@ class _Loop:
             return None
         if self.learner.device.type != "cuda":
             raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
-        return Push(NcclGroup(self.learner.device.index))
+        try:
+            return Push(NcclGroup(self.learner.device.index), self.settings.policies)
+        except ImportError as error:
+            raise ValueError(f"training.weight_transport: nccl needs vLLM where the learner runs ({error}); use disk") from None
 
     def _announce_change(self) -> None:
         """Bit by bit a replay is the same only at equal world size and threads."""
@@ -123,6 +126,8 @@ class _Loop:
             if step % self.config.training.checkpoint_every == 0 or step == self.config.training.steps:
                 self._checkpoint(step)
         self._commit()
+        if self.push is not None:
+            self.push.close()
         self.ranks.write(lambda connection: fenced.finish(connection, self.lease))
         self.heart.say("done", step)
 
@@ -176,7 +181,7 @@ class _Loop:
     def _publish(self, step: int, metrics: dict[str, float]) -> None:
         """Files first, then their row with the step's metrics."""
         started = time.monotonic()
-        self.heart.say("publishing", step)
+        self.heart.say(learners.PUBLISHING, step)
         directory = self.settings.policies / self.lease.run_id / f"{step}.e{self.lease.epoch}"
         files = self.learner.publish(directory)
         canary = self.learner.canary()
@@ -194,7 +199,7 @@ class _Loop:
         self._retire(directory.parent)
 
     def _push(self) -> None:
-        """What does not arrive, `learn.sync` brings: no step waits for an engine that is away."""
+        """What does not arrive, `learn.sync` brings. The next step waits for what does."""
         assert self.push is not None
         version = self.store.do(lambda connection: runs.newest_version(connection, self.lease.run_id))
         assert version is not None

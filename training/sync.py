@@ -1,6 +1,6 @@
 """Brings one engine to a published version in place: pause, four phases, canary, and back into service.
 
-Why here: a version's files and the learner's own GPU (`push.py`) reach an engine by the same steps; only the bytes take another way.
+Why here: what an engine reads itself and what the learner sends it (`push.py`) arrive by the same steps; only the bytes take another way.
 Called by: `learn.sync`, `training/push.py`. No torch here.
 
     ready ─▶ paused under a lease ─▶ start ─▶ bytes ─▶ finish, with the label ─▶ resume ─▶ canary ─▶ ready, or quarantined
@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 
-from ratchet import paths
 from ratchet.background import beside
 from ratchet.engine_client import EngineClient
 from ratchet.errors import EngineUnavailableError, StoreUnavailableError
@@ -32,9 +31,9 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 """Moves the bytes, between start and finish."""
 
 
-def from_files(version: PolicyVersion) -> Transfer:
-    """The engine reads the version's files itself, once all their digests are right."""
-    base = Path(version.uri).relative_to(paths.policies())
+def from_files(version: PolicyVersion, root: Path) -> Transfer:
+    """The engine reads the version's files itself, once all their digests are right. `root`: of all policies, as this machine sees it."""
+    base = Path(version.uri).relative_to(root)
     weights = [file for file in version.files if file["name"].endswith(".safetensors")]
 
     async def transfer(client: EngineClient) -> None:

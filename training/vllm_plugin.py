@@ -122,8 +122,10 @@ def _engine_class() -> type[Any]:
                 raise ValueError("this engine is in no NCCL group: call /init_weight_transfer_engine with one first")
             info = NCCLWeightTransferUpdateInfo(update_info.names, update_info.dtype_names, update_info.shapes)
             self._nccl.start_weight_update()
-            self._nccl.receive_weights(info)
-            self._nccl.finish_weight_update()
+            try:
+                self._nccl.receive_weights(info)
+            finally:
+                self._nccl.finish_weight_update()  # layers left open would take the next file's tensors for their missing parts
 
         def finish_weight_update(self) -> None:
             """Nothing left to do; vLLM takes over the version label."""

@@ -55,7 +55,7 @@ class _Wrapper:
     def __init__(self, settings: EngineSettings, database: Database, client: EngineClient, stop: asyncio.Event) -> None:
         self.settings, self.database, self.client, self.stop = settings, database, client, stop
         self.canary: dict[str, Any] | None = None  # of the version that we loaded last
-        self.serving: str | None = None  # the version that we loaded last; `learn.sync` may have loaded newer ones since
+        self.serving: str | None = None  # the version that we loaded last; `training/sync.py` may have loaded newer ones since
         self.up = False
         self.pausing = False  # a pause of our own is leased
         self.heard_at = self.healthy_at = time.monotonic()  # the last heartbeat that was written, the last answer of vLLM

@@ -1,7 +1,7 @@
 """Rows of `engine`: which vLLM servers exist, what they serve, whether they may be sent calls.
 
 Why here: the table is the only meeting point of wrapper, adapter and weight sync; every change names the state it expects.
-Called by: `ratchet.local.engine` (its own row), `adapter/routing.py` (ready ones), `learn.sync` (pause lease, version, quarantine).
+Called by: `ratchet.local.engine` (its own row), `adapter/routing.py` (ready ones), `training/sync.py` (pause lease, version, quarantine).
 
 A pause is a lease: whoever pauses writes `paused_until` first, and the wrapper ends a pause whose lease has run out.
 """

@@ -15,6 +15,9 @@ from ratchet.store.runs import ADHOC
 from ratchet.store.schema import Batch, Learner, Run
 from ratchet.types import RunState
 
+PUBLISHING = "publishing"
+"""The phase in which new weights are written and, where the run says so, sent."""
+
 
 @dataclass(slots=True, frozen=True)
 class LearnerRow:

@@ -1,7 +1,7 @@
 """Numbers of a step, by name.
 
 Why here: one file per aggregate; learner and weight sync write, curves and TensorBoard read.
-Called by: `training/fenced.py`, `activities/learn.py`.
+Called by: `training/fenced.py`, `training/sync.py`, `activities/learn.py`.
 """
 
 from collections.abc import Mapping

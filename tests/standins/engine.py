@@ -4,7 +4,7 @@ Why here: deaths, pauses and held calls cannot be asked of the real one; it repl
 Called by: the adapter's integration tests, as `python -m tests.standins.engine PORT`.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200, "logprobs": [...]}]}
-    POST /script {"scores": [...], "update": "die" | "refuse" | "hold"}   what it says about a prompt; how the next weight update ends
+    POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}   what it says about a prompt; how weight updates and pauses end
     POST /release {"hold": "name"}      lets held calls go
     POST /reset                         forgets everything
     GET  /calls                         every generate request seen, in order; pauses and weight updates; the NCCL group it was told to join
@@ -35,7 +35,7 @@ class Engine:
         self.running.set()
         self.version = "default"
         self.scores: list[float] = []
-        self.update_ends = ""
+        self.update_ends = self.pause_ends = ""
         self.pauses: list[dict[str, str]] = []
         self.updates: list[dict[str, Any]] = []
         self.group: dict[str, Any] | None = None
@@ -44,6 +44,7 @@ class Engine:
         body = orjson.loads(await request.body())
         self.outputs += body.get("outputs", [])
         self.scores, self.update_ends = body.get("scores", self.scores), body.get("update", "")
+        self.pause_ends = body.get("pause", "")
         for output in body.get("outputs", []):
             if output.get("hold"):
                 self.holds.setdefault(output["hold"], asyncio.Event())
@@ -111,11 +112,11 @@ class Engine:
 
     async def update_weights(self, request: Request) -> Response:
         self.updates.append(orjson.loads(await request.body())["update_info"])
-        if self.updates[-1].get("names"):  # rank 0 of the group has to send first
-            await self.holds.setdefault("group", asyncio.Event()).wait()
-            del self.holds["group"]
         if self.update_ends == "die":
             os._exit(9)
+        if self.updates[-1].get("names") and self.update_ends != "refuse":  # rank 0 of the group has to send first
+            await self.holds.setdefault("group", asyncio.Event()).wait()
+            del self.holds["group"]
         if self.update_ends == "hold":
             await self.holds.setdefault("update", asyncio.Event()).wait()
         return JSONResponse({"error": "scripted"}, 500) if self.update_ends == "refuse" else JSONResponse({})
@@ -130,6 +131,8 @@ class Engine:
 
     async def pause(self, request: Request) -> Response:
         self.pauses.append(dict(request.query_params))
+        if self.pause_ends == "die":
+            os._exit(9)
         self.running.clear()
         return JSONResponse({})
 

@@ -234,6 +234,17 @@ async def test_weights_move_with_their_label(
             assert await client.version() == "run-1/1.e1"
             np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
 
+        # in no NCCL group, and knowing the root still: tensors by name are refused, files are read
+        await client.init_weight_transfer()
+        await client.start_update()
+        with pytest.raises(EngineUnavailableError, match="in no NCCL group"):
+            await client.receive(["lm_head.weight"], ["float32"], [[1]])
+        await client.start_update()
+        await client.update(["step-1/model.safetensors"], [str(files[1][0]["sha256"])])
+        await client.finish_update(None)
+        np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
+        assert await client.num_workers() == 1
+
         # abort by request id
         before = await wait_for_tokens(server)
         long = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=2), "turn-2"))
