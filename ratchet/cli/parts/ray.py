@@ -1,10 +1,17 @@
 """`ratchet ray`: becomes the head of a local Ray cluster."""
 
+import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
+import psutil
+
 from ratchet.local.stack import Stack
+
+_NODE = {"gcs_server", "raylet"}
+LOOK_SECONDS = 2.0
 
 
 def command() -> None:
@@ -20,7 +27,36 @@ def command() -> None:
     # Fixed ports of Ray's own would make two checkouts meet.
     arguments += [f"--ray-client-server-port={stack.ports['ray_client']}", f"--dashboard-agent-listen-port={stack.ports['ray_agent']}"]
     arguments += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+    if os.fork() == 0:
+        try:
+            _watch(psutil.Process(os.getppid()))
+        finally:
+            os._exit(0)
     os.execv(program, arguments)
+
+
+def _watch(head: psutil.Process) -> None:
+    """Kills the head once a part of its node has gone, so that the supervisor starts it anew. Ray takes a raylet that gives up by itself (as
+    after the machine stood still for half a minute) for one that was asked to, and goes on as a head that nobody can join.
+    """
+    seen: set[str] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):  # the head itself has ended
+        while not (gone := seen - (there := _children(head))):
+            seen |= there & _NODE
+            time.sleep(LOOK_SECONDS)
+        print(f"ray: {', '.join(sorted(gone))} has ended; the head is started anew", file=sys.stderr, flush=True)
+        for process in (*head.children(recursive=True), head):
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def _children(head: psutil.Process) -> set[str]:
+    names = set()
+    for child in head.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.add(child.name())
+    return names
 
 
 def _temporary(stack: Stack) -> str:

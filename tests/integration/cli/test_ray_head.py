@@ -1,0 +1,58 @@
+"""The Ray head ends with its node: a supervisor can start anew only what has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from ratchet.cli.parts.ray import LOOK_SECONDS
+
+PATIENCE_SECONDS = 240
+
+
+def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM is how a raylet ends that has given up; Ray itself goes on after it."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RATCHET_HOME": str(tmp_path)}
+    arguments = [sys.executable, "-m", "ratchet.cli.main", "ray"]
+    with (tmp_path / "ray.log").open("w") as log:
+        head = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
+    own = psutil.Process(head.pid)
+    everything: list[psutil.Process] = []
+    try:
+        raylet = _wait_for_child(own, "raylet", tmp_path / "ray.log")
+        _wait_for(tmp_path / "ray.log", "Ray runtime started")
+        while time.time() - raylet.create_time() < 3 * LOOK_SECONDS:  # an age at which the watch has seen it
+            time.sleep(0.2)
+        everything = own.children(recursive=True)
+        raylet.send_signal(signal.SIGTERM)
+        assert head.wait(PATIENCE_SECONDS) != 0
+        assert "raylet has ended" in (tmp_path / "ray.log").read_text()
+        _, alive = psutil.wait_procs(everything, timeout=PATIENCE_SECONDS)
+        assert not alive
+    finally:
+        for process in (*everything, *(own.children(recursive=True) if own.is_running() else ()), own):
+            if process.is_running():
+                process.kill()
+        head.wait()
+
+
+def _wait_for_child(process: psutil.Process, name: str, log: Path) -> psutil.Process:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, log.read_text()
+        for child in process.children():
+            if child.name() == name:
+                return child
+        time.sleep(0.2)
+    raise AssertionError(f"no {name} after {PATIENCE_SECONDS} s: {log.read_text()}")
+
+
+def _wait_for(log: Path, words: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while words not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
