@@ -132,11 +132,11 @@ async def _write(
 ) -> None:
     """The plan row of these groups' drafts."""
     drafts = [member for group in chosen for member in group]
+    values = [member.advantage for member in drafts]
     if config.training.advantage == "batch":
-        values = over_batch([member.advantage for member in drafts])
-        drafts = [replace(member, advantage=value) for member, value in zip(drafts, values, strict=True)]
-    weight = config.training.negative_weight
-    drafts = [replace(member, advantage=weigh_negative(member.advantage, weight)) for member in drafts]
+        values = over_batch(values)
+    values = [weigh_negative(value, config.training.negative_weight) for value in values]
+    drafts = [replace(member, advantage=value) for member, value in zip(drafts, values, strict=True)]
     members = _with_updates(drafts, step, config)
     knobs = {
         "loss": config.loss.model_dump(),

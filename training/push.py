@@ -28,6 +28,7 @@ from ratchet.store.engines import EngineRow
 from ratchet.store.schema import PolicyVersion
 from training.sync import bring, from_files
 from training.vllm_plugin import tensors
+from training.weights import weight_files
 
 log = structlog.get_logger()
 
@@ -107,7 +108,8 @@ class Push:
         sizes = {engine.id: size for engine, size in zip(ready, await asyncio.gather(*map(_num_workers, ready)), strict=True)}
         found = [engine for engine in ready if sizes[engine.id]]
         try:
-            if found and await self._join(found, sizes):
+            if found:
+                await self._join(found, sizes)
                 await self._send(found, database, version, keep_cache)
         except Exception as error:  # whatever it is, the files are there
             log.error("weights are no longer sent; the engines read the files", version=version.version, reason=repr(error))
@@ -118,11 +120,11 @@ class Push:
         self.members = []
         self.group.close()
 
-    async def _join(self, found: Sequence[EngineRow], sizes: dict[int, int]) -> bool:
+    async def _join(self, found: Sequence[EngineRow], sizes: dict[int, int]) -> None:
         """One group of these engines and ourselves."""
         members = [(engine.id, engine.details.get("started_at")) for engine in found]
         if members == self.members:
-            return True
+            return
         self.close()
         address, port, world_size = _address_towards(found[0].address), _free_port(), 1 + sum(sizes[engine.id] for engine in found)
         async with asyncio.TaskGroup() as tasks:
@@ -133,10 +135,9 @@ class Push:
                 tasks.create_task(_tell(engine, where))
                 offset += sizes[engine.id]
         self.members = members
-        return True
 
     async def _send(self, found: Sequence[EngineRow], database: Database, version: PolicyVersion, keep_cache: bool) -> None:
-        files = [Path(version.uri) / file["name"] for file in version.files if file["name"].endswith(".safetensors")]
+        files = [Path(version.uri) / file["name"] for file in weight_files(version.files)]
         names, dtypes, shapes = described(files)
         loop = asyncio.get_running_loop()
         num_begun = 0

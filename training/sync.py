@@ -22,6 +22,7 @@ from ratchet.store.database import Database
 from ratchet.store.schema import PolicyVersion
 from ratchet.types import EngineState
 from training import canary
+from training.weights import weight_files
 
 log = structlog.get_logger()
 
@@ -34,7 +35,7 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 def from_files(version: PolicyVersion, root: Path) -> Transfer:
     """The engine reads the version's files itself, once all their digests are right. `root`: of all policies, as this machine sees it."""
     base = Path(version.uri).relative_to(root)
-    weights = [file for file in version.files if file["name"].endswith(".safetensors")]
+    weights = weight_files(version.files)
 
     async def transfer(client: EngineClient) -> None:
         await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])

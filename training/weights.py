@@ -1,13 +1,13 @@
 """Published policy versions: a complete model directory, digested and fsynced before its row exists.
 
 Why here: an engine, an evaluation and a user's own server load the same directory.
-Called by: `activities/runs.py` (version 0) and `training/learner.py` (every step). Torch is imported late: workers describe, too.
+Called by: `activities/runs.py` (version 0), `training/learner.py` (every step), and who brings weights to engines. Torch is imported late for workers.
 """
 
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,11 @@ def describe_files(directory: Path) -> list[dict[str, Any]]:
     """[{"name", "sha256", "bytes"}] of the files that make up a model, sorted by name."""
     names = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.suffix in _COPIED)
     return [{"name": path.name, "sha256": _sha256(path), "bytes": path.stat().st_size} for path in names]
+
+
+def weight_files(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of `describe_files`, those with tensors."""
+    return [file for file in files if file["name"].endswith(".safetensors")]
 
 
 def _fsync(path: Path) -> None:

@@ -25,6 +25,7 @@ from ratchet.store.engines import Published
 from ratchet.types import EngineState
 from training import canary
 from training.vllm_plugin import file_sha256
+from training.weights import weight_files
 
 LOG = structlog.get_logger("ratchet.engine")
 HEARTBEAT_SECONDS = 2.0
@@ -197,7 +198,7 @@ class _Wrapper:
                 f"policy {policy.version} lies in {directory}, outside of {root}; start the engine with the root it was published to"
             )
         base = directory.relative_to(root)
-        weights = [file for file in policy.files if file["name"].endswith(".safetensors")]
+        weights = weight_files(policy.files)
         await self.client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
         await self.client.finish_update(policy.version)
         self.serving, self.canary = policy.version, policy.canary
