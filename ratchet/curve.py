@@ -6,8 +6,9 @@ Called by: `ratchet train` and `ratchet bench curve`.
 Intervals are bootstrap percentiles over tasks (not over rollouts: rollouts of one task are not independent), 10,000 draws, seeded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,27 @@ def _difference(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
     return {"mean": mean, "low": low, "high": high, "tasks": float(len(paired))}
 
 
-def draw(curves: dict[str, list[tuple[int, float]]], reports: dict[str, dict[str, Any]], title: str, path: Path) -> None:
-    """Mean reward of each step's batch (lines), and held-out solve rates before and after with 95% intervals (points)."""
+def draw(
+    curves: dict[str, list[tuple[int, float]]],
+    reports: dict[str, dict[str, Any]],
+    title: str,
+    path: Path,
+    controls: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Mean reward of each step's batch (lines), and held-out solve rates before and after with 95% intervals (points).
+
+    `controls`: name of a control → of the run whose colour it has, dashed and hollow."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
+    own = [name for name in curves if name not in controls]
+    colours = {name: f"C{own.index(controls.get(name, name))}" for name in curves}
     for name, points in curves.items():
-        left.plot([step for step, _ in points], [value for _, value in points], marker=".", label=name)
+        style = "--" if name in controls else "-"
+        left.plot([step for step, _ in points], [value for _, value in points], style, marker=".", color=colours[name], label=name)
     left.set(xlabel="step", ylabel="mean reward of the rollouts trained on", ylim=(0, 1))
     left.legend(fontsize=8)
     for offset, (name, report) in enumerate(reports.items()):
@@ -79,9 +91,8 @@ def draw(curves: dict[str, list[tuple[int, float]]], reports: dict[str, dict[str
             found = report["evaluations"].get(label)
             if found:
                 error = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
-                right.errorbar(
-                    place + 0.12 * offset, found["mean"], yerr=error, fmt="o", color=f"C{offset}", label=name if place == 0 else None
-                )
+                fill = "none" if name in controls else "full"
+                right.errorbar(place + 0.12 * offset, found["mean"], yerr=error, fmt="o", fillstyle=fill, color=colours[name])
     right.set_xticks(range(4), ["sampled\nbefore", "sampled\nafter", "greedy\nbefore", "greedy\nafter"])
     right.set(ylabel="held-out solve rate, 95% interval", ylim=(0, 1))
     figure.suptitle(title, fontsize=9)

@@ -68,13 +68,10 @@ def _die_with(service_pid: int) -> None:
 
 
 async def _config(run_id: str, url: str) -> RunConfig:
-    database = Database(url, pool_size=1)
-    try:
+    async with Database(url, pool_size=1) as database:
         await database.wait()
         async with database.begin() as connection:
             row = await runs.get(connection, run_id)
-    finally:
-        await database.close()
     if row is None:
         raise BugError(f"run {run_id} does not exist")
     return RunConfig.model_validate(row.config)

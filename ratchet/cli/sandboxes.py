@@ -120,18 +120,16 @@ def _provider() -> Any:
 async def _kill(rows: list[dict[str, Any]]) -> None:
     from ratchet.local.stack import Stack
     from ratchet.store import sandboxes
-    from ratchet.store.database import Database
 
     provider = _provider()
-    database = Database(Stack().environment()["RATCHET_DATABASE_URL"], pool_size=1)
     try:
-        for row in rows:
-            async with database.begin() as connection:
-                await sandboxes.want_release(connection, row["id"], "by hand")
-            if row["provider_id"] is not None:
-                await provider.kill(row["provider_id"])
-            async with database.begin() as connection:
-                await sandboxes.released(connection, [row["id"]])
+        async with Stack().database() as database:
+            for row in rows:
+                async with database.begin() as connection:
+                    await sandboxes.want_release(connection, row["id"], "by hand")
+                if row["provider_id"] is not None:
+                    await provider.kill(row["provider_id"])
+                async with database.begin() as connection:
+                    await sandboxes.released(connection, [row["id"]])
     finally:
-        await database.close()
         await provider.close()

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.local.stack import Stack
-from ratchet.store.database import Database
 
 T = TypeVar("T")
 
@@ -21,12 +20,8 @@ def query(read: Callable[[AsyncConnection], Awaitable[T]]) -> T:
     """Raises MachineError where the store does not answer."""
 
     async def run() -> T:
-        database = Database(Stack().environment()["RATCHET_DATABASE_URL"], pool_size=1)
-        try:
-            async with database.begin() as connection:
-                return await read(connection)
-        finally:
-            await database.close()
+        async with Stack().database() as database, database.begin() as connection:
+            return await read(connection)
 
     try:
         return asyncio.run(run())

@@ -65,23 +65,19 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
     """Servers that the user's environment names are asked before anything of ours is started."""
     if stack.is_external("RATCHET_DATABASE_URL"):
-        database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-        await database.wait(_ANSWER_SECONDS)
-        await database.close()
+        async with stack.database() as database:
+            await database.wait(_ANSWER_SECONDS)
     if stack.is_external("TEMPORAL_ADDRESS"):
         await connect(stack, settings, _ANSWER_SECONDS)
 
 
 async def _require_idle(stack: Stack) -> None:
     """An open run keeps its engine: a rollout by hand, or another training, must not take it away."""
-    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
     try:
-        async with database.begin() as connection:
+        async with stack.database() as database, database.begin() as connection:
             open_runs = await runs.unfinished(connection)
     except StoreUnavailableError:
         return  # it cannot run either
-    finally:
-        await database.close()
     if open_runs:
         raise ConfigError(
             f"run {open_runs[0]} is still open, and this config wants another model or other engine settings than it has; "
@@ -90,21 +86,19 @@ async def _require_idle(stack: Stack) -> None:
 
 
 async def _make_ready(stack: Stack, supervisor: Supervisor, settings: TemporalSettings, say: Callable[[str], None]) -> None:
-    url = stack.environment()["RATCHET_DATABASE_URL"]
     if not stack.is_external("RATCHET_DATABASE_URL"):
         await postgres.ensure_database(stack.ports["postgres"])
-    database = Database(url, pool_size=1)
-    await database.wait()
-    await asyncio.to_thread(migrate, url)
-    client = await connect(stack, settings)
-    await temporal.register(client, settings)
-    say("Postgres and Temporal answer")
-    await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
-    await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
-    say("engine and adapter answer")
-    for run_id in await continue_runs(client, database):
-        say(f"run {run_id} goes on")
-    await database.close()
+    async with stack.database() as database:
+        await database.wait()
+        await asyncio.to_thread(migrate, database.url)
+        client = await connect(stack, settings)
+        await temporal.register(client, settings)
+        say("Postgres and Temporal answer")
+        await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
+        await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
+        say("engine and adapter answer")
+        for run_id in await continue_runs(client, database):
+            say(f"run {run_id} goes on")
 
 
 async def connect(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:

@@ -70,11 +70,8 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
 
     from ratchet.store.database import Database
 
-    admin = Database(f"postgresql://postgres@127.0.0.1:{port}/postgres", pool_size=1)
-    try:
+    async with Database(f"postgresql://postgres@127.0.0.1:{port}/postgres", pool_size=1) as admin:
         await admin.wait(timeout_seconds)
-    finally:
-        await admin.close()
     connection = await asyncpg.connect(f"postgresql://postgres@127.0.0.1:{port}/postgres")
     try:
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):

@@ -25,7 +25,6 @@ from ratchet.local.stack import Stack
 from ratchet.local.supervisor import Supervisor
 from ratchet.payloads import TrainRunInput
 from ratchet.store import reports, runs
-from ratchet.store.database import Database
 from ratchet.temporal import root_cause
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
@@ -38,11 +37,9 @@ _SAY_SECONDS = 10.0
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: Say) -> str:
     """The newest unfinished run with the same config, resumed where it was paused, or a new one."""
-    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-    async with database.begin() as connection:
+    async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished(connection, config.digest())
         reason = await runs.resume(connection, unfinished) if unfinished is not None else None
-    await database.close()
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         return unfinished
@@ -104,7 +101,7 @@ class _Progress:
 
     def __init__(self, stack: Stack, run_id: str, say: Say) -> None:
         self.run_id, self.say = run_id, say
-        self.database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
+        self.database = stack.database()
         self.line, self.num_ended, self.said_at = "", 0, 0.0
         self.milestone: tuple[int, list[str]] | None = None
         self.num_ended_before: int | None = None
@@ -140,10 +137,8 @@ def _line(progress: dict[str, Any]) -> str:
 
 async def collect(stack: Stack, run_id: str) -> dict[str, Any]:
     """Steps, evaluations and their summary, from Postgres."""
-    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-    async with database.begin() as connection:
+    async with stack.database() as database, database.begin() as connection:
         progress = await reports.progress(connection, run_id)
         steps = await reports.steps(connection, run_id)
         rewards = await reports.evaluation_rewards(connection, run_id)
-    await database.close()
     return {"run_id": run_id, **progress, "steps": steps, "summary": summary(rewards) if rewards else None}

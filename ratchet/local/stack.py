@@ -11,11 +11,15 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
 from ratchet.local.postgres import database_url
+
+if TYPE_CHECKING:
+    from ratchet.store.database import Database
 
 PREFERRED_PORTS = {
     "temporal": 7233,
@@ -163,6 +167,12 @@ class Stack:
         if self.is_external("RAY_ADDRESS"):
             del own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
         return {name: os.environ[name] if self.is_external(name) else value for name, value in own.items()}
+
+    def database(self) -> "Database":
+        """For one question after the other. Imported late: not every command asks the store."""
+        from ratchet.store.database import Database
+
+        return Database(self.environment()["RATCHET_DATABASE_URL"], pool_size=1)
 
     def parts(self) -> list[Part]:
         """In the order in which they start; a service that the environment names elsewhere is left out."""

@@ -87,8 +87,7 @@ async def watch(database: Database, run_id: str, say: Say) -> RunRow:
 
 async def start(stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: Say) -> str:
     """The newest unfinished run of this config over that source, or a new one."""
-    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-    try:
+    async with stack.database() as database:
         async with database.begin() as connection:
             unfinished = None if new else await runs.newest_unfinished(connection, config.digest(), source_run_id)
             reason = await runs.resume(connection, unfinished) if unfinished is not None else None
@@ -100,16 +99,11 @@ async def start(stack: Stack, config: RunConfig, name: str, source_run_id: str, 
         num_steps = await create(database, run_id, source_run_id, config, name)
         say(f"run {run_id}: {num_steps} steps on the stored groups of {source_run_id}")
         return run_id
-    finally:
-        await database.close()
 
 
 async def follow(stack: Stack, run_id: str, say: Say) -> dict[str, Any]:
-    database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-    try:
+    async with stack.database() as database:
         row = await watch(database, run_id, say)
-        if row.state != RunState.DONE:
-            say(f"run {run_id} is {row.state}: {row.state_reason}")
-        return await collect(stack, run_id)
-    finally:
-        await database.close()
+    if row.state != RunState.DONE:
+        say(f"run {run_id} is {row.state}: {row.state_reason}")
+    return await collect(stack, run_id)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -52,7 +53,8 @@ def _is_away(error: BaseException) -> bool:
 
 
 class Database:
-    """A pool of connections. `begin()` is the only way in: one transaction, committed when the block ends without an error."""
+    """A pool of connections, closed at the end of `async with`. `begin()` is the only way in: one transaction, committed when the block ends
+    without an error."""
 
     def __init__(self, url: str, pool_size: int = 5) -> None:
         self.url = url
@@ -93,6 +95,12 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 def migrate(url: str) -> None:

@@ -1,9 +1,10 @@
-"""The quickstart's curve: three warm-start seeds, and a control whose advantages are permuted within their groups.
+"""The quickstart's curve: three warm-start seeds, each beside a control whose advantages are permuted within their groups.
 
-Why here: a figure is worth what its control is worth; all four runs come from one config and one commit.
-Called by: `ratchet bench curve` (the seeds and the control one after the other; a finished run with the same config is reused).
+Why here: a figure is worth what its control is worth; all runs come from one config and one commit.
+Called by: `ratchet bench curve` (one run after the other; a finished one with the same config is reused).
 
-Without --full only seed 0 and its control are run. Prints JSON; the picture goes to docs/curve.png.
+One control drifts by chance as far as one run can; what must stay flat are the three together, so both kinds are pooled, too: by task,
+since all are evaluated on the same tasks. Without --full only seed 0 and its control are run. Prints JSON; the picture goes to docs/curve.png.
 """
 
 import asyncio
@@ -15,62 +16,71 @@ from typing import Any
 import orjson
 
 from ratchet.cli.console import say
-from ratchet.config import RunConfig
+from ratchet.cli.store import query
 from ratchet.config_sources import load_config
-from ratchet.curve import draw
+from ratchet.curve import draw, summary
 from ratchet.local.bring_up import bring_up
 from ratchet.local.runs import collect, start_run, watch
 from ratchet.local.stack import Stack
-from ratchet.store import runs
-from ratchet.store.database import Database
+from ratchet.store import reports, runs
 
 CONFIG = Path("configs/quickstart.yaml")
 PICTURE = Path("docs/curve.png")
 
 
 def variants(full: bool) -> dict[str, list[str]]:
-    """Further temperatures before training are evaluated once, at seed 0."""
+    """Overrides of each run, a seed and then its control. Further temperatures before training are evaluated once, at seed 0."""
     less = ["evaluation.start_temperatures=[]"]
-    found = {"seed 0": ["seed=0"], "control (shuffled)": ["seed=0", "training.advantage=shuffled", *less]}
-    return found | ({"seed 1": ["seed=1", *less], "seed 2": ["seed=2", *less]} if full else {})
+    found = {}
+    for seed in range(3) if full else range(1):
+        found[f"seed {seed}"] = [f"seed={seed}", *(less if seed else [])]
+        found[control_of(f"seed {seed}")] = [f"seed={seed}", "training.advantage=shuffled", *less]
+    return found
 
 
-def finished(stack: Stack, config: RunConfig) -> str | None:
-    async def find() -> str | None:
-        database = Database(stack.environment()["RATCHET_DATABASE_URL"], pool_size=1)
-        try:
-            async with database.begin() as connection:
-                return await runs.newest_done(connection, config.digest())
-        finally:
-            await database.close()
-
-    return asyncio.run(find())
+def control_of(name: str) -> str:
+    return f"control, {name}"
 
 
 def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]:
+    """The finished run: what `collect` tells, and `rewards`, a row for each evaluated rollout."""
     config = load_config(CONFIG, overrides)
     bring_up(stack, config, say)
-    run_id = finished(stack, config)
+    run_id = query(lambda connection: runs.newest_done(connection, config.digest()))
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
         say(f"{name}: run {run_id}")
         asyncio.run(watch(stack, run_id, say))
-    return asyncio.run(collect(stack, run_id))
+    rewards = query(lambda connection: reports.evaluation_rewards(connection, run_id))
+    return asyncio.run(collect(stack, run_id)) | {"rewards": rewards}
+
+
+def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The differences of several runs: a task's rate is the mean over all their rollouts of it."""
+    return summary([row for result in results for row in result["rewards"]])["differences"]
 
 
 def main() -> None:
     stack = Stack()
     results = {name: run_variant(stack, name, overrides) for name, overrides in variants("--full" in sys.argv).items()}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    seeds = [name for name in results if control_of(name) in results]
     curves = {
         name: [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
         for name, result in results.items()
     }
-    reports = {name: result["summary"] for name, result in results.items()}
     PICTURE.parent.mkdir(exist_ok=True)
-    draw(curves, reports, f"quickstart at commit {commit}", PICTURE)
-    shown = {name: {"run_id": result["run_id"], "state": result["state"], **result["summary"]} for name, result in results.items()}
-    sys.stdout.buffer.write(orjson.dumps({"commit": commit, "runs": shown}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    controls = {control_of(name): name for name in seeds}
+    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {commit}", PICTURE, controls)
+    found = {
+        "commit": commit,
+        "runs": {name: {"run_id": result["run_id"], "state": result["state"], **result["summary"]} for name, result in results.items()},
+        "pooled": {
+            "seeds": pooled([results[name] for name in seeds]),
+            "controls": pooled([results[name] for name in controls]),
+        },
+    }
+    sys.stdout.buffer.write(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":
