@@ -9,7 +9,6 @@ changes neither what is seen nor what is run. Bytes are bytes: `info/attributes`
 ends, filters and encodings.
 """
 
-import base64
 import shlex
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -30,9 +29,7 @@ export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 L
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ATTR_SOURCE
 """
 
-_SETTINGS = (
-    "-c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true -c core.logAllRefUpdates=false -c gc.auto=0 -c safe.directory='*'"
-)
+_SETTINGS = "-c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true -c core.logAllRefUpdates=false -c gc.auto=0 -c maintenance.auto=false -c safe.directory='*'"
 _ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !merge"
 
 ENSURE_AGENT_USER = """
@@ -51,10 +48,6 @@ def _git_with_base(workdir: str) -> str:
     return f"git {_SETTINGS} --git-dir={BASE_GIT} --work-tree={shlex.quote(workdir)}"
 
 
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
 def prepare_script(
     workdir: str, pre_commands: list[str], statement: str | None, *, archive: bool = False, keep_history: bool = False
 ) -> str:
@@ -69,10 +62,7 @@ def prepare_script(
         lines.append(f"tar -xzf {ARCHIVE} -C {directory} --no-same-owner && rm -f {ARCHIVE}")
     lines.append(f"cd {directory}")
     for number, command in enumerate(pre_commands):
-        lines.append(
-            f'bash -c "$(printf %s {_encoded(command)} | base64 -d)" >&2 </dev/null'
-            f" || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}"
-        )
+        lines.append(f"bash -c {shlex.quote(command)} >&2 </dev/null || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}")
     original = f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT}; fi; rm -rf .git"
     lines += [
         f"cd {directory}",
@@ -94,12 +84,12 @@ def prepare_script(
         f"git {_SETTINGS} commit -q --no-verify --allow-empty -m base",
         f"rm -rf {BASE_GIT}",
         f"cp -r .git {BASE_GIT}",
-        f"git {_SETTINGS} config core.logAllRefUpdates false",
+        "printf '[core]\n\tlogAllRefUpdates = false\n' >> .git/config",
     ]
     if statement is not None:
         # For whoever looks at the repository from another user: git refuses to work in it otherwise.
         lines.append(f"git config --file /etc/gitconfig --add safe.directory {directory} 2>/dev/null || true")
-        lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown agent: {STATEMENT}")
+        lines.append(f"printf %s {shlex.quote(statement)} > {STATEMENT}; chown agent: {STATEMENT}")
     lines += ["chown -R -h agent: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
     return "\n".join(lines)
 
@@ -153,7 +143,7 @@ def apply_script(workdir: str, *, patch: bool, test_patch: bool, test_archive: b
     for command in test_commands:
         lines.append(
             f"GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE={directory} GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
-            f' bash -c "$(printf %s {_encoded(command)} | base64 -d)" >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}'
+            f" bash -c {shlex.quote(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
         )
     lines.append("find . -path ./.git -prune -o -not -user agent -exec chown -h agent: {} +")
     return "\n".join(lines)

@@ -11,9 +11,10 @@
 #   launcher.sh stop ATTEMPT REASON                          ends the tree now; the record says REASON
 #   launcher.sh end ATTEMPT                                  ends the tree; exit 1: something is left
 #
-# $RUN/ATTEMPT (root only): launcher.sh user budget token started deadline launcher output errors exit.json
+# $RUN/ATTEMPT (root only): launcher.sh budget started user token deadline launcher output errors exit.json
 # $RUN-agent/ATTEMPT (readable by the agent): command.sh and what it needs. Clocks are seconds of /proc/uptime.
 # The agent's tree is every process of its user: a session or a group of their own does not let one escape.
+# Builtins wherever they do: a box runs this for every rollout, and a program started costs a millisecond of CPU.
 set -u
 umask 077
 RUN=${RATCHET_RUN_DIR:-/run/ratchet}
@@ -29,8 +30,8 @@ to_centis() {
 from_centis() { printf '%d.%02d\n' $(($1 / 100)) $(($1 % 100)); }
 now() { read -r uptime _ </proc/uptime; to_centis "$uptime"; }
 
-# write NAME: stdin becomes $dir/NAME by rename, so a reader never sees half a file
-write() { cat >"$dir/.$1.$$" && mv -f "$dir/.$1.$$" "$dir/$1"; }
+# write NAME TEXT: by rename, so a reader never sees half a file
+write() { printf '%s\n' "$2" >"$dir/.$1.$$" && mv -f "$dir/.$1.$$" "$dir/$1"; }
 
 # $start_time of process $1 in clock ticks since boot; the command's name may hold spaces and brackets
 process_start() {
@@ -49,11 +50,15 @@ launcher_alive() {
 }
 
 resolve_user() {
-  uid=$(id -u "$1" 2>/dev/null) || uid=$1
+  groups=--init-groups
+  uid=$(id -u "$1" 2>/dev/null) || { uid=$1; groups=--clear-groups; }
   gid=$(id -g "$1" 2>/dev/null) || gid=$uid
   case $uid in '' | *[!0-9]*) fail 2 "no user $1 in this box" ;; esac
   [ "$uid" != "$(id -u)" ] || fail 2 "the agent needs a user other than the launcher's"
 }
+
+# What `start` found out: the agent may have changed /etc/passwd since, if it ever became root
+read_user() { read -r user uid gid groups <"$dir/user"; }
 
 home_of() {
   home=/tmp
@@ -63,8 +68,6 @@ home_of() {
 # Without new privileges no sudo or setuid program takes a process out of the tree.
 as_user() {
   if command -v setpriv >/dev/null 2>&1; then
-    groups=--clear-groups
-    id "$user" >/dev/null 2>&1 && groups=--init-groups
     setpriv --reuid "$user" --regid "$gid" $groups --no-new-privs "$@"
   else
     script=$1; shift
@@ -114,14 +117,14 @@ start() { # ATTEMPT USER BUDGET_SECONDS INCOMING
     rm -rf "$incoming"
     exit 17
   fi
-  chmod 755 "$incoming/agent" && chmod 644 "$incoming/agent"/* && mkdir -p "$RUN-agent" && chmod 755 "$RUN-agent" &&
+  (umask 022; mkdir -p "$RUN-agent") && chmod 755 "$incoming/agent" && chmod 644 "$incoming/agent"/* &&
     mv "$incoming/agent" "$RUN-agent/$1" && mv "$incoming/token" "$incoming/launcher.sh" "$dir/" && rmdir "$incoming" ||
     fail 1 "cannot unpack $incoming"
   now
-  echo "$user" | write user
-  echo "$3" | write budget
-  from_centis "$centis" | write started
+  echo "$3" >"$dir/budget"
+  from_centis "$centis" >"$dir/started"
   set_deadline 0
+  write user "$user $uid $gid $groups" # last: whoever sees it finds the rest
   detach=$(command -v setsid) || detach=
   $detach sh "$dir/launcher.sh" supervise "$1" </dev/null >/dev/null 2>"$dir/launcher.log" &
 }
@@ -129,7 +132,7 @@ start() { # ATTEMPT USER BUDGET_SECONDS INCOMING
 set_deadline() { # WAITED_SECONDS
   read -r began <"$dir/started"; read -r budget <"$dir/budget"
   to_centis "$began"; sum=$centis; to_centis "$budget"; sum=$((sum + centis)); to_centis "$1"
-  from_centis $((sum + centis)) | write deadline
+  write deadline "$(from_centis $((sum + centis)))"
 }
 
 keep_deadline() {
@@ -140,7 +143,7 @@ keep_deadline() {
     to_centis "$limit"; limit=$centis; now
     [ "$centis" -ge "$limit" ] && break
   done
-  [ -s "$dir/deadline_hit" ] || echo deadline | write deadline_hit
+  [ -s "$dir/deadline_hit" ] || write deadline_hit deadline
   end_tree
 }
 
@@ -148,20 +151,20 @@ keep_deadline() {
 stop() { # ATTEMPT REASON
   [ -f "$dir/user" ] || exit 0
   [ ! -f "$dir/exit.json" ] || exit 0
-  read -r user <"$dir/user"; resolve_user "$user"
-  [ -s "$dir/deadline_hit" ] || echo "$2" | write deadline_hit
+  read_user
+  [ -s "$dir/deadline_hit" ] || write deadline_hit "$2"
   end_tree || fail 1 "processes of $user are left:$left"
 }
 
 supervise() { # ATTEMPT
-  read -r user <"$dir/user"; resolve_user "$user"; home_of "$uid"
+  read_user; home_of "$uid"
   read -r boot </proc/sys/kernel/random/boot_id
   process_start $$
-  echo "$boot $$ $start_time" | write launcher
+  write launcher "$boot $$ $start_time"
   read -r RATCHET_SESSION_TOKEN <"$dir/token"; rm -f "$dir/token"
   export RATCHET_SESSION_TOKEN HOME="$home" USER="$user"
   if [ -f "$dir/end_wanted" ]; then
-    record_exit null ended | write exit.json
+    write exit.json "$(record_exit null ended)"
     return
   fi
   (umask 022; cd "$RUN-agent/$1" && as_user /bin/sh "$RUN-agent/$1/command.sh") >>"$dir/output" 2>>"$dir/errors" &
@@ -173,7 +176,7 @@ supervise() { # ATTEMPT
   if [ -s "$dir/deadline_hit" ]; then read -r reason <"$dir/deadline_hit"; fi
   if [ "$reason" = deadline ]; then wait "$watch"; else kill "$watch" 2>/dev/null; fi
   [ ! -f "$dir/end_wanted" ] || reason=ended
-  record_exit "$code" "$reason" | write exit.json
+  write exit.json "$(record_exit "$code" "$reason")"
 }
 
 record_exit() { # EXIT_CODE REASON
@@ -186,10 +189,11 @@ record_exit() { # EXIT_CODE REASON
 # A launcher that does not show up within some seconds died between `mkdir` and its first line.
 await() {
   [ -d "$dir" ] || fail 3 "attempt was never started in this box"
-  unseen=0
+  looks=0 unseen=0
   while [ ! -f "$dir/exit.json" ]; do
-    if [ -f "$dir/launcher" ]; then launcher_alive || break; else unseen=$((unseen + 1)); [ $unseen -lt 50 ] || break; fi
-    sleep 0.2
+    looks=$((looks + 1))
+    if [ -f "$dir/launcher" ]; then launcher_alive || break; else unseen=$((unseen + 1)); [ $unseen -lt 25 ] || break; fi
+    if [ $looks -lt 10 ]; then sleep 0.2; else sleep 0.5; fi
   done
   if [ -f "$dir/exit.json" ]; then cat "$dir/exit.json"; else record_exit null crashed; fi
   [ ! -s "$dir/errors" ] || tail -c 1000 "$dir/errors"
@@ -198,7 +202,7 @@ await() {
 # Order: nobody may start the agent after this returns, so the launcher has to be gone before the tree is checked last.
 end() {
   [ -f "$dir/user" ] || exit 0
-  read -r user <"$dir/user"; resolve_user "$user"
+  read_user
   : >"$dir/end_wanted"
   end_tree
   rounds=0
