@@ -29,7 +29,10 @@ export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 L
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ATTR_SOURCE
 """
 
-_SETTINGS = "-c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true -c core.logAllRefUpdates=false -c gc.auto=0 -c maintenance.auto=false -c safe.directory='*'"
+_SETTINGS = (
+    "-c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true -c core.logAllRefUpdates=false"
+    " -c gc.auto=0 -c maintenance.auto=false -c safe.directory='*'"
+)
 _ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !merge"
 
 ENSURE_AGENT_USER = """
