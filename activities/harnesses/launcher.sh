@@ -201,9 +201,10 @@ await() {
 
 # Order: nobody may start the agent after this returns, so the launcher has to be gone before the tree is checked last.
 end() {
+  [ -d "$dir" ] || exit 0
+  : >"$dir/end_wanted" # first: a start that is still under way finds it and launches nothing
   [ -f "$dir/user" ] || exit 0
   read_user
-  : >"$dir/end_wanted"
   end_tree
   rounds=0
   while [ ! -f "$dir/launcher" ] && [ $rounds -lt 20 ]; do rounds=$((rounds + 1)); sleep 0.1; done

@@ -122,6 +122,24 @@ async def test_ending_right_after_the_start_leaves_nothing_that_starts_later(end
     assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "ended"
 
 
+async def test_ending_in_the_midst_of_a_start_leaves_nothing_that_starts_later(ending_box: HostBox, agent_user: str) -> None:
+    slow = ending_box.root / "slow"
+    slow.mkdir()
+    os.mkfifo(slow / "gate")
+    (slow / "mv").write_text(f'#!/bin/sh\ncase $3 in */deadline) read -r _ <"{slow}/gate" ;; esac\nPATH=/usr/bin:/bin exec mv "$@"\n')
+    (slow / "mv").chmod(0o755)
+    path = ending_box.env["PATH"]
+    ending_box.env["PATH"] = f"{slow}:{path}"
+    starting = asyncio.create_task(start(ending_box, agent_user, "sleep 300"))
+    await until(lambda: (ending_box.root / "run/1/started").exists())
+    ending_box.env["PATH"] = path
+    await launcher.end_tree(ending_box, 1)
+    await asyncio.to_thread((slow / "gate").write_text, "go on\n")
+    assert await starting == StartResult(started=True)
+    assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "ended"
+    assert processes_of(agent_user) == []
+
+
 async def test_the_token_is_in_no_file_and_no_argument(ending_box: HostBox, agent_user: str) -> None:
     await start(ending_box, agent_user, 'echo "${#RATCHET_SESSION_TOKEN}"; sleep 300')
     await until(lambda: (ending_box.root / "run/1/output").exists() and (ending_box.root / "run/1/output").read_text() != "")
