@@ -9,6 +9,7 @@ changes neither what is seen nor what is run. Bytes are bytes: `info/attributes`
 ends, filters and encodings.
 """
 
+import base64
 import shlex
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -51,6 +52,17 @@ def _git_with_base(workdir: str) -> str:
     return f"git {_SETTINGS} --git-dir={BASE_GIT} --work-tree={shlex.quote(workdir)}"
 
 
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _word(text: str) -> str:
+    """`text` (but for line ends at its end) as one word of the shell: quoted, which starts no program, unless apostrophes make that long:
+    a script is one argument of at most 128 KiB.
+    """
+    return min(shlex.quote(text), f'"$(printf %s {_encoded(text)} | base64 -d)"', key=len)
+
+
 def prepare_script(
     workdir: str, pre_commands: list[str], statement: str | None, *, archive: bool = False, keep_history: bool = False
 ) -> str:
@@ -65,7 +77,7 @@ def prepare_script(
         lines.append(f"tar -xzf {ARCHIVE} -C {directory} --no-same-owner && rm -f {ARCHIVE}")
     lines.append(f"cd {directory}")
     for number, command in enumerate(pre_commands):
-        lines.append(f"bash -c {shlex.quote(command)} >&2 </dev/null || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}")
+        lines.append(f"bash -c {_word(command)} >&2 </dev/null || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}")
     original = f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT}; fi; rm -rf .git"
     lines += [
         f"cd {directory}",
@@ -87,12 +99,12 @@ def prepare_script(
         f"git {_SETTINGS} commit -q --no-verify --allow-empty -m base",
         f"rm -rf {BASE_GIT}",
         f"cp -r .git {BASE_GIT}",
-        "printf '[core]\n\tlogAllRefUpdates = false\n' >> .git/config",
+        f"git {_SETTINGS} config core.logAllRefUpdates false",
     ]
     if statement is not None:
         # For whoever looks at the repository from another user: git refuses to work in it otherwise.
         lines.append(f"git config --file /etc/gitconfig --add safe.directory {directory} 2>/dev/null || true")
-        lines.append(f"printf %s {shlex.quote(statement)} > {STATEMENT}; chown agent: {STATEMENT}")
+        lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown agent: {STATEMENT}")
     lines += ["chown -R -h agent: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
     return "\n".join(lines)
 
@@ -146,7 +158,7 @@ def apply_script(workdir: str, *, patch: bool, test_patch: bool, test_archive: b
     for command in test_commands:
         lines.append(
             f"GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE={directory} GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
-            f" bash -c {shlex.quote(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
+            f" bash -c {_word(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
         )
     lines.append("find . -path ./.git -prune -o -not -user agent -exec chown -h agent: {} +")
     return "\n".join(lines)

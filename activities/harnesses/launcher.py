@@ -92,8 +92,10 @@ def start_command(incoming: str, attempt: int, user: str, budget_seconds: float,
 
 
 def end_command(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """Ends the attempt's tree; succeeds where it was never started, which leaves no launcher to ask."""
-    return f"if [ -f {run_dir}/{attempt}/launcher.sh ]; then {launcher_command(attempt, 'end', run_dir=run_dir)}; fi"
+    """Ends the attempt's tree; succeeds where it was never started, which leaves no launcher to ask. A start under way finds the mark."""
+    folder = f"{run_dir}/{attempt}"
+    end = launcher_command(attempt, "end", run_dir=run_dir)
+    return f"if [ -d {folder} ]; then : > {folder}/end_wanted; fi; if [ -f {folder}/launcher.sh ]; then {end}; fi"
 
 
 async def start_once(

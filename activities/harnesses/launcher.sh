@@ -57,7 +57,7 @@ resolve_user() {
   [ "$uid" != "$(id -u)" ] || fail 2 "the agent needs a user other than the launcher's"
 }
 
-# What `start` found out: the agent may have changed /etc/passwd since, if it ever became root
+# What `start` found out: a name may mean somebody else by now, if the agent could write /etc/passwd
 read_user() { read -r user uid gid groups <"$dir/user"; }
 
 home_of() {
@@ -68,8 +68,9 @@ home_of() {
 # Without new privileges no sudo or setuid program takes a process out of the tree.
 as_user() {
   if command -v setpriv >/dev/null 2>&1; then
-    setpriv --reuid "$user" --regid "$gid" $groups --no-new-privs "$@"
+    setpriv --reuid "$uid" --regid "$gid" $groups --no-new-privs "$@"
   else
+    [ "$(id -u "$user" 2>/dev/null)" = "$uid" ] || fail 2 "$user is no longer user $uid"
     script=$1; shift
     su -s "$script" "$user" "$@"
   fi
@@ -97,7 +98,7 @@ find_tree() {
 
 # kill -1 by the user itself reaches all of them in one system call: nothing can fork its way out of it
 end_tree() {
-  rounds=0
+  rounds=0 groups=--clear-groups
   find_tree
   while [ -n "$left" ]; do
     rounds=$((rounds + 1))
@@ -121,10 +122,9 @@ start() { # ATTEMPT USER BUDGET_SECONDS INCOMING
     mv "$incoming/agent" "$RUN-agent/$1" && mv "$incoming/token" "$incoming/launcher.sh" "$dir/" && rmdir "$incoming" ||
     fail 1 "cannot unpack $incoming"
   now
-  echo "$3" >"$dir/budget"
-  from_centis "$centis" >"$dir/started"
-  set_deadline 0
-  write user "$user $uid $gid $groups" # last: whoever sees it finds the rest
+  # The user comes last: whoever sees it finds the rest.
+  echo "$3" >"$dir/budget" && from_centis "$centis" >"$dir/started" && set_deadline 0 && write user "$user $uid $gid $groups" ||
+    fail 1 "cannot write to $dir"
   detach=$(command -v setsid) || detach=
   $detach sh "$dir/launcher.sh" supervise "$1" </dev/null >/dev/null 2>"$dir/launcher.log" &
 }

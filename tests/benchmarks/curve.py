@@ -1,10 +1,12 @@
 """The quickstart's curve: three warm-start seeds, each beside a control whose advantages are permuted within their groups.
 
-Why here: a figure is worth what its control is worth; all runs come from one config and one commit.
+Why here: a figure is worth what its control is worth.
 Called by: `ratchet bench curve` (one run after the other; a finished one with the same config is reused).
 
 One control drifts by chance as far as one run can; what must stay flat are the three together, so both kinds are pooled, too: by task,
-since all are evaluated on the same tasks. Without --full only seed 0 and its control are run. Prints JSON; the picture goes to docs/curve.png.
+which is refused where a run that is reused has seen other rows.
+
+Without --full only seed 0 and its control are run. Prints JSON; the picture goes to docs/curve.png.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from ratchet.cli.console import say
 from ratchet.cli.store import query
 from ratchet.config_sources import load_config
 from ratchet.curve import draw, summary
+from ratchet.errors import ConfigError
 from ratchet.local.bring_up import bring_up
 from ratchet.local.runs import collect, start_run, watch
 from ratchet.local.stack import Stack
@@ -56,7 +59,15 @@ def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The differences of several runs: a task's rate is the mean over all their rollouts of it."""
+    """The differences of several runs: a task's rate is the mean over all their rollouts of it. Intervals are over tasks, for these runs.
+
+    Raises ConfigError where they were evaluated on different rows.
+    """
+    tasks = {frozenset(row["task"] for row in result["rewards"]) for result in results}
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"{CONFIG}: some runs have seen other rows of the datasets than others; move the state directory away and run all anew"
+        )
     return summary([row for result in results for row in result["rewards"]])["differences"]
 
 
