@@ -9,6 +9,8 @@ RUN := $(VENV)/bin
 
 # Without its bytecode every process compiles torch, vLLM and Ray anew: seconds of CPU each.
 unexport PYTHONDONTWRITEBYTECODE
+# Once, when the environment is made: otherwise the first run spends most of a minute on it. uv would look at every file each time.
+COMPILE := $(if $(wildcard $(VENV)/pyvenv.cfg),,--compile-bytecode)
 
 .PHONY: setup environment train test check e2e slow bench clean
 
@@ -18,7 +20,7 @@ $(BOOT)/bin/uv:
 
 environment: $(UV)
 	@echo "python environment ($(EXTRA)); the first time this takes some minutes"
-	@UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev
+	@UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
 
 setup: environment
 	@$(RUN)/ratchet setup

@@ -1,17 +1,18 @@
-"""The quickstart's curve: three warm-start seeds, each beside a control whose advantages are permuted within their groups.
+"""The quickstart's curve: three warm-start seeds, beside a control whose advantages are permuted within their groups.
 
 Why here: a figure is worth what its control is worth.
 Called by: `ratchet bench curve` (one run after the other; a finished one with the same config is reused).
 
-One control drifts by chance as far as one run can; what must stay flat are the three together, so both kinds are pooled, too: by task,
-which is refused where a run that is reused has seen other rows.
+One control drifts by chance as far as one run can: --full makes one for each seed. Both kinds are pooled, too: by task, which is refused
+where a run that is reused has seen other rows.
 
-Without --full only seed 0 and its control are run. Prints JSON; the picture goes to docs/curve.png.
+Prints JSON; the picture goes to docs/curve.png.
 """
 
 import asyncio
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +30,35 @@ from ratchet.store import reports, runs
 
 CONFIG = Path("configs/quickstart.yaml")
 PICTURE = Path("docs/curve.png")
+_CONTROL = "control, "
 
 
 def variants(full: bool) -> dict[str, list[str]]:
-    """Overrides of each run, a seed and then its control. Further temperatures before training are evaluated once, at seed 0."""
+    """Overrides of each run, in the order in which they are made. Further temperatures before training are evaluated once, at seed 0."""
     less = ["evaluation.start_temperatures=[]"]
-    found = {}
-    for seed in range(3) if full else range(1):
-        found[f"seed {seed}"] = [f"seed={seed}", *(less if seed else [])]
-        found[control_of(f"seed {seed}")] = [f"seed={seed}", "training.advantage=shuffled", *less]
-    return found
+    seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(3)}
+    controls = {
+        control_of(f"seed {seed}"): [f"seed={seed}", "training.advantage=shuffled", *less] for seed in (range(3) if full else range(1))
+    }
+    return seeds | controls
 
 
 def control_of(name: str) -> str:
-    return f"control, {name}"
+    return f"{_CONTROL}{name}"
 
 
 def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]:
-    """The finished run: what `collect` tells, and `rewards`, a row for each evaluated rollout."""
+    """The finished run: what `collect` tells; `rewards`, a row for each evaluated rollout; `cost` of what was watched, None where reused."""
     config = load_config(CONFIG, overrides)
     bring_up(stack, config, say)
     run_id = query(lambda connection: runs.newest_done(connection, config.digest()))
+    cost = None
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
         say(f"{name}: run {run_id}")
-        asyncio.run(watch(stack, run_id, say))
+        cost = asdict(asyncio.run(watch(stack, run_id, say)))
     rewards = query(lambda connection: reports.evaluation_rewards(connection, run_id))
-    return asyncio.run(collect(stack, run_id)) | {"rewards": rewards}
+    return asyncio.run(collect(stack, run_id)) | {"rewards": rewards, "cost": cost}
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,17 +78,17 @@ def main() -> None:
     stack = Stack()
     results = {name: run_variant(stack, name, overrides) for name, overrides in variants("--full" in sys.argv).items()}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    seeds = [name for name in results if control_of(name) in results]
+    seeds = [name for name in results if not name.startswith(_CONTROL)]
+    controls = {control_of(name): name for name in seeds if control_of(name) in results}
     curves = {
         name: [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
         for name, result in results.items()
     }
     PICTURE.parent.mkdir(exist_ok=True)
-    controls = {control_of(name): name for name in seeds}
     draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {commit}", PICTURE, controls)
     found = {
         "commit": commit,
-        "runs": {name: {"run_id": result["run_id"], "state": result["state"], **result["summary"]} for name, result in results.items()},
+        "runs": {name: {key: result[key] for key in ("run_id", "state", "cost")} | result["summary"] for name, result in results.items()},
         "pooled": {
             "seeds": pooled([results[name] for name in seeds]),
             "controls": pooled([results[name] for name in controls]),
