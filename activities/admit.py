@@ -4,6 +4,7 @@ Why here: flaky or broken tasks teach noise, and they are found before a single 
 Called by: the `AdmitTasks` workflow.
 """
 
+import asyncio
 import time
 from pathlib import Path
 from statistics import median
@@ -44,7 +45,7 @@ class AdmitActivities:
             if not Path(input.dataset).is_absolute():
                 raise ConfigError(f"dataset {input.dataset!r}: expected an absolute path, as the worker sees it")
             dataset = dataset_of(input)
-            digest = dataset_digest(dataset)
+            digest = await asyncio.to_thread(dataset_digest, dataset)
             async with self.database.begin() as connection:
                 if input.after < 0:
                     await import_dataset(connection, dataset, digest)
@@ -94,13 +95,17 @@ class AdmitActivities:
         if row is None:
             raise SandboxBusyError("all boxes are taken", retry_after_seconds=5)
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
-        box = await self.provider.create(
-            task.image,
-            ttl_seconds=min(seconds, self.provider.capabilities.max_ttl_seconds),
-            metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid)},
-            idempotency_key=str(row.uuid),
-            network=False,
-        )
+        try:
+            box = await self.provider.create(
+                task.image,
+                ttl_seconds=min(seconds, self.provider.capabilities.max_ttl_seconds),
+                metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid)},
+                idempotency_key=str(row.uuid),
+                network=False,
+            )
+        except ConfigError:  # an image that is not there: its room must not stay taken for as long as the admission runs
+            await kill_boxes(self.database, self.provider, [row])
+            raise
         async with self.database.begin() as connection:
             await sandboxes.set_live(connection, row.id, box.id)
         try:

@@ -1,7 +1,7 @@
 """Stage `boot`: a box exists, exactly once, whatever dies on the way. And its end: `release`.
 
 Why here: the ledger row is written before the box, so that a sweep can find every box that was ever asked for.
-Called by: the `Rollout` workflow; `release_boxes` also by the stages that are done with their box.
+Called by: the `Rollout` workflow; `try_kill` also by the stages that are done with their box.
 """
 
 import asyncio

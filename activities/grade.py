@@ -19,7 +19,7 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.workspace import stage_user
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, GraderFailedError
+from ratchet.errors import BugError, GraderFailedError, RatchetError
 from ratchet.payloads import GradeResult, StageInput
 from ratchet.store import grades, rollouts, sandboxes, tasks
 from ratchet.store.arrays import pack_text, unpack_bytes
@@ -49,6 +49,9 @@ class GradeActivities:
             box = await self.provider.connect(provider_id)
             try:
                 verdict, findings = await judge(box, grader, task, patch.base_commit, unpack_bytes(patch.diff), config)
+            except RatchetError:
+                await self._let_go(input.sandbox_id, provider_id)
+                raise
             finally:
                 await box.close()
             async with self.database.begin() as connection:
@@ -58,6 +61,12 @@ class GradeActivities:
             await try_kill(self.database, self.provider, input.sandbox_id, provider_id)
         used = time.monotonic() - started
         return GradeResult(grade_id=grade_id, solved=verdict.solved, rejected=verdict.rejected, used_seconds=used)
+
+    async def _let_go(self, sandbox_id: int, provider_id: str) -> None:
+        """A box that gave no verdict is spent: the next try's must find room, whoever else holds boxes."""
+        async with self.database.begin() as connection:
+            await sandboxes.want_release(connection, sandbox_id, "no verdict")
+        await try_kill(self.database, self.provider, sandbox_id, provider_id)
 
 
 def grader_of(graders: Mapping[str, Grader], name: str) -> Grader:

@@ -10,16 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.boundary import stage
-from activities.graders.rewards import Facts, reward
 from activities.run_configs import RunConfigs
-from activities.verdicts import verdict_of
-from adapter.chains import build_chains
+from activities.verdicts import chains_of, payment
 from ratchet.config import RunConfig
-from ratchet.errors import BugError
+from ratchet.errors import BugError, ConfigError
 from ratchet.payloads import Claim, FinaliseInput, GroupInput, GroupPlan, GroupResult, MemberInput, Replacement, RolloutInput, RolloutResult
-from ratchet.store import chains, grades, groups, rollouts, tasks, turns
+from ratchet.store import chains, grades, groups, rollouts, tasks
 from ratchet.store.database import Database
-from ratchet.store.schema import Patch
+from ratchet.store.schema import Grade, Patch
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import AgentExit, Outcome
 
@@ -69,13 +67,14 @@ class RecordActivities:
                 outcome, value, agent_exit = ended
                 return RolloutResult(rollout_id=input.rollout_id, outcome=outcome, reward=value, agent_exit=agent_exit)
             await rollouts.close_sessions(connection, input.rollout_id)
-            graded = await self._graded_patch(connection, input)
+            graded = await self._graded(connection, input)
             # A workflow that was started anew goes on from the stored patch: its turns are those of the attempt that made it.
-            attempt = graded.attempt if graded else facts.attempt
-            values = await self._derive_chains(connection, input.rollout_id, attempt, config)
+            attempt = graded[1].attempt if graded else facts.attempt
+            built, counts = await chains_of(connection, input.rollout_id, attempt, config)
+            await chains.replace(connection, input.rollout_id, built)
             exited = await rollouts.agent_exit_of(connection, input.rollout_id, attempt)
-            values |= {"agent_exit": exited, "timings": {name: round(used, 3) for name, used in input.used_seconds.items()}}
-            values |= await self._verdict(connection, input, config, values)
+            timings = {name: round(used, 3) for name, used in input.used_seconds.items()}
+            values = counts | {"agent_exit": exited, "timings": timings} | _outcome(input, config, graded, exited, counts)
             await rollouts.set_outcome(connection, input.rollout_id, values)
         return RolloutResult(
             rollout_id=input.rollout_id,
@@ -84,39 +83,11 @@ class RecordActivities:
             agent_exit=AgentExit(exited) if exited else None,
         )
 
-    async def _graded_patch(self, connection: AsyncConnection, input: FinaliseInput) -> Patch | None:
+    async def _graded(self, connection: AsyncConnection, input: FinaliseInput) -> tuple[Grade, Patch] | None:
         if input.grade_id is None:
             return None
-        return await rollouts.get_patch(connection, (await grades.get(connection, input.grade_id)).patch_id)
-
-    async def _derive_chains(self, connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig) -> dict[str, Any]:
-        metas = await turns.load_metas(connection, rollout_id, attempt)
-        built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
-        await chains.replace(connection, rollout_id, built)
-        return {
-            "num_turns": len(metas),
-            "num_chains": sum(1 for chain in built if chain.num_trained),
-            "num_trained_tokens": sum(chain.num_trained for chain in built),
-        }
-
-    async def _verdict(
-        self, connection: AsyncConnection, input: FinaliseInput, config: RunConfig, derived: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Outcome and reward: a reward exists only where a verdict was given."""
-        if input.grade_id is None:
-            assert input.failure is not None, "no verdict and no failure"
-            return {"outcome": Outcome(input.failure), "outcome_reason": input.reason}
         grade = await grades.get(connection, input.grade_id)
-        patch = await rollouts.get_patch(connection, grade.patch_id)
-        facts = Facts(derived.get("agent_exit"), derived["num_turns"], derived["num_trained_tokens"], patch.num_bytes, patch.num_files)
-        value, components = reward(config.grading.reward, verdict_of(grade), facts)
-        return {
-            "outcome": Outcome.REJECTED if grade.rejected else Outcome.GRADED,
-            "outcome_reason": grade.reason,
-            "reward": value,
-            "reward_components": components,
-            "grade_id": input.grade_id,
-        }
+        return grade, await rollouts.get_patch(connection, grade.patch_id)
 
     @stage("plan_group")
     async def plan_group(self, input: GroupInput) -> GroupPlan:
@@ -162,3 +133,16 @@ class RecordActivities:
             await groups.cancel(connection, input.group_id)
             group = await groups.get(connection, input.group_id)
         return GroupResult(group_id=input.group_id, state=group.state, num_graded=0)
+
+
+def _outcome(
+    input: FinaliseInput, config: RunConfig, graded: tuple[Grade, Patch] | None, agent_exit: str | None, counts: dict[str, int]
+) -> dict[str, Any]:
+    """A reward exists only where a verdict was given."""
+    if graded is None:
+        assert input.failure is not None, "no verdict and no failure"
+        return {"outcome": Outcome(input.failure), "outcome_reason": input.reason}
+    try:
+        return payment(config.grading.reward, *graded, agent_exit, counts)
+    except ConfigError as error:  # the grade stays: `ratchet regrade --adopt` pays once the function is mended
+        return {"outcome": Outcome.GRADER_FAILED, "outcome_reason": str(error)}

@@ -10,16 +10,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.boundary import stage
 from activities.graders.registry import GRADERS
-from activities.graders.rewards import Facts, reward
 from activities.run_configs import RunConfigs
-from activities.verdicts import verdict_of
+from activities.verdicts import chains_of, payment
+from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store import grades, groups, rollouts
+from ratchet.store import chains, grades, groups, rollouts
 from ratchet.store.database import Database
 from ratchet.store.schema import Grade
 from ratchet.task_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Outcome
 
 _PAGE = 200
 
@@ -78,22 +77,20 @@ class RegradeActivities:
             before = await grades.get(connection, old) if old is not None else None
             now = (found.decisive.solved, found.decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
-            adopted = input.adopt and await self._adopt(connection, input, found.decisive, config.grading.reward, facts)
+            adopted = input.adopt and await self._adopt(connection, input, found.decisive, config, facts.group_id)
         return RegradedResult(rollout_id=input.rollout_id, graded=found.graded, solved=found.solved, changed=changed, adopted=adopted)
 
-    async def _adopt(self, connection: AsyncConnection, input: RegradedInput, grade: Grade, function: str, facts: rollouts.Facts) -> bool:
+    async def _adopt(
+        self, connection: AsyncConnection, input: RegradedInput, grade: Grade, config: RunConfig, group_id: int | None
+    ) -> bool:
+        """The chains are those of the turns that made the patch: whoever ended the rollout without a verdict may have stored none."""
         patch = await rollouts.get_patch(connection, input.patch_id)
-        counts = await rollouts.counts_of(connection, input.rollout_id)
-        value, components = reward(function, verdict_of(grade), Facts(facts.agent_exit, *counts, patch.num_bytes, patch.num_files))
-        values = {
-            "outcome": Outcome.REJECTED if grade.rejected else Outcome.GRADED,
-            "outcome_reason": grade.reason,
-            "reward": value,
-            "reward_components": components,
-            "grade_id": grade.id,
-        }
-        if not await rollouts.pay_again(connection, input.rollout_id, values):
+        built, counts = await chains_of(connection, input.rollout_id, patch.attempt, config)
+        exited = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
+        paid = payment(config.grading.reward, grade, patch, exited, counts)
+        if not await rollouts.pay_again(connection, input.rollout_id, counts | paid | ({"agent_exit": exited} if exited else {})):
             return False
-        if facts.group_id is not None:
-            await groups.settle_again(connection, facts.group_id)
+        await chains.replace(connection, input.rollout_id, built)
+        if group_id is not None:
+            await groups.settle_again(connection, group_id)
         return True

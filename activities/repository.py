@@ -114,9 +114,11 @@ def diff_script(workdir: str, max_bytes: int) -> str:
     where the diff is larger than `max_bytes`.
 
     The index is that of the base commit, so staged, committed, new, deleted, binary and mode changes all come from the files
-    themselves; ignored files stay out. Repositories that the agent made inside count as the files in them.
+    themselves; ignored files stay out. Repositories that the agent made inside count as the files in them. Every try has files of its
+    own ($$): one whose worker died still runs in the box, and its lock on the index must not be in the way.
     """
     git, directory = _git_with_base(workdir), shlex.quote(workdir)
+    patch = f"{PATCH}.$$"
     return "\n".join(
         [
             "set -e",
@@ -125,11 +127,13 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f"if [ -L {directory} ] || [ ! -d {directory} ]; then rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
+            f"cp -p {BASE_GIT}/index {STATE}/index.$$",  # with its time, by which git knows which entries to distrust
+            f"export GIT_INDEX_FILE={STATE}/index.$$",
             f"{git} add -A",
-            f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ HEAD > {PATCH}",
+            f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
             f"{git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c",
-            f"size=$(wc -c < {PATCH})",
-            f'if [ "$size" -gt {max_bytes} ]; then echo "too_large $size"; else base64 -w0 {PATCH}; echo; fi',
+            f"size=$(wc -c < {patch})",
+            f'if [ "$size" -gt {max_bytes} ]; then echo "too_large $size"; else base64 -w0 {patch}; echo; fi',
         ]
     )
 

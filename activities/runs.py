@@ -21,7 +21,7 @@ from activities.tasks import import_dataset, usable
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
 from ratchet.config_sources import load_config, resolve
-from ratchet.errors import ConfigError, DatasetError
+from ratchet.errors import ConfigError, DatasetError, LearnerLostError
 from ratchet.model_directory import model_of, require_model
 from ratchet.payloads import (
     EndRunInput,
@@ -46,6 +46,8 @@ from ratchet.types import Purpose, RunState, Wish, policy_version
 from training import readiness
 from training.curriculum import TaskRate, choose_tasks
 from training.weights import link_version
+
+_CHECKPOINT_SECONDS, _POLL_SECONDS = 20.0, 0.3
 
 
 class RunActivities:
@@ -111,11 +113,27 @@ class RunActivities:
 
     @stage("end_run")
     async def end_run(self, input: EndRunInput) -> StageResult:
+        """A run is done when its last checkpoint is committed: raises LearnerLostError, which is tried again, as long as it is not."""
+        if input.state is RunState.DONE:
+            await self._wait_for_checkpoint(input.run_id)
         async with self.database.begin() as connection:
             await runs.end(connection, input.run_id, input.state, input.reason)
             if input.state is not RunState.DONE:
                 await groups.cancel_unstarted(connection, input.run_id)
         return StageResult()
+
+    async def _wait_for_checkpoint(self, run_id: str) -> None:
+        num_steps = (await self.configs.of_run(run_id)).training.steps
+        end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
+        while True:
+            async with self.database.begin() as connection:
+                row = await runs.get(connection, run_id)
+            assert row is not None
+            if row.checkpoint_step >= num_steps or row.state == RunState.DONE:
+                return
+            if asyncio.get_running_loop().time() > end:
+                raise LearnerLostError(f"the checkpoint of step {num_steps} of {run_id} is not complete yet; see `ratchet logs learner`")
+            await asyncio.sleep(_POLL_SECONDS)
 
     # ------------------------------------------------------------ a run goes on
 
@@ -125,8 +143,11 @@ class RunActivities:
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             await readiness.consume_without_signal(connection, input.run_id, config.training)
+            await readiness.pause_where_all_fail(connection, input.run_id, config.training)
             row = await runs.get(connection, input.run_id)
             assert row is not None
+            if input.make_groups and row.state not in (RunState.RUNNING, RunState.PAUSED):
+                raise ConfigError(f"run {input.run_id} has ended ({row.state}): its workflow cannot go on; start a new run")
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await self._make_groups(connection, input.run_id, config)
             plannable = await readiness.plannable(connection, input.run_id, config.training)
@@ -236,7 +257,10 @@ class RunActivities:
             await self._create(run_id, config, runs.ADHOC)
         digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
         async with self.database.begin() as connection:
-            task_id = _find_task(await tasks.of_dataset(connection, digest), input)
+            if not (known := await tasks.of_dataset(connection, digest)):  # the file has changed since the run was made
+                await import_dataset(connection, config.datasets[0], digest)
+                known = await tasks.of_dataset(connection, digest)
+            task_id = _find_task(known, input)
             rollout_id = await rollouts.create_adhoc(
                 connection,
                 {
@@ -330,7 +354,7 @@ async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[
     """Imports every dataset; the order of training tasks is the run's seed's, that of held-out tasks the file's."""
     order: dict[Purpose, list[int]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
     for dataset in config.datasets:
-        digest = dataset_digest(dataset)
+        digest = await asyncio.to_thread(dataset_digest, dataset)
         await import_dataset(connection, dataset, digest)
         order[Purpose(dataset.use)] += await usable(connection, dataset, digest, config)
     random.Random(f"{config.seed}/task order").shuffle(order[Purpose.TRAIN])

@@ -143,17 +143,17 @@ class SweepActivities:
         sessions_closed = 0
         async with self.database.begin() as connection:
             claimed = await rollouts.claimed_and_open(connection)
-        alive = await self._alive({workflow_id for _, workflow_id, _ in claimed})
-        orphaned = [(rollout_id, group_id) for rollout_id, workflow_id, group_id in claimed if not alive[workflow_id]]
-        for rollout_id, group_id in [] if dry_run else orphaned:
+        alive = await self._alive({one.workflow_id for one in claimed})
+        orphaned = [one for one in claimed if not alive[one.workflow_id]]
+        for one in [] if dry_run else orphaned:
             async with self.database.begin() as connection:
-                facts = await rollouts.lock(connection, rollout_id)
-                if facts.outcome is None:
-                    sessions_closed += await rollouts.close_sessions(connection, rollout_id)
+                facts = await rollouts.lock(connection, one.id)
+                if facts.outcome is None and facts.owner == one.owner:  # not taken up again while we asked
+                    sessions_closed += await rollouts.close_sessions(connection, one.id)
                     values = {"outcome": Outcome.INFRA_FAILED, "outcome_reason": "workflow_terminated", "agent_exit": facts.agent_exit}
-                    await rollouts.set_outcome(connection, rollout_id, values)
-            if group_id is not None:
-                await self._settle_if_orphaned(group_id)
+                    await rollouts.set_outcome(connection, one.id, values)
+            if one.group_id is not None:
+                await self._settle_if_orphaned(one.group_id)
             activity.heartbeat()
         return len(orphaned), sessions_closed
 

@@ -15,7 +15,7 @@ Called by: everything above `ratchet.types`; `activities/boundary.py` turns the 
     ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): asking again cannot help
     ├── StoreUnavailableError     Postgres cannot be reached
-    ├── LearnerLostError          the learner's row has been silent for too long
+    ├── LearnerLostError          the learner has been silent, or owes a checkpoint, for too long
     ├── GraderFailedError         the grader itself could not run
     ├── FencedError               a stale try or a zombie process wrote; its write matched no row
     └── BugError                  anything not named here: never retried, ends one rollout, never loops
@@ -111,7 +111,7 @@ class StoreUnavailableError(RatchetError):
 
 
 class LearnerLostError(RatchetError):
-    """The learner has not written its heartbeat for longer than its lease."""
+    """The learner has not written its heartbeat for longer than its lease, or not yet the checkpoint that a run ends with."""
 
     retryable = True
 

@@ -187,10 +187,7 @@ class GroupResult(Payload):
 
 
 class TrainRunInput(Payload):
-    """Either a whole `config`, or the path of a YAML file as the worker sees it, or (a restart) an existing `run_id`.
-
-    `resume` is set by continue-as-new only.
-    """
+    """Either a whole `config`, or the path of a YAML file as the worker sees it, or (a restart, a continue-as-new) an existing `run_id`."""
 
     config: dict[str, Any] | None = None
     config_path: str | None = None

@@ -143,25 +143,6 @@ class Wish(StrEnum):
     STOP = "stop"
 
 
-TRANSITIONS: dict[type[StrEnum], dict[str, frozenset[str]]] = {
-    GroupState: {
-        "open": frozenset({"ready", "failed", "cancelled"}),
-        "ready": frozenset({"consumed", "cancelled"}),
-        "consumed": frozenset(),
-        "failed": frozenset({"ready"}),
-        "cancelled": frozenset(),
-    },
-    SandboxState: {
-        "creating": frozenset({"live", "release_wanted", "released"}),
-        "live": frozenset({"release_wanted", "released"}),
-        "release_wanted": frozenset({"released"}),
-        "released": frozenset(),
-    },
-    BatchState: {"planned": frozenset({"stepped", "committed"}), "stepped": frozenset({"committed"}), "committed": frozenset()},
-    TurnState: {"in_flight": frozenset({"completed", "aborted"}), "completed": frozenset(), "aborted": frozenset()},
-}
-
-
 # ---------------------------------------------------------------- search attributes (registered by `ratchet up`)
 
 SEARCH_ATTRIBUTES: dict[str, str] = {

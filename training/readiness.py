@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import TrainingConfig
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
-from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, BatchState, GroupState, Purpose, RunState
+from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, BatchState, GroupState, Outcome, Purpose, RunState
 from training.advantage import has_signal
 
 _PATIENCE = 4
@@ -150,6 +150,34 @@ async def _pause_without_signal(connection: AsyncConnection, run_id: str, step: 
         f"{count} groups in a row gave no step {step}: the rewards within each were equal, or its tokens too old. Look at `ratchet rollouts`; "
         "other tasks, another temperature or a start from an earlier step (init_from) may help"
     )
+    await _pause(connection, run_id, reason)
+
+
+async def pause_where_all_fail(connection: AsyncConnection, run_id: str, training: TrainingConfig) -> None:
+    """A run none of whose groups gets its verdicts any more is paused with the commonest reason: each failure makes room for the next
+    group, and agents would run for ever for a grader that is broken."""
+    of_run = (RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.TRAIN)
+    since = select(Run.patient_from).where(Run.run_id == run_id).scalar_subquery()
+    succeeded = RolloutGroup.state.in_([GroupState.READY, GroupState.CONSUMED])
+    newest = select(func.coalesce(func.max(RolloutGroup.group_no), -1)).where(*of_run, succeeded).scalar_subquery()
+    failed = (*of_run, RolloutGroup.state == GroupState.FAILED, RolloutGroup.group_no >= since, RolloutGroup.group_no > newest)
+    count = (await connection.execute(select(func.count()).where(*failed))).scalar_one()
+    if count < _max_seen(training):
+        return
+    reasons = (
+        select(Rollout.outcome, Rollout.outcome_reason)
+        .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
+        .where(*failed, Rollout.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED]))
+        .group_by(Rollout.outcome, Rollout.outcome_reason)
+        .order_by(func.count().desc())
+        .limit(1)
+    )
+    commonest = (await connection.execute(reasons)).one_or_none()
+    why = f"most often {commonest.outcome}: {commonest.outcome_reason}" if commonest else "their rollouts were cancelled"
+    await _pause(connection, run_id, f"{count} groups in a row got too few verdicts, {why}")
+
+
+async def _pause(connection: AsyncConnection, run_id: str, reason: str) -> None:
     pausing = update(Run).where(Run.run_id == run_id, Run.state == RunState.RUNNING)
     await connection.execute(pausing.values(state=RunState.PAUSED, state_reason=reason))
 

@@ -80,6 +80,7 @@ class Rollout:
             self._check_guard(claim, reason)
             try:
                 patch_id = await self._attempt(claim)
+                reason = "the agent could not reach its model"
             except ActivityError as error:
                 kind, reason = cause(error)
                 if kind == "Cancelled":
@@ -87,7 +88,6 @@ class Rollout:
                 patch_id = None
             if patch_id is not None:
                 return patch_id
-            reason = reason or "the agent could not reach its model"
             await self._release(claim)
             self.attempt += 1
         raise NoVerdictError("infra_failed", f"no attempt of {claim.box_tries} gave a patch: {reason}")

@@ -64,7 +64,7 @@ class TrainRun:
         plan = await perform(RunActivities.prepare_run, prepare, FIRST_STAGE, keep=True)
         try:
             stop_if_cancelled()
-            state = await self._steps(plan)
+            await self._end(plan, await self._steps(plan), "")
         except BaseException as error:
             if is_cancelled_exception(error):
                 await self._stop(plan, RunState.CANCELLED, "cancelled")
@@ -74,7 +74,6 @@ class TrainRun:
             kind, reason = cause(error)
             await self._stop(plan, RunState.FAILED, reason)
             raise ApplicationError(reason, type=kind, non_retryable=True) from error
-        await self._end(plan, state, "")
         return plan.run_id
 
     async def _steps(self, plan: RunPlan) -> RunState:

@@ -21,12 +21,6 @@ async def get(connection: AsyncConnection, grade_id: int) -> Grade:
     return Grade(**(await connection.execute(select(Grade).where(Grade.id == grade_id))).one()._mapping)
 
 
-async def of_patch(connection: AsyncConnection, patch_id: int, grader: str, grader_version: str) -> list[Grade]:
-    """Verdicts on one patch by one grader version, in the order in which they were given."""
-    statement = select(Grade).where(Grade.patch_id == patch_id, Grade.grader == grader, Grade.grader_version == grader_version)
-    return [Grade(**row._mapping) for row in await connection.execute(statement.order_by(Grade.id))]
-
-
 async def first_of_patch(connection: AsyncConnection, patch_id: int) -> Grade | None:
     row = (await connection.execute(select(Grade).where(Grade.patch_id == patch_id).order_by(Grade.id).limit(1))).one_or_none()
     return Grade(**row._mapping) if row else None

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BugError, FencedError
-from ratchet.store import groups
+from ratchet.store import groups, sandboxes
 from ratchet.store.schema import Attempt, BatchItem, Patch, Rollout, RolloutGroup, Session, Turn
 from ratchet.types import AgentExit, AttemptState, GroupState, Outcome, SessionState, TurnState
 
@@ -41,7 +41,8 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
     """Makes `owner` (a Temporal run id) the one whose stages may write.
 
     A rollout with an outcome is returned as it is. One that another workflow run owned (a reset in the UI) gets a new attempt and
-    goes on from its stored patch, where it has one. Claiming again with the same owner changes nothing.
+    goes on from its stored patch, where it has one; its sessions are closed and the release of its boxes is wanted, since nobody else
+    would end them as long as the new life runs. Claiming again with the same owner changes nothing.
     """
     row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one_or_none()
     if row is None:
@@ -53,6 +54,9 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
             .where(Attempt.rollout_id == rollout_id, Attempt.state == AttemptState.OPEN)
             .values(state=AttemptState.SUPERSEDED)
         )
+        if row.owner is not None:
+            await close_sessions(connection, rollout_id)
+            await sandboxes.want_release_of_rollout(connection, rollout_id, "taken over by another workflow run")
         attempt += 1
         await connection.execute(
             update(Rollout)
@@ -138,6 +142,7 @@ class Facts:
     attempt: int
     agent_exit: str | None
     purpose: str
+    owner: str | None
 
 
 async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
@@ -146,7 +151,7 @@ async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
     row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one()
     statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id).order_by(Attempt.n.desc()).limit(1)
     agent_exit = (await connection.execute(statement)).scalar_one_or_none()
-    return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose)
+    return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose, row.owner)
 
 
 async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: int) -> str | None:
@@ -203,22 +208,25 @@ async def is_open(connection: AsyncConnection, rollout_id: int) -> bool:
     return (await connection.execute(select(Rollout.outcome).where(Rollout.id == rollout_id))).scalar_one() is None
 
 
-async def claimed_and_open(connection: AsyncConnection) -> list[tuple[int, str, int | None]]:
-    """(rollout id, workflow id, group id) of rollouts that a workflow has claimed and that have no outcome."""
-    statement = select(Rollout.id, Rollout.workflow_id, Rollout.group_id).where(Rollout.outcome.is_(None), Rollout.owner.is_not(None))
-    return [(row[0], row[1], row[2]) for row in await connection.execute(statement.order_by(Rollout.id))]
+@dataclass(slots=True, frozen=True)
+class ClaimedRollout:
+    id: int
+    workflow_id: str
+    group_id: int | None
+    owner: str | None
+
+
+async def claimed_and_open(connection: AsyncConnection) -> list[ClaimedRollout]:
+    """Rollouts that a workflow has claimed and that have no outcome."""
+    columns = (Rollout.id, Rollout.workflow_id, Rollout.group_id, Rollout.owner)
+    statement = select(*columns).where(Rollout.outcome.is_(None), Rollout.owner.is_not(None))
+    return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(Rollout.id))]
 
 
 async def paid_by(connection: AsyncConnection, rollout_id: int) -> int | None:
     """The grade that the rollout's reward came from."""
     found = (await connection.execute(select(Rollout.grade_id).where(Rollout.id == rollout_id))).scalar_one()
     return None if found is None else int(found)
-
-
-async def counts_of(connection: AsyncConnection, rollout_id: int) -> tuple[int, int]:
-    """(turns, trained tokens)."""
-    row = (await connection.execute(select(Rollout.num_turns, Rollout.num_trained_tokens).where(Rollout.id == rollout_id))).one()
-    return int(row[0]), int(row[1])
 
 
 async def pay_again(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> bool:

@@ -22,10 +22,14 @@ _PROGRAM = (
 
 class ForkServer:
     def __init__(self, bubblewrap: str) -> None:
+        self._bubblewrap = bubblewrap
+        self._start()
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         checkout = Path(__file__).resolve().parents[3]
         # -I -S: nothing of the user's environment, and no site-packages, in what runs as root beside a box.
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), bubblewrap]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), self._bubblewrap]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, cwd="/")
         theirs.close()
         self._socket = ours
@@ -33,8 +37,11 @@ class ForkServer:
     async def boot(self, directory: Path) -> int:
         """Boots the box described by `directory`/box.json and returns the pid of its boxd.
 
-        Raises RefusalError(500) with the reason when the box cannot start.
+        Raises RefusalError(500) with the reason when the box cannot start. A fork server that was killed is started anew.
         """
+        if self._process.poll() is not None:
+            self._socket.close()
+            self._start()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:

@@ -119,6 +119,15 @@ async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     assert result.stdout.splitlines()[1].startswith("too_large ")
 
 
+async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) -> None:
+    """Its worker was killed, the command goes on in the box: it holds git's lock on the index, and half of it is written."""
+    await prepare(box, "agent")
+    await box.exec("echo new > new.txt", user="agent", cwd=WORKDIR)
+    expected = await taken(box)
+    await box.exec(f"touch {repository.BASE_GIT}/index.lock; echo half > {repository.STATE}/patch", user="root")
+    assert await taken(box) == expected != b""
+
+
 @pytest.mark.parametrize("replaced", ["rm -rf {0} && ln -s /usr {0}", "rm -rf {0}"])
 async def test_a_working_tree_that_is_gone_is_a_deletion(box: Sandbox, replaced: str) -> None:
     await prepare(box, "agent")

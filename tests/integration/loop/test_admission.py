@@ -46,10 +46,11 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
         empty_passes={"eval_cmd": "true"},
         no_gold={"eval_cmd": check, "gold_patch": None},
         cannot_run={"eval_cmd": "no-such-program"},
+        no_image={"eval_cmd": check, "image": "no-such-image"},
         flaky={"eval_cmd": f"{check} && test $(($(date +%N) % 2)) = 0 && test $((RANDOM % 16)) = 0"},
     )
     result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3})
-    assert result == {"admitted": 1, "quarantined": 5}
+    assert result == {"admitted": 1, "quarantined": 6}
     async with loop.database.begin() as connection:
         found = select(Task.label, Admission.admitted, Admission.reason, Admission.evidence, Admission.gold_seconds)
         rows = {
@@ -65,7 +66,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
     assert not rows["flaky"].admitted
     command = [sys.executable, "-m", "ratchet.cli.main", "tasks", "report", path]
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "6 tasks examined: 1 admitted, 5 quarantined." in report
+    assert "7 tasks examined: 1 admitted, 6 quarantined." in report
     assert "| good | eval_cmd 2 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 2 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -95,6 +96,14 @@ async def test_a_grader_that_cannot_run_gives_no_reward(loop: Loop) -> None:
             await connection.execute(select(Sandbox.role, func.count()).where(Sandbox.rollout_id == row.id).group_by(Sandbox.role))
         ).all()
         assert dict(roles) == {"agent": 1, "grade": 3}, "a grader's fault costs no agent tokens"
+
+
+async def test_a_reward_function_that_breaks_gives_no_reward_and_is_named(loop: Loop) -> None:
+    await loop.script(call("echo two > a.txt"), "Done.")
+    grading = {"reward": "tests.standins.rewards:breaks"}
+    _, row = await finish(loop, await loop.start(loop.dataset(**TASK), grading=grading))
+    assert (row.outcome, row.reward) == ("grader_failed", None)
+    assert row.outcome_reason == "grading.reward: 'tests.standins.rewards:breaks' failed: KeyError: 'bonus'"
 
 
 async def test_broken_pre_commands_give_no_reward(loop: Loop) -> None:
@@ -301,6 +310,53 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
     assert row.num_turns == 2 and row.num_trained_tokens > 0
     async with loop.database.begin() as connection:
         assert row.run_id not in await runs.unfinished(connection), "a single rollout's run is nothing to train on"
+
+
+async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loop: Loop) -> None:
+    """While the new life runs nobody else would end them: the sweep sees a workflow that is alive."""
+    await loop.script("never delivered", hold="last life")
+    handle = await loop.start(loop.dataset(**TASK))
+
+    async def waits() -> int | None:
+        row = await loop.rollout(handle)
+        if row is None:
+            return None
+        async with loop.database.begin() as connection:
+            flying = select(Turn.rollout_id).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
+            return (await connection.execute(flying)).scalar_one_or_none()
+
+    rollout_id = await loop.until(waits, "the agent waits for its model")
+    await handle.terminate()
+    await loop.script("never delivered either", hold="this life")
+    again = await loop.client.start_workflow("Rollout", {"rollout_id": rollout_id}, id=handle.id, task_queue="control")
+
+    async def works() -> bool:
+        async with loop.database.begin() as connection:
+            flying = select(Turn.attempt).where(Turn.rollout_id == rollout_id, Turn.state == "in_flight")
+            return list((await connection.execute(flying)).scalars()) == [2]
+
+    await loop.until(works, "the new life's agent waits for its model")
+    async with loop.database.begin() as connection:
+        boxes = select(Sandbox.state).where(Sandbox.rollout_id == rollout_id).order_by(Sandbox.id)
+        sessions = select(Session.state).where(Session.rollout_id == rollout_id).order_by(Session.attempt)
+        assert (await connection.execute(boxes)).scalars().all() == ["release_wanted", "live"]
+        assert (await connection.execute(sessions)).scalars().all() == ["closed", "open"]
+    await again.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await asyncio.wait_for(again.result(), 100)
+    for hold in ("last life", "this life"):
+        await loop.release(hold)
+
+
+async def test_a_dataset_that_has_changed_is_read_again(loop: Loop) -> None:
+    path = Path(loop.dataset(**TASK))
+    await loop.script("Done.", "Done.")
+    first = await loop.start(str(path))
+    await finish(loop, first)
+    path.write_text(path.read_text().replace('"make it right"', '"make it two"'))
+    _, row = await finish(loop, await loop.start(str(path)))
+    assert row.outcome == "graded"
+    assert row.run_id == (await loop.rollout(first)).run_id and row.task_id != (await loop.rollout(first)).task_id
 
 
 async def test_the_schema_refuses_a_reward_without_a_verdict(loop: Loop) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import http.server
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -74,6 +75,15 @@ class GatewayProcess:
         self._process.send_signal(number)
         self._process.wait(timeout=DEADLINE_SECONDS)
         self._process = None
+
+    def kill_fork_server(self) -> None:
+        """Its only child; boxes have left it. Returns when it is dead: the gateway can see it."""
+        assert self._process is not None
+        (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        watched = os.pidfd_open(int(child))
+        os.kill(int(child), signal.SIGKILL)
+        select.select([watched], [], [], DEADLINE_SECONDS)
+        os.close(watched)
 
     def kill_all_boxes(self) -> None:
         if self._process is None:

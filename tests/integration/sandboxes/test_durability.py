@@ -95,6 +95,14 @@ async def test_create_is_idempotent_also_across_a_restart(own_gateway: GatewayPr
     assert (await make_box(own_provider, key)).id != again.id
 
 
+async def test_a_killed_fork_server_is_started_anew(own_gateway: GatewayProcess, own_provider: E2BProvider) -> None:
+    first = await make_box(own_provider)
+    own_gateway.kill_fork_server()
+    second = await make_box(own_provider)
+    for box in (first, second):
+        assert (await box.exec("echo here")).stdout == "here\n"
+
+
 async def test_the_gateway_ends_a_box_at_its_ttl(provider: E2BProvider, gateway: GatewayProcess) -> None:
     box = await make_box(provider, ttl_seconds=1)
 

@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
+from temporalio.exceptions import ApplicationError
 
-from activities.runs import next_tasks
+from activities.run_configs import RunConfigs
+from activities.runs import RunActivities, next_tasks
 from ratchet.config import RunConfig
+from ratchet.payloads import EndRunInput, ViewRunInput
 from ratchet.store import chains, groups, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
-from ratchet.types import BatchState, Purpose
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import BatchState, GroupState, Purpose, RunState
 from tests.integration.training.records import make_config, make_group, make_run
 from training import readiness
 from training.batch import load_plan, load_sequences, plan_step
@@ -140,6 +144,61 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
         assert await runs.resume(connection, run_id), "what was seen before is forgiven"
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups")
+
+
+async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database, run_id: str) -> None:
+    config = make_config(training={"groups_per_step": 2, "max_groups_seen": 2})
+    broken = {"outcome": "grader_failed", "outcome_reason": "no such program: tox", "reward": None}
+    number = 0
+
+    async def view(**member: Any) -> str:
+        nonlocal number
+        async with database.begin() as connection:
+            group_id = await make_group(connection, run_id, number, SOLVED_ONCE, members=[member] * 4)
+            number += 1
+            if member:
+                await connection.execute(update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED))
+            await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
+            await readiness.pause_where_all_fail(connection, run_id, config.training)
+            row = await runs.get(connection, run_id)
+        assert row is not None
+        return f"{row.state} {row.state_reason}".strip()
+
+    await make_run(database, run_id, config)
+    assert await view(**broken) == "running"
+    assert await view() == "running", "one that has its verdicts begins the count anew"
+    assert await view(**broken) == "running"
+    paused = await view(**broken)
+    assert paused == "paused 2 groups in a row got too few verdicts, most often grader_failed: no such program: tox"
+    async with database.begin() as connection:
+        assert await runs.resume(connection, run_id), "what was seen before is forgiven"
+    assert await view(**broken) == "running"
+
+
+async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Database, run_id: str) -> None:
+    """And a workflow that is started for a run that has ended is told so, instead of going round for ever."""
+    config = make_config()
+    await make_run(database, run_id, config)
+    settings = load_temporal_settings()
+    activities = RunActivities(database, settings, RunConfigs(database, settings))
+
+    async def state() -> str:
+        async with database.begin() as connection:
+            row = await runs.get(connection, run_id)
+        assert row is not None
+        return row.state
+
+    ending = asyncio.create_task(activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE)))
+    await asyncio.wait([ending], timeout=1)
+    assert (ending.done(), await state()) == (False, "running")
+    async with database.begin() as connection:
+        values = {"step": config.training.steps, "checkpoint_step": config.training.steps, "checkpoint_uri": "/checkpoint"}
+        await connection.execute(update(Run).where(Run.run_id == run_id).values(**values))
+    await ending
+    assert await state() == "done"
+    await activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE))
+    with pytest.raises(ApplicationError, match=r"has ended \(done\)"):
+        await activities.view_run(ViewRunInput(run_id=run_id))
 
 
 @pytest.mark.parametrize(

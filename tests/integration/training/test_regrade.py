@@ -1,6 +1,6 @@
 """A run trains on a regrade: what the new verdict says is what the next step's advantages are made of, and never after the step has begun."""
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from activities.grade import verdict_row
 from activities.graders.base import Verdict
@@ -10,12 +10,12 @@ from activities.run_configs import RunConfigs
 from ratchet.config import RunConfig
 from ratchet.store import grades, rollouts
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, Rollout, RolloutGroup
+from ratchet.store.schema import Batch, Chain, Rollout, RolloutGroup
 from ratchet.task_payloads import RegradedInput, RegradedResult
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
-from training.batch import load_plan, plan_step
+from training.batch import load_plan, load_sequences, plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 
@@ -75,6 +75,25 @@ async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database:
         assert (await connection.execute(select(Rollout.outcome).where(Rollout.id == members[1]))).scalar_one() == "rejected"
     found = await advantages(database, run_id, config)
     assert found == [0.75, -0.25, -0.25, -0.25] and found[1] <= found[2]
+
+
+async def test_one_that_was_ended_without_chains_trains_on_its_turns(database: Database, run_id: str) -> None:
+    """The sweep ends a rollout whose workflow was terminated as it is: its turns are there, nobody has derived chains from them."""
+    config = make_config(training={"groups_per_step": 1})
+    await make_run(database, run_id, config)
+    async with database.begin() as connection:
+        group_id = await make_group(connection, run_id, 0, [0.0, 0.0, 0.0, 0.0])
+        swept = select(Rollout.id).where(Rollout.group_id == group_id, Rollout.member == 1).scalar_subquery()
+        await connection.execute(delete(Chain).where(Chain.rollout_id == swept))
+        values = {"outcome": "infra_failed", "reward": None, "num_turns": 0, "num_trained_tokens": 0}
+        await connection.execute(update(Rollout).where(Rollout.id == swept).values(**values))
+    members = await members_of(database, group_id)
+    assert (await regraded(database, members[1], SOLVED)).adopted
+    assert await advantages(database, run_id, config) == [-0.25, 0.75, -0.25, -0.25]
+    async with database.begin() as connection:
+        row = (await connection.execute(select(Rollout).where(Rollout.id == members[1]))).one()
+        assert row.num_turns == 3 and row.num_trained_tokens > 0
+        assert await load_sequences(connection, [members[1]], 0)
 
 
 async def test_a_group_that_lacked_verdicts_is_trained_once_they_are_there(database: Database, run_id: str) -> None:

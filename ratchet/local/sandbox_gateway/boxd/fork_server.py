@@ -5,9 +5,11 @@ Called by: `boot.py` of the gateway, as `python -I -S`; it ends when the gateway
 """
 
 import array
+import contextlib
 import encodings.idna
 import encodings.utf_8  # noqa: F401
 import gc
+import json
 import os
 import signal
 import socket
@@ -31,11 +33,16 @@ def main(control_fd: int, bubblewrap: str) -> None:
         request, ancillary, _flags, _address = control.recvmsg(_MAX_REQUEST_BYTES, socket.CMSG_SPACE(struct.calcsize("i")))
         if not request:
             return
-        report = socket.socket(fileno=_only_fd(ancillary))
-        if os.fork() == 0:
-            control.close()
-            _become_boxd(os.fsdecode(request), report, bubblewrap)
-        report.close()
+        with socket.socket(fileno=_only_fd(ancillary)) as report:
+            try:
+                child = os.fork()
+            except OSError as error:  # no memory or no process left just now: this boot fails, the next may not
+                with contextlib.suppress(OSError):
+                    report.sendall(json.dumps({"error": f"fork: {error}"}).encode())
+                continue
+            if child == 0:
+                control.close()
+                _become_boxd(os.fsdecode(request), report, bubblewrap)
 
 
 def _become_boxd(directory: str, report: socket.socket, bubblewrap: str) -> None:

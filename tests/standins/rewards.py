@@ -1,0 +1,13 @@
+"""A run's own reward functions as people write them.
+
+Why here: they are named by import path, as a config names them.
+Called by: `tests/integration/loop/test_rollout.py`.
+"""
+
+from activities.graders.base import Verdict
+from activities.graders.rewards import Components, Facts
+
+
+def breaks(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+    components: Components = {"solved": float(verdict.solved)}
+    return components["solved"] + components["bonus"], components
