@@ -21,7 +21,7 @@ from adapter.conversation import Answer, Wishes, answer_from_json
 from adapter.dialects.base import Dialect
 from adapter.leases import Leases
 from adapter.outputs import Outputs
-from adapter.prompts import Live, Prepared, Prompts
+from adapter.prompts import Live, Prepared, Prompts, TurnLimitError
 from adapter.rendering import Renderer
 from adapter.retries import Verdict, judge
 from adapter.routing import Router
@@ -77,17 +77,18 @@ class Capture:
     # ------------------------------------------------------------ entry points
 
     async def start(self, session: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Pending:
-        """Begins or joins a call. Raises UnauthorisedError, and what `Prompts.prepare` raises."""
+        """Begins or joins a call. Raises UnauthorisedError, TurnLimitError, and what `Prompts.prepare` raises."""
         live = self._prompts.live(session)
         prepared = await self._prompts.prepare(live, body, dialect, headers)
         wishes = prepared.reading.wishes
-        turn_id = await self._open(live, prepared, 0)
-        if turn_id is not None:
+        # A session that has had all its turns may still ask again for the answer to one of them.
+        known = await self._find(live, prepared) if live.spent else None
+        if known is None and (turn_id := await self._open(live, prepared, 0)) is not None:
             running = self._begin(live, prepared, turn_id)
             pending = Pending(wishes, prepared.stream.length, running.task, turn_id)
             running.clients.add(pending)
             return pending
-        known = await self._find(live, prepared)
+        known = known or await self._find(live, prepared)
         if known is None:
             raise UnauthorisedError  # neither inserted nor there: the session is closed
         hold: asyncio.Future[Pending] = asyncio.get_running_loop().create_future()
@@ -153,6 +154,9 @@ class Capture:
     # ------------------------------------------------------------ a new call, or a retry
 
     async def _open(self, live: Live, prepared: Prepared, ordinal: int) -> int | None:
+        """See `Writer.open`. Raises TurnLimitError where the session has had all its turns."""
+        if live.spent:
+            raise TurnLimitError(live.session.limits["max_turns"])
         return await self._writer.open(new_turn(live.session, prepared, ordinal, self._process))
 
     async def _find(self, live: Live, prepared: Prepared) -> KnownCall | None:

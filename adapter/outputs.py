@@ -8,10 +8,13 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 import orjson
 from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from adapter.conversation import Finish, Message, Tool, ToolCall, Wishes
 from adapter.parsers import OutputParser
@@ -93,6 +96,14 @@ def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: Wishes) -> T
     required = schema.get("required")
     if not isinstance(values, dict) or any(key not in values for key in (required if isinstance(required, list) else [])):
         return None
-    if name in wishes.strict_tools and not validator_for(schema)(schema).is_valid(values):
+    if name in wishes.strict_tools and not _fits(values, schema):
         return None
     return ToolCall(f"call_{uuid4().hex[:24]}", name, values)
+
+
+def _fits(values: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Schemas come from the box: one that refers to something outside of itself is not followed there, and nothing fits it."""
+    try:
+        return bool(validator_for(schema)(schema, registry=Registry()).is_valid(values))
+    except Unresolvable:
+        return False

@@ -49,7 +49,10 @@ class PromptTooLongError(Exception):
 
 
 class TurnLimitError(Exception):
-    """The session has had all the turns that its limits allow."""
+    """The session has had all the turns that its limits allow. `activities/harnesses/cli_ends.py` knows it by its first words."""
+
+    def __init__(self, max_turns: int) -> None:
+        super().__init__(f"turn limit: this session's limit of {max_turns} model calls is reached")
 
 
 class UnknownModelError(Exception):
@@ -67,6 +70,12 @@ class Live:
     loaded: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the session has had all the turns that its limits allow."""
+        limit = self.session.limits.get("max_turns")
+        return limit is not None and self.tree.num_turns >= limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +164,12 @@ class Prompts:
     # ------------------------------------------------------------ one request
 
     async def prepare(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Prepared:
-        """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError, TurnLimitError."""
+        """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError."""
         asked = await self._asked(live, body, dialect, headers)
         wishes, limits, num_tokens = asked.reading.wishes, live.session.limits, asked.made.num_tokens
         left, least = limits["max_context_tokens"] - num_tokens, limits.get("min_response_tokens", 1)
         if left < least:
             raise PromptTooLongError(num_tokens, limits["max_context_tokens"] - least, wishes)
-        if limits.get("max_turns") is not None and live.tree.num_turns >= limits["max_turns"]:
-            raise TurnLimitError(f"this session's limit of {limits['max_turns']} model calls is reached")
         prepared = self._placed(live, asked)
         prepared.max_tokens = min(left, limits["max_response_tokens"], wishes.max_tokens or left)
         likely = self._router.likely(live.session.id)
@@ -172,10 +179,6 @@ class Prompts:
     async def count(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""
         return (await self._asked(live, body, dialect, headers)).made.num_tokens
-
-    async def prompt(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Prepared:
-        """The prompt without its limits."""
-        return self._placed(live, await self._asked(live, body, dialect, headers))
 
     async def _asked(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> _Asked:
         reading, found = await self._read(live, body, dialect, headers)

@@ -26,6 +26,7 @@ class Router:
         self._database = database
         self._engines: dict[int, EngineRow] = {}
         self._read_at = float("-inf")
+        self._blind_until = float("-inf")  # by then every living engine has been heard again since the store was away
         self._reading = asyncio.Lock()
         self._avoid: dict[int, float] = {}
         self._clients: dict[str, EngineClient] = {}
@@ -53,12 +54,17 @@ class Router:
         return row is not None and row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS
 
     async def wait_until_gone(self, engine_id: int) -> None:
-        """Returns once the engine will never answer: its wrapper has been silent for long, or says that it has ended."""
+        """Returns once nobody speaks for the engine any more: its wrapper has been silent for long, or says that the server ends or begins.
+
+        While the store is away no wrapper is heard: that silence says nothing about the engines, which go on generating.
+        """
         while True:
             await asyncio.sleep(_REFRESH_SECONDS)
             await self._refresh()
             row = self._engines.get(engine_id)
-            if row is None or row.silent_seconds > SILENT_SECONDS or row.state in (EngineState.STARTING, EngineState.QUARANTINED):
+            if row is None or row.state in (EngineState.STARTING, EngineState.QUARANTINED):
+                return
+            if row.silent_seconds > SILENT_SECONDS and time.monotonic() > self._blind_until:
                 return
 
     def avoid(self, engine_id: int) -> None:
@@ -83,6 +89,7 @@ class Router:
                 async with self._database.begin() as conn:
                     self._engines = {row.id: row for row in await list_engines(conn)}
             except StoreUnavailableError:
+                self._blind_until = time.monotonic() + SILENT_SECONDS
                 await asyncio.sleep(_POLL_SECONDS)  # the last view stands; a turn cannot be stored now anyway
                 return
             self._read_at = time.monotonic()

@@ -1,7 +1,7 @@
 """Work that goes on beside a block of code and ends with it.
 
 Why here: heartbeats and leases are kept by the same few lines, in activities and in the learner.
-Called by: `activities/boundary.py`, `activities/agent.py`, `training/sync.py`.
+Called by: `activities/boundary.py`, `activities/agent.py`, `training/sync.py`, `ratchet/local/engine.py`.
 """
 
 import asyncio

@@ -54,8 +54,16 @@ def _from_environment(environment: Mapping[str, str], variables: Mapping[str, st
     for name, text in sorted(environment.items()):
         dotted = name.removeprefix("RATCHET_").lower().replace("__", ".")
         if name.startswith("RATCHET_") and (dotted in RunConfig.model_fields or (dotted.split(".")[0] in sections and "." in dotted)):
-            _put(tree, dotted, yaml.safe_load(text))
+            _put(tree, dotted, _yaml_or_text(text))
     return tree
+
+
+def _yaml_or_text(text: str) -> Any:
+    """A value of one key. What is no YAML is meant as it stands, such as a prompt that begins with `{problem_statement}`."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
+        return text
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -73,7 +81,7 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         dotted, separator, text = override.partition("=")
         if not separator or not dotted:
             raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example --set training.steps=20")
-        _put(tree, dotted, yaml.safe_load(text))
+        _put(tree, dotted, _yaml_or_text(text))
     return tree
 
 

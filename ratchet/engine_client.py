@@ -98,7 +98,7 @@ class Generation:
 
     @property
     def logprobs_valid(self) -> bool:
-        """Complete and finite, not clamped, and every token's policy version is known."""
+        """Complete and finite, not clamped, and the version spans cover every token; planning masks those of an unlabelled engine."""
         covered = 0
         for span in self.version_spans:
             if span["start"] != covered:

@@ -10,9 +10,12 @@ from typing import Any
 
 
 def import_object(path: str) -> Any:
-    """Raises ImportError where the module, or the attribute in it, is missing."""
+    """Raises ImportError where the module, or the attribute in it, is missing, and where the module cannot be run, whatever it raises."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except AttributeError as error:
-        raise ImportError(str(error)) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, AttributeError) else f"{type(error).__name__}: {error}"
+        raise ImportError(reason) from error

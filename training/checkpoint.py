@@ -1,13 +1,14 @@
 """Checkpoints by torch's DCP: files, complete or no checkpoint at all.
 
 Why here: which of them counts is said in the store (`training/fenced.py`), in the same transaction as what they have consumed.
-Called by: `training/learner.py` (save, load), `training/ray_learner.py` (discard), `training/export.py`.
+Called by: `training/learner.py` (save, load), `training/ray_learner.py` (wait, discard), `training/export.py`.
 """
 
+import contextlib
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
@@ -44,13 +46,30 @@ def save_later(
     return future
 
 
+def wait(future: "Future[Any]") -> None:
+    """Until the checkpoint is written. Raises OSError where it cannot be."""
+    with _said("written"):
+        future.result()
+
+
+@contextlib.contextmanager
+def _said(done: str) -> Iterator[None]:
+    """What DCP raises is no Exception, and carries the stack traces of all ranks."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise OSError(f"the checkpoint could not be {done} (rank {rank}): {cause}") from error
+
+
 def load(model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str) -> None:
     """A collective of all ranks; reshards where the number of ranks has changed. Raises ValueError for what is no checkpoint of this
-    model: another architecture, vocabulary, or an optimiser state of other shapes.
+    model: another architecture, vocabulary, or an optimiser state of other shapes; OSError where its files cannot be read.
     """
     state = _state(model, optimiser, schedule)
     _check(state, uri)
-    state_dict_loader.load(state, checkpoint_id=uri)
+    with _said("read"):
+        state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
     schedule.load_state_dict(state["schedule"])
 

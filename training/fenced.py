@@ -14,12 +14,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import FencedError
+from ratchet.store import learners
 from ratchet.store import metrics as recorded
 from ratchet.store.schema import Batch, Checkpoint, PolicyVersion, Run
 from ratchet.types import BatchState, PolicyVersionState, RunState, policy_version
 
 KEPT = 2
 """Checkpoints of a run that stay."""
+MAX_FAILURES = 3
+"""Learners of a run that may end by an error of the code's own, one after the other, without a checkpoint between them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,7 +98,9 @@ async def retire(connection: AsyncConnection, lease: Lease, kept: int) -> list[s
 async def commit(
     connection: AsyncConnection, lease: Lease, step: int, uri: str, world_size: int, num_threads: int, metrics: Mapping[str, float]
 ) -> list[str]:
-    """THE commit point: checkpoint pointer and consumption in one transaction. Returns the uris to keep. Again is harmless."""
+    """THE commit point: checkpoint pointer and consumption in one transaction, and the end of a run without rollouts. Returns the uris to
+    keep. Again is harmless.
+    """
     await hold(connection, lease)
     moving = update(Run).where(Run.run_id == lease.run_id, or_(Run.checkpoint_step < step, Run.checkpoint_uri == uri))
     if (await connection.execute(moving.values(checkpoint_step=step, checkpoint_uri=uri))).rowcount != 1:
@@ -106,6 +111,7 @@ async def commit(
     row = insert(Checkpoint).values(run_id=lease.run_id, step=step, **values)
     await connection.execute(row.on_conflict_do_update(index_elements=["run_id", "step"], set_=values))
     await recorded.record(connection, lease.run_id, step, metrics)
+    await _end_stored(connection, lease, step)
     newest = select(Checkpoint.uri).where(Checkpoint.run_id == lease.run_id).order_by(Checkpoint.step.desc()).limit(KEPT)
     return list((await connection.execute(newest)).scalars())
 
@@ -116,7 +122,19 @@ async def pause(connection: AsyncConnection, lease: Lease, reason: str) -> None:
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
 
 
-async def finish(connection: AsyncConnection, lease: Lease) -> None:
-    """A run without rollouts has nobody else to end it: it is done with its last checkpoint. Again is harmless."""
-    ending = update(Run).where(Run.run_id == lease.run_id, Run.epoch == lease.epoch, Run.state == RunState.RUNNING)
-    await connection.execute(ending.where(Run.source_run_id.is_not(None)).values(state=RunState.DONE, ended_at=func.now()))
+async def fail(connection: AsyncConnection, lease: Lease, world_size: int, reason: str) -> None:
+    """This learner ends by an error of the code's own, which another start may not mend: the last of MAX_FAILURES pauses the run.
+
+    Again is harmless, also from several ranks.
+    """
+    await hold(connection, lease)
+    committed = (await connection.execute(select(Run.checkpoint_step).where(Run.run_id == lease.run_id))).scalar_one()
+    if await learners.count_failure(connection, lease.run_id, lease.epoch, world_size, committed) >= MAX_FAILURES:
+        await pause(connection, lease, reason)
+
+
+async def _end_stored(connection: AsyncConnection, lease: Lease, step: int) -> None:
+    """A run without rollouts has nobody else to end it: it is done with its last checkpoint, and a learner killed right after owes nothing."""
+    last = Run.source_run_id.is_not(None) & (Run.config["training"]["steps"].as_integer() <= step)
+    ending = update(Run).where(Run.run_id == lease.run_id, Run.state.in_((RunState.RUNNING, RunState.PAUSED)), last)
+    await connection.execute(ending.values(state=RunState.DONE, state_reason="", ended_at=func.now()))

@@ -116,6 +116,11 @@ class Heart:
             self.thread.join(timeout=10)
 
 
+def lost_peer(error: Exception) -> bool:
+    """Whether a collective failed since another rank has ended: no fault of this one. Gloo says so by a RuntimeError with its own files' names."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
 class Ranks:
     """What rank 0 does for all: its result, or that it was fenced, is the same on every rank."""
 

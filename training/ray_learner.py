@@ -34,7 +34,7 @@ from training.learner import Learner
 from training.metrics import alarms, group_metrics, sequence_metrics, speed_metrics
 from training.plan import Plan, TrainingSequence
 from training.push import NcclGroup, Push
-from training.ranks import Heart, Ranks, RankSettings, Store
+from training.ranks import Heart, Ranks, RankSettings, Store, lost_peer
 
 log = structlog.get_logger()
 
@@ -61,10 +61,23 @@ def train_rank(settings: RankSettings, after: Callable[[str, int], None] = lambd
                 reason = f"the learner cannot go on: {error}"
                 ranks.write(lambda connection: fenced.pause(connection, lease, reason))
                 log.error("learner stops", run=settings.run_id, reason=reason)
+            except (FencedError, StoreUnavailableError):
+                raise
+            except Exception as error:
+                # The code's own, perhaps of this rank alone: the others wait in a collective, so it acts by itself and ends all by its end.
+                if not lost_peer(error):
+                    reason = f"the learner failed {fenced.MAX_FAILURES} times: {_words(error)}"
+                    store.do(lambda connection: fenced.fail(connection, lease, heart.world_size, reason))
+                raise
     except FencedError as error:
         log.info("learner stops", run=settings.run_id, reason=str(error))
     finally:
         store.close()
+
+
+def _words(error: Exception) -> str:
+    """For a person: torch appends whole stack traces."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 class _Loop:
@@ -128,7 +141,6 @@ class _Loop:
         self._commit()
         if self.push is not None:
             self.push.close()
-        self.ranks.write(lambda connection: fenced.finish(connection, self.lease))
         self.heart.say("done", step)
 
     def _plan(self, step: int) -> Plan:
@@ -254,7 +266,7 @@ class _Loop:
         if self.saving is None:
             return
         step, uri = self.saving.step, self.saving.uri
-        self.saving.future.result()
+        checkpoint.wait(self.saving.future)
         took = {
             "checkpoint_blocked_seconds": self.saving.blocked_seconds,
             "checkpoint_seconds": time.monotonic() - self.saving.started,

@@ -27,7 +27,6 @@ class Failure(StrEnum):
     TOO_LARGE = "too_large"
     UNAUTHORISED = "unauthorised"
     UNKNOWN_MODEL = "unknown_model"
-    NOT_FOUND = "not_found"
     TURN_LIMIT = "turn_limit"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"

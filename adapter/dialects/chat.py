@@ -36,7 +36,6 @@ STATUS: dict[Failure, tuple[int, str, str | None]] = {
     Failure.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Failure.UNAUTHORISED: (401, "invalid_request_error", "invalid_api_key"),
     Failure.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
-    Failure.NOT_FOUND: (404, "invalid_request_error", None),
     Failure.TURN_LIMIT: (403, "invalid_request_error", "turn_limit_reached"),
     Failure.UNAVAILABLE: (503, "server_error", "unavailable"),
     Failure.INTERNAL: (500, "server_error", None),

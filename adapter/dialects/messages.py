@@ -37,7 +37,6 @@ _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.TOO_LARGE: (413, "request_too_large"),
     Failure.UNAUTHORISED: (401, "authentication_error"),
     Failure.UNKNOWN_MODEL: (404, "not_found_error"),
-    Failure.NOT_FOUND: (404, "not_found_error"),
     Failure.TURN_LIMIT: (403, "permission_error"),
     Failure.UNAVAILABLE: (529, "overloaded_error"),
     Failure.INTERNAL: (500, "api_error"),

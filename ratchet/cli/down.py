@@ -12,13 +12,17 @@ def command(
     import asyncio
 
     from ratchet.cli.console import say
+    from ratchet.errors import RatchetError
     from ratchet.local.stack import Stack
     from ratchet.local.supervisor import Supervisor
 
     stack = Stack()
     supervisor = Supervisor(stack)
     if boxes and supervisor.is_up() and stack.has_gateway:
-        say(f"{asyncio.run(kill_boxes(stack.environment()))} boxes ended")
+        try:
+            say(f"{asyncio.run(kill_boxes(stack.environment()))} boxes ended")
+        except RatchetError as error:
+            say(f"boxes that still run end when their time is up, for the gateway does not end them: {error}")
     supervisor.down()
     say("down")
 

@@ -1,6 +1,6 @@
 """The command `ratchet`: one file per command, heavy imports inside the commands.
 
-Why here: an error of the user's becomes one sentence and exit code 2 in this one place.
+Why here: an error becomes one sentence and an exit code in this one place.
 Called by: the console script and `python -m ratchet.cli.main`, which is how the supervisor starts parts.
 """
 
@@ -38,7 +38,7 @@ from ratchet.cli import (
     up,
 )
 from ratchet.cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, worker
-from ratchet.errors import UserError
+from ratchet.errors import RatchetError, UserError
 
 app = typer.Typer(
     help="Durable reinforcement learning for coding agents.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -86,12 +86,15 @@ def main() -> NoReturn:
 
 
 def run() -> int:
-    """One command's exit code: 2 for an error of the user's, said in one sentence."""
+    """One command's exit code: 2 for an error of the user's, 1 for one of ours that has a name; either is said in one sentence."""
     try:
         app()
     except UserError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return 2
+    except RatchetError as error:
+        print(f"ratchet: {error}", file=sys.stderr)
+        return 1
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0

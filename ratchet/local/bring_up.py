@@ -20,7 +20,7 @@ from ratchet import temporal
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.local import docker_egress, postgres
-from ratchet.local.plan import prepare_plan, wants_other
+from ratchet.local.plan import prepare_plan, wants_other, write_plan
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.stack import Stack, require_space
 from ratchet.local.supervisor import Supervisor
@@ -51,14 +51,16 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     fresh = not supervisor.is_up()
     if not fresh and wants_other(stack, config):
         asyncio.run(_require_idle(stack))
-    restart = prepare_plan(stack, config, say)
+    plan, other = prepare_plan(config, say), wants_other(stack, config)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
-    supervisor.up()
-    if restart and not fresh:
+    elif other:
         say("another model is wanted: restarting engine and adapter")
-        supervisor.restart("engine")
-        supervisor.restart("adapter")
+        supervisor.stop("engine", "adapter")
+    # Interrupted before the plan is written, the next `up` changes the model again; after that, it starts what stands still.
+    if other or not stack.plan_path.is_file():
+        write_plan(stack, plan)
+    supervisor.up()
     asyncio.run(_make_ready(stack, supervisor, settings, say))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from ratchet.background import beside
 from ratchet.engine_client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.local.engine_process import EngineSettings, end_leftovers, port_taken, vllm_process
@@ -159,6 +160,11 @@ class _Wrapper:
             if not await engines.take_over_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS):
                 return
         LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
+        async with beside(self._stay_heard()):
+            await self._load_again()
+        await self._set_ready(EngineState.SYNCING)
+
+    async def _load_again(self) -> None:
         await self.client.pause()
         policy = await self._newest(await self._published())
         if policy:
@@ -166,13 +172,22 @@ class _Wrapper:
         elif (label := await self.client.version()) is not None:
             raise EngineUnavailableError(f"an abandoned update left unknown weights under {label!r} and no published policy can be read")
         await self.client.resume()
-        await self._set_ready(EngineState.SYNCING)
 
     async def _catch_up(self) -> None:
-        while (policy := await self._newest(await self._published())) and policy.version != self.serving:
-            await self.client.pause()
-            await self._load(policy)
-            await self.client.resume()
+        async with beside(self._stay_heard()):
+            while (policy := await self._newest(await self._published())) and policy.version != self.serving:
+                await self.client.pause()
+                await self._load(policy)
+                await self.client.resume()
+
+    async def _stay_heard(self) -> None:
+        """Heartbeats beside a load: a large policy takes longer than an engine may be silent, and its calls wait for it, paused."""
+        while True:
+            if await self.client.health():
+                with contextlib.suppress(StoreUnavailableError):
+                    async with self.database.begin() as conn:
+                        await engines.heartbeat(conn, self.engine_id)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _catch_up_if_ready(self) -> None:
         policies = await self._published()

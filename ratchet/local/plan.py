@@ -34,23 +34,23 @@ def wants_other(stack: Stack, config: RunConfig) -> bool:
     return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
 
 
-def prepare_plan(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> bool:
-    """Makes sure of the model and writes the plan; True where a running engine and adapter must be restarted for it."""
+def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
+    """Makes sure of the model."""
     model_path = model_of(config)
     if config.model == TINY:
         from ratchet.local.tiny_policy.build import make_tiny_policy
 
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
-    plan = ServingPlan(config=config, model_path=model_path)
-    changed = wants_other(stack, config)
-    if stack.plan_path.is_file() and not changed:
-        return False
+    return ServingPlan(config=config, model_path=model_path)
+
+
+def write_plan(stack: Stack, plan: ServingPlan) -> None:
+    """What an engine or adapter that starts from now on serves."""
     stack.home.mkdir(parents=True, exist_ok=True)
     temporary = stack.plan_path.with_suffix(".tmp")
     temporary.write_text(plan.model_dump_json(indent=1))
     temporary.rename(stack.plan_path)
-    return changed
 
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:

@@ -36,7 +36,7 @@ PREFERRED_PORTS = {
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """`stop_group`: end the part's whole process group with it; the gateway's boxes must outlive it. `retries` of supervisord."""
+    """`stop_group`: end the part's whole process group with it; the gateway's boxes must outlive it."""
 
     name: str
     command: list[str]

@@ -120,11 +120,12 @@ class Supervisor:
             return False
 
     def up(self) -> None:
-        """Idempotent: a stack that runs is left alone, apart from parts whose command has changed."""
+        """Idempotent: what runs is left alone, apart from parts whose command has changed; what stands still is started."""
         (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
         if self.is_up():
             self._write_config()
             self._reload()
+            self._start_stopped()
             return
         end_leftovers(self.stack.home)
         self.stack.keep_ports()
@@ -149,10 +150,20 @@ class Supervisor:
         for name in [*added, *changed]:
             self._ask("addProcessGroup", name)
 
-    def restart(self, name: str) -> None:
-        with contextlib.suppress(xmlrpc.client.Fault):
-            self._ask("stopProcess", name)
-        self._ask("startProcess", name, False)
+    def _start_stopped(self) -> None:
+        """Parts that an interrupted `up`, or somebody by hand, has stopped. One that is still on its way down cannot be started yet."""
+        while any(part.state == "stopping" for part in self.states()):
+            time.sleep(0.1)
+        for part in self.states():
+            if part.state in ("stopped", "exited", "fatal"):
+                with contextlib.suppress(xmlrpc.client.Fault):  # it has just been started
+                    self._ask("startProcess", part.name, False)
+
+    def stop(self, *names: str) -> None:
+        """Returns once they have ended; they stay down until the next `up`."""
+        for name in names:
+            with contextlib.suppress(xmlrpc.client.Fault):
+                self._ask("stopProcess", name)
 
     def down(self) -> None:
         """Ends every part, the stores last, then supervisord; boxes live on until their time is up."""

@@ -32,10 +32,11 @@ class LearnerRow:
 async def heartbeat(
     connection: AsyncConnection, run_id: str, epoch: int, world_size: int, phase: str, step: int, details: dict[str, Any]
 ) -> bool:
-    """False where a learner with a higher epoch has taken over: this one must stop."""
+    """False where a learner with a higher epoch has taken over: this one must stop. `details` are added to those of before."""
     values = {"epoch": epoch, "world_size": world_size, "phase": phase, "step": step, "details": details, "heartbeat_at": func.now()}
     statement = insert(Learner).values(run_id=run_id, **values)
-    statement = statement.on_conflict_do_update(index_elements=["run_id"], set_=values, where=Learner.epoch <= epoch)
+    known = values | {"details": Learner.details.op("||")(statement.excluded.details)}
+    statement = statement.on_conflict_do_update(index_elements=["run_id"], set_=known, where=Learner.epoch <= epoch)
     return (await connection.execute(statement)).rowcount == 1
 
 
@@ -44,6 +45,20 @@ async def get(connection: AsyncConnection, run_id: str) -> LearnerRow | None:
     statement = select(Learner.epoch, Learner.world_size, Learner.phase, Learner.step, silent, Learner.details)
     row = (await connection.execute(statement.where(Learner.run_id == run_id))).one_or_none()
     return LearnerRow(row[0], row[1], row[2], row[3], float(row[4]), row[5]) if row else None
+
+
+async def count_failure(connection: AsyncConnection, run_id: str, epoch: int, world_size: int, step: int) -> int:
+    """How many learners, this one of `epoch` included, have failed since the checkpoint of `step`; one counts once, whatever its ranks.
+
+    Those that were killed said nothing and do not count. The caller holds the run's row.
+    """
+    details = (await connection.execute(select(Learner.details).where(Learner.run_id == run_id))).scalar_one_or_none() or {}
+    before = details.get("failures", {})
+    before = before if before.get("step") == step else {}
+    count = int(before.get("count", 0)) + (before.get("epoch") != epoch)
+    failures = {"step": step, "epoch": epoch, "count": count}
+    await heartbeat(connection, run_id, epoch, world_size, "failed", step, {"failures": failures})
+    return count
 
 
 async def is_planned(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> bool | None:

@@ -60,7 +60,7 @@ async def get(connection: AsyncConnection, run_id: str) -> RunRow | None:
 
 async def newest_unfinished(connection: AsyncConnection, config_digest: str, source_run_id: str | None = None) -> str | None:
     """The run that `ratchet train` continues, `--from-store` included."""
-    same = (Run.config_digest == config_digest) & Run.source_run_id.is_not_distinct_from(source_run_id)
+    same = (Run.config_digest == config_digest) & (Run.config_name != ADHOC) & Run.source_run_id.is_not_distinct_from(source_run_id)
     statement = select(Run.run_id).where(same, _OPEN)
     return (await connection.execute(statement.order_by(Run.created_at.desc()).limit(1))).scalar_one_or_none()
 

@@ -35,6 +35,7 @@ def test_precedence(path: Path) -> None:
     [
         ("training.stepz=3", "training.stepz: unknown key"),
         ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
+        ("training.steps={a} b", "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')"),
         ("nonsense", "expected KEY=VALUE"),
         ("model.x=1", "model"),
         ("training.group_size=1", "group_size must be at least 2"),
@@ -46,6 +47,12 @@ def test_a_wrong_value_is_named(path: Path, override: str, named: str) -> None:
         load_config(path, [override], {})
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{problem_statement} in {workdir}", "fix: this: now", "@here", "2026-99-99"])
+def test_what_is_no_yaml_is_text(path: Path, text: str) -> None:
+    assert load_config(path, [f"harness.prompt={text}"], {}).harness.prompt == text
+    assert load_config(path, [], {"RATCHET_HARNESS__PROMPT": text}).harness.prompt == text
 
 
 def test_unknown_keys_of_the_environment_are_refused(path: Path) -> None:

@@ -48,6 +48,10 @@ class ContextFullError(Exception):
     """The conversation no longer fits into the model's context."""
 
 
+class TurnLimitError(Exception):
+    """The adapter allows this session no further call: another process of the box may have made some."""
+
+
 class StarvedError(Exception):
     """The adapter could not be reached, or answered with errors to the end."""
 
@@ -224,6 +228,8 @@ class Adapter:
             return None, problem, pause
         if b"context_length_exceeded" in data:
             raise ContextFullError(problem)
+        if b"turn_limit_reached" in data:
+            raise TurnLimitError(problem)
         raise StarvedError(problem)
 
 
@@ -296,6 +302,8 @@ def main(config_path: str) -> int:
         exit_code = run_turns(config, Adapter(config, token))
     except ContextFullError as error:
         exit_code, detail = EXIT_CONTEXT_FULL, str(error)
+    except TurnLimitError as error:
+        exit_code, detail = EXIT_TURN_LIMIT, str(error)
     except StarvedError as error:
         exit_code, detail = EXIT_STARVED, str(error)
     write_event("exit", exit_code=exit_code, detail=detail)

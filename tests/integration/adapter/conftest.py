@@ -113,6 +113,11 @@ class ScriptedEngine:
         async with httpx.AsyncClient() as http:
             await http.post(self.address + "/release", json={"hold": hold})
 
+    async def hold_updates(self) -> None:
+        """Weight updates last until `release("update")`."""
+        async with httpx.AsyncClient() as http:
+            await http.post(self.address + "/script", json={"update": "hold"})
+
     async def seen(self) -> dict[str, Any]:
         async with httpx.AsyncClient() as http:
             return dict((await http.get(self.address + "/calls")).json())

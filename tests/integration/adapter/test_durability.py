@@ -289,6 +289,28 @@ async def test_sub_agents_have_their_own_lane(adapter: str, engine: ScriptedEngi
     assert (await ask(adapter, opened.token, messages=[{"role": "user", "content": "4th"}])).status_code == 403
 
 
+async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(adapter: str, engine: ScriptedEngine, database: Database) -> None:
+    """Its connection broke: the retry is no turn more. A new sample of it is, and so is any other call."""
+    opened = await open_rollout(database, max_turns=1)
+    await engine.script({"ids": engine.ids("one"), "hold": "gate"}, {"ids": engine.ids("two")})
+    lost = asyncio.create_task(ask(adapter, opened.token))
+    await engine.wait_for_calls(1)
+    lost.cancel()
+    async with asyncio.timeout(300):
+        while (await opened.turns())[0].lease_owner is not None:
+            await asyncio.sleep(0.02)
+        await engine.release("gate")
+        while (await opened.turns())[0].state != "completed":
+            await asyncio.sleep(0.02)
+    assert (await ask(adapter, opened.token)).json()["choices"][0]["message"]["content"] == "one"
+    await opened.wait_delivered(1)
+    assert (await ask(adapter, opened.token, {"x-stainless-retry-count": "1"})).json()["choices"][0]["message"]["content"] == "one"
+    for messages in (ASK, [{"role": "user", "content": "y"}]):
+        refused = await ask(adapter, opened.token, messages=messages)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "turn_limit_reached")
+    assert len(await opened.turns()) == len((await engine.seen())["calls"]) == 1
+
+
 async def test_many_conversations_at_once_lose_and_double_nothing(adapter: str, engine: ScriptedEngine, database: Database) -> None:
     """Completing, renewing and waiting lock the same rows: no deadlock, one row per call, one chain per conversation."""
     await engine.say(*["fine"] * 60)

@@ -4,6 +4,7 @@ Why here: a wish that reached the logits, or a logprob that is none, would make 
 Called by: pytest. The parsers of vLLM are imported once for the process (about 13 CPU seconds).
 """
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,20 @@ async def test_wishes_about_tools_act_on_what_was_sampled(thinking: str, engine:
         assert num_calls or "<tool_call>" in choice["message"]["content"]
         rows = await opened.wait_delivered(number)
         assert rows[-1].num_sampled == len(engine.ids(f"{CALL}\n{CALL}"))
+
+
+async def test_a_strict_schema_fetches_nothing(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """It comes from the box, and the adapter reaches what no box may reach. A call that cannot be checked goes back as text."""
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        reference = {"$ref": f"http://127.0.0.1:{elsewhere.getsockname()[1]}/schema.json"}
+        function = CHAT_TOOLS[0]["function"] | {"strict": True, "parameters": SCHEMA | {"properties": {"command": reference}}}
+        await engine.say(CALL)
+        body = {"messages": ASK, "tools": [{"type": "function", "function": function}]}
+        choice = (await post(thinking, opened, "/v1/chat/completions", body)).json()["choices"][0]
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+    assert not choice["message"].get("tool_calls") and "<tool_call>" in choice["message"]["content"]
 
 
 @pytest.mark.parametrize("logprobs", [[-9999.0] * 2, [None, -1.0], [-1.0]], ids=["clamped", "missing", "too few"])

@@ -17,6 +17,7 @@ from ratchet.store.database import Database
 from ratchet.store.schema import BatchItem, Checkpoint, Learner, Metric, PolicyVersion, Run, Turn
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
+from training import fenced
 from training.ranks import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")
@@ -77,6 +78,9 @@ async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: 
     published = {int(path.name.split(".")[0]) for path in (killed.policies / killed.run_id).iterdir()}
     # Beside the first and the newest four: those of the checkpoints that were there when the last step was published.
     assert {0, 5, 6, 7, 8} <= published <= {0, 2, 4, 5, 6, 7, 8}, "and so are weights, those that were never published included"
+    async with equal_runs.database.begin() as connection:
+        learner = await learners.get(connection, killed.run_id)
+    assert learner is not None and set(learner.details) == {"pid"}, "those that lost a killed peer did not fail"
     names = [path.name for path in (killed.policies / killed.run_id).iterdir()]
     assert len(names) == len(published), "of each step the last, where a replay has published it again"
 
@@ -158,6 +162,53 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
     assert row.state == "paused" and "step 2" in row.state_reason and "not finite" in row.state_reason
     assert newest is not None and newest.step == row.step == 1
     assert (await states(equal_runs.database, settings.run_id))[:3] == ["stepped", "planned", "planned"]
+
+
+def broken_loss(tokens: object, config: object) -> object:
+    raise TypeError("a user's own mistake")
+
+
+async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> str:
+    """Why the run is paused, after three learners that failed and one that found it so."""
+    codes = [any(await asyncio.to_thread(Group(settings, world_size, equal_runs.home / settings.run_id).wait)) for _ in range(4)]
+    assert codes == [True, True, True, False]
+    async with equal_runs.database.begin() as connection:
+        row = await runs.get(connection, settings.run_id)
+        assert settings.run_id not in await learners.wanted(connection)
+    assert row is not None and row.state == "paused"
+    return row.state_reason
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+async def test_an_error_of_the_users_own_code_pauses_the_run(equal_runs: Runs, world_size: int) -> None:
+    """A learner counts once, whatever its ranks."""
+    equal_runs.config = make_config(loss={"preset": f"{__name__}:broken_loss"})
+    reason = await _paused(equal_runs, await equal_runs.make(), world_size)
+    assert reason == "the learner failed 3 times: TypeError: a user's own mistake"
+
+
+async def test_a_checkpoint_that_cannot_be_written_pauses_the_run(equal_runs: Runs) -> None:
+    settings = await equal_runs.make()
+    settings.checkpoints.write_text("no directory")
+    reason = await _paused(equal_runs, settings, 1)
+    assert "the checkpoint could not be written (rank 0): [Errno 20] Not a directory" in reason
+    assert (await states(equal_runs.database, settings.run_id))[:2] == ["stepped", "stepped"], "nothing is consumed"
+
+
+async def test_failures_count_between_two_checkpoints(equal_runs: Runs) -> None:
+    """One that came further than the checkpoint from which it began starts the count anew."""
+    settings = await equal_runs.make()
+    async with equal_runs.database.begin() as connection:
+        for epoch, (committed, count) in enumerate([(0, 1), (0, 2), (2, 1), (2, 2)], start=1):
+            lease = await fenced.take_lease(connection, settings.run_id)
+            await connection.execute(update(Run).where(Run.run_id == settings.run_id).values(checkpoint_step=committed))
+            for _ in range(2):  # of two ranks
+                await fenced.fail(connection, lease, 2, "why")
+            learner = await learners.get(connection, settings.run_id)
+            assert learner is not None and learner.details == {"failures": {"step": committed, "epoch": epoch, "count": count}}
+            await learners.heartbeat(connection, settings.run_id, epoch, 2, "done", 0, {})
+        row = await runs.get(connection, settings.run_id)
+    assert row is not None and row.state == "running"
 
 
 async def test_a_run_that_ends_ends_its_learner(equal_runs: Runs) -> None:

@@ -56,11 +56,12 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(database: D
         assert run_id in await learners.wanted(connection)
         assert run_id not in await runs.unfinished(connection), "no workflow is started for it"
         assert run_id not in {one.version.partition("/")[0] for one in await engines.newest_published(connection)}
-    kills = [("plan", 1, 0), ("step", 2, 0), ("publish", 3, 0), ("save", 4, 0)]
-    assert await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id, kills) == 5
+    kills = [("plan", 1, 0), ("step", 2, 0), ("publish", 3, 0), ("save", 4, 0), ("commit", 4, 0)]
+    assert await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id, kills) == 6
 
     row = await asyncio.wait_for(stored_runs.watch(database, run_id, lambda line: None), 60)
     assert (row.state, row.step, row.source_run_id) == ("done", 4, source)
+    assert row.epoch == 5, "done with the last commit: who came after that kill had nothing to take"
     assert await losses(database, run_id) == await losses(database, source)
     async with database.begin() as connection:
         last = [await runs.newest_version(connection, one) for one in (source, run_id)]
@@ -119,6 +120,16 @@ async def test_the_command_s_half(database: Database, model: Path, home: Path, r
     assert (result["run_id"], result["state"], result["summary"]) == (begun, "done", None)
     assert [step["metrics"]["groups_trained"] for step in result["steps"]] == [2, 2]
     assert "2 steps on the stored groups" in said[0] and "continuing run" in said[1]
+
+
+async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_id: str) -> None:
+    config = make_config(seed=uuid.uuid4().int % 2**31)
+    values = {"config": config.model_dump(mode="json"), "config_digest": config.digest(), "seed": config.seed, "model_path": ""}
+    async with database.begin() as connection:
+        await runs.create(connection, values | {"run_id": f"{runs.ADHOC}-{run_id}", "config_name": runs.ADHOC})
+        assert await runs.newest_unfinished(connection, config.digest()) is None
+        await runs.create(connection, values | {"run_id": run_id, "config_name": "test"})
+        assert await runs.newest_unfinished(connection, config.digest()) == run_id
 
 
 async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(database: Database, model: Path, home: Path, run_id: str) -> None:

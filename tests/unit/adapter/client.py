@@ -97,7 +97,7 @@ class Client:
 
     async def ask(self) -> Prepared:
         lane = self.rng.choice(["", "", "", "agent-1"])
-        return await self.prompts.prompt(self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
+        return await self.prompts.prepare(self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
 
     def body(self) -> bytes:
         system = f"x-anthropic-billing-header: v{self.rng.random()}\n{self.system}"

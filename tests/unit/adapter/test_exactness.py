@@ -54,7 +54,7 @@ async def test_another_process_makes_the_same_prompts(renderers: dict[str, Rende
         prepared = await client.ask()
         fresh = new_live()
         fresh.tree = client.live.tree
-        again = await client.prompts.prompt(fresh, client.body(), *_call_of(prepared))
+        again = await client.prompts.prepare(fresh, client.body(), *_call_of(prepared))
         assert np.array_equal(prepared.ids, again.ids) and prepared.digest == again.digest
         client.go_on(client.sample(prepared))
 

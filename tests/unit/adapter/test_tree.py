@@ -114,7 +114,7 @@ class Talk:
         import orjson
 
         body = orjson.dumps({"messages": messages, "system": "sys", "max_tokens": 5})
-        prepared = await self.prompts.prompt(self.live, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
+        prepared = await self.prompts.prepare(self.live, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
         self.number += 1
         self.kind = prepared.kind
         stop = [self.renderer.tokens.plain.token_to_id(end)] if end else []

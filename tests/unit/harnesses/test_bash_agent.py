@@ -140,6 +140,7 @@ def test_arguments_that_are_no_command_are_answered(arguments: str) -> None:
         ([calls("true")], agent.EXIT_TURN_LIMIT),
         ([refuses(400, "context_length_exceeded")], agent.EXIT_CONTEXT_FULL),
         ([says("and so on and", "length")], agent.EXIT_CONTEXT_FULL),
+        ([refuses(403, "turn_limit_reached")], agent.EXIT_TURN_LIMIT),
         ([refuses(401)], agent.EXIT_STARVED),
         ([refuses(400, "bad_request")], agent.EXIT_STARVED),
         ([refuses(503)], agent.EXIT_STARVED),

@@ -1,0 +1,82 @@
+"""An engine that nobody hears is not an engine that is gone: the store was away, or a large policy is being loaded.
+
+Why here: calls in flight were paid for, and a healthy engine's would be cancelled.
+Called by: pytest.
+"""
+
+import asyncio
+from pathlib import Path
+
+from sqlalchemy import func, insert, text, update
+
+from adapter.routing import Router
+from ratchet.engine_client import EngineClient
+from ratchet.local.engine import _Wrapper
+from ratchet.local.engine_process import EngineSettings
+from ratchet.store import engines
+from ratchet.store.database import Database
+from ratchet.store.schema import Engine, PolicyVersion, Run
+from ratchet.types import EngineState
+from tests.integration.adapter.conftest import ScriptedEngine, cut_off
+from training.vllm_plugin import file_sha256
+
+
+async def change(database: Database, engine: ScriptedEngine, **values: object) -> None:
+    async with database.begin() as conn:
+        await conn.execute(update(Engine).where(Engine.id == engine.id).values(**values))
+
+
+async def test_silence_counts_once_the_store_was_there_to_hear(database: Database, postgres_url: str, engine: ScriptedEngine) -> None:
+    long_ago = func.now() - text("interval '30 seconds'")
+    async with cut_off(postgres_url) as (url, line), Database(url) as through_line, asyncio.timeout(300):
+        router = Router(through_line)
+        await router.pick(1)
+        line.cut()
+        router.avoid(engine.id)
+        await router.pick(1)  # by the last view, after it asked the store in vain
+        await change(database, engine, heartbeat_at=long_ago)
+        line.mend()
+        gone = asyncio.create_task(router.wait_until_gone(engine.id))
+        while router.serves(engine.id):  # until the store has been read again
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
+        assert not gone.done(), "its calls go on"
+        await change(database, engine, state=EngineState.STARTING)
+        await gone
+        await change(database, engine, state=EngineState.READY)
+        await Router(database).wait_until_gone(engine.id)  # who could hear all the time believes it
+
+
+async def test_an_engine_is_heard_while_it_loads(database: Database, postgres_url: str, engine: ScriptedEngine, tmp_path: Path) -> None:
+    """After a silence it catches up first, out of service; from then on it is heard, however long that takes."""
+    directory = tmp_path / "policies" / "run-1" / "1.e1"
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    files = [{"name": "model.safetensors", "sha256": file_sha256(directory / "model.safetensors"), "bytes": 7}]
+    async with database.begin() as conn:
+        run = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
+        await conn.execute(insert(Run).values(**run))
+        version = {"version": "run-1/1.e1", "run_id": "run-1", "step": 1, "epoch": 1, "uri": str(directory), "files": files}
+        await conn.execute(insert(PolicyVersion).values(**version))
+    await change(database, engine, heartbeat_at=func.now() - text("interval '30 seconds'"))
+    await engine.hold_updates()
+    settings = EngineSettings(
+        model_path=tmp_path, port=1, database_url=postgres_url, state_dir=tmp_path, policies_root=tmp_path / "policies"
+    )
+    async with EngineClient(engine.address) as client, asyncio.timeout(300):
+        wrapper = _Wrapper(settings, database, client, asyncio.Event())
+        wrapper.engine_id, wrapper.up, wrapper.heard_at = engine.id, True, float("-inf")
+        beat = asyncio.create_task(wrapper._beat())
+        while True:
+            async with database.begin() as conn:
+                row = await engines.get(conn, engine.id)
+            assert row is not None and not beat.done()
+            if row.silent_seconds < engines.SILENT_SECONDS and (await engine.seen())["updates"]:
+                break
+            await asyncio.sleep(0.02)
+        assert row.state is EngineState.SYNCING
+        await engine.release("update")
+        await beat
+        async with database.begin() as conn:
+            row = await engines.get(conn, engine.id)
+        assert row is not None and (row.state, row.version) == (EngineState.READY, "run-1/1.e1")

@@ -1,0 +1,92 @@
+"""A stack of sleeping parts under the real supervisord: what an interrupted `up` leaves, a gateway that is away, errors in one line."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.local.plan import ServingPlan, load_plan, wants_other, write_plan
+from ratchet.local.stack import Part, Stack, free_ports
+from ratchet.local.supervisor import Supervisor
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 120
+
+
+class Sleepers(Stack):
+    """A stack whose parts do nothing; the adapter takes its time to end."""
+
+    def parts(self) -> list[Part]:
+        slow = "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done"
+        return [Part("engine", ["sleep", "1000"], 40), Part("adapter", ["sh", "-c", slow], 50, stop_group=False)]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Sleepers]:
+    free_ports(tmp_path)
+    stack = Sleepers(tmp_path)
+    Supervisor(stack).up()
+    yield stack
+    Supervisor(stack).down()
+
+
+def _wait_for(stack: Stack, states: dict[str, str]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (found := {part.name: part.state for part in Supervisor(stack).states()}) != states:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_up_starts_what_stands_still(stack: Sleepers) -> None:
+    """Interrupted while it ended engine and adapter: one is down, one on its way."""
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    supervisor = Supervisor(stack)
+    supervisor.stop("engine")
+    supervisor._ask("stopProcess", "adapter", False)
+    assert {part.name: part.state for part in supervisor.states()} == {"engine": "stopped", "adapter": "stopping"}
+    supervisor.up()
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    pids = {part.name: part.pid for part in supervisor.states()}
+    supervisor.up()
+    assert {part.name: part.pid for part in supervisor.states()} == pids, "what runs is left alone"
+
+
+def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> None:
+    """The plan is what the parts serve when they start: as long as it is not written, the next `up` ends them again."""
+    stack = Stack(tmp_path)
+    one, other = (RunConfig.model_validate({"model": f"/{name}", "datasets": [{"path": "x"}]}) for name in ("one", "other"))
+    assert not wants_other(stack, one)
+    write_plan(stack, ServingPlan(config=one, model_path=Path("/one")))
+    assert wants_other(stack, other) and not wants_other(stack, one)
+    write_plan(stack, ServingPlan(config=other, model_path=Path("/other")))
+    assert not wants_other(stack, other) and load_plan(stack).config == other
+
+
+def test_down_goes_on_where_the_gateway_is_away(stack: Sleepers) -> None:
+    command = [sys.executable, "-m", "ratchet.cli.main", "down", "--boxes"]
+    variables = {**os.environ, "RATCHET_HOME": str(stack.home)}
+    ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0 and "the gateway does not end them" in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+    assert not Supervisor(stack).is_up()
+
+
+def test_an_error_with_a_name_is_a_sentence() -> None:
+    program = """
+import sys
+from ratchet.cli import main
+from ratchet.errors import EngineUnavailableError
+
+@main.app.command()
+def fails() -> None:
+    raise EngineUnavailableError("no engine answers")
+
+sys.argv = ["ratchet", "fails"]
+main.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "ratchet: no engine answers\n")

@@ -1,0 +1,34 @@
+"""What the adapter refuses, as the agents' programs repeat it: a limit ends the rollout, everything else is our fault."""
+
+import json
+
+import pytest
+
+from activities.harnesses.cli_ends import exit_of_error
+from adapter.conversation import Wishes
+from adapter.dialects.base import Dialect
+from adapter.dialects.chat import ChatDialect
+from adapter.dialects.messages import MessagesDialect
+from adapter.dialects.responses import ResponsesDialect
+from adapter.prompts import PromptTooLongError, TurnLimitError
+from adapter.replies import classify
+from adapter.sessions import UnauthorisedError
+from ratchet.errors import StoreUnavailableError
+from ratchet.types import AgentExit
+
+
+@pytest.mark.parametrize("dialect", [ChatDialect(), MessagesDialect(), ResponsesDialect()], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TurnLimitError(50), AgentExit.TURN_LIMIT),
+        (PromptTooLongError(300, 200, Wishes("any")), AgentExit.CONTEXT_FULL),
+        (UnauthorisedError(), AgentExit.STARVED),
+        (StoreUnavailableError("away"), AgentExit.STARVED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
+)
+def test_the_adapters_refusals_are_recognised(dialect: Dialect, error: Exception, kind: AgentExit) -> None:
+    """By the whole body, and by its sentence alone: not every program repeats the code."""
+    body = dialect.failure(*classify(error))[1].decode()
+    assert exit_of_error(body) is exit_of_error(json.loads(body)["error"]["message"]) is kind

@@ -1,0 +1,28 @@
+"""A user's own module: whatever is wrong with it is an ImportError, which every caller words."""
+
+from pathlib import Path
+
+import pytest
+
+from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("raise RuntimeError('no GPU')", "RuntimeError: no GPU"),
+        ("def loss(:", "SyntaxError: "),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+        ("pass", "has no attribute 'loss'"),
+    ],
+)
+def test_a_module_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, named: str) -> None:
+    from activities.graders.rewards import find
+
+    (tmp_path / "users_own.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=named):
+        import_object("users_own:loss")
+    with pytest.raises(ConfigError, match=named):
+        find("users_own:loss")
