@@ -11,14 +11,17 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import func, select, text
 from temporalio.client import WorkflowHandle
+from temporalio.testing import ActivityEnvironment
 
 from activities.boot import INSTALLATION_KEY
-from ratchet.store import sandboxes
+from activities.sweep import SweepActivities
+from ratchet.payloads import SweepInput
+from ratchet.store import rollouts, sandboxes
 from ratchet.store.schema import Sandbox, Turn
 from tests.integration.loop.conftest import Loop
 from tests.integration.loop.test_rollout import TASK, call, finish
@@ -190,6 +193,33 @@ async def test_killed_in_kill(loop: Loop, moment: str) -> None:
     assert len(alive) == (1 if moment.startswith("before") else 0)
     loop.spawn("worker")
     assert (await sweep(loop))["boxes_released"] == 1
+    await assert_nothing_is_left(loop)
+
+
+async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    await loop.script("never delivered", hold="sweep asks")
+    handle = await loop.start(loop.dataset(**TASK))
+    await loop.until(lambda: works(loop, handle), "the agent waits for its model")
+    await handle.terminate()
+    rollout_id = (await loop.rollout(handle)).id
+    activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client, UUID(await installation_of(loop)))
+    ask = activities._alive
+
+    async def ask_too_long(workflow_ids: set[str]) -> dict[str, bool]:
+        alive = await ask(workflow_ids)
+        async with loop.database.begin() as connection:
+            await rollouts.claim(connection, rollout_id, "another life")
+        return alive
+
+    async def outcome_after_a_sweep() -> str | None:
+        await ActivityEnvironment().run(activities.sweep, SweepInput(force=True))
+        return (await loop.rollout(handle)).outcome
+
+    monkeypatch.setattr(activities, "_alive", ask_too_long)
+    assert await outcome_after_a_sweep() is None
+    monkeypatch.undo()
+    assert await outcome_after_a_sweep() == "infra_failed"
+    await loop.release("sweep asks")
     await assert_nothing_is_left(loop)
 
 

@@ -96,6 +96,8 @@ async def test_a_grader_that_cannot_run_gives_no_reward(loop: Loop) -> None:
             await connection.execute(select(Sandbox.role, func.count()).where(Sandbox.rollout_id == row.id).group_by(Sandbox.role))
         ).all()
         assert dict(roles) == {"agent": 1, "grade": 3}, "a grader's fault costs no agent tokens"
+        reasons = select(Sandbox.release_reason).where(Sandbox.rollout_id == row.id, Sandbox.role == "grade")
+        assert (await connection.execute(reasons)).scalars().all() == ["no verdict"] * 3, "each is given back before the next is asked for"
 
 
 async def test_a_reward_function_that_breaks_gives_no_reward_and_is_named(loop: Loop) -> None:
