@@ -49,9 +49,10 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     fresh = not supervisor.is_up()
-    if not fresh and wants_other(stack, config):
+    other = wants_other(stack, config)
+    if other and not fresh:
         asyncio.run(_require_idle(stack))
-    plan, other = prepare_plan(config, say), wants_other(stack, config)
+    plan = prepare_plan(config, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     elif other:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.exceptions import ApplicationError
 
 from activities.run_configs import RunConfigs
@@ -47,6 +48,13 @@ async def make(database: Database, run_id: str, config: RunConfig, *groups: dict
     await make_run(database, run_id, config)
     async with database.begin() as connection:
         return [await make_group(connection, run_id, number, **{"rewards": SOLVED_ONCE} | group) for number, group in enumerate(groups)]
+
+
+async def told_of(connection: AsyncConnection, run_id: str) -> str:
+    """The run's state and, where there is one, its reason."""
+    row = await runs.get(connection, run_id)
+    assert row is not None
+    return f"{row.state} {row.state_reason}".strip()
 
 
 async def test_the_oldest_ready_groups_enter_and_again_is_the_same(database: Database, run_id: str) -> None:
@@ -133,9 +141,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
             number += count
             await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
             await readiness.consume_without_signal(connection, run_id, config.training)
-            row = await runs.get(connection, run_id)
-        assert row is not None
-        return f"{row.state} {row.state_reason}".strip()
+            return await told_of(connection, run_id)
 
     await make_run(database, run_id, config)
     assert await view(7) == "running"
@@ -160,9 +166,7 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
                 await connection.execute(update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED))
             await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
             await readiness.pause_where_all_fail(connection, run_id, config.training)
-            row = await runs.get(connection, run_id)
-        assert row is not None
-        return f"{row.state} {row.state_reason}".strip()
+            return await told_of(connection, run_id)
 
     await make_run(database, run_id, config)
     assert await view(**broken) == "running"
@@ -184,9 +188,7 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
 
     async def state() -> str:
         async with database.begin() as connection:
-            row = await runs.get(connection, run_id)
-        assert row is not None
-        return row.state
+            return await told_of(connection, run_id)
 
     ending = asyncio.create_task(activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE)))
     await asyncio.wait([ending], timeout=1)
