@@ -53,7 +53,7 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
     await consume(connection, run_id, [group.group_id for group in ready if not group.signal], step, "no_signal")
     telling = [group for group in ready if group.signal]
     lengths = await _lengths(connection, telling, min_policy_step)
-    drafts = [_draft(group, lengths, step, config) for group in telling]
+    drafts = [draft(group, lengths, step, config) for group in telling]
     useful = [members for members in drafts if any(member.num_tokens > 0 for member in members)]
     expired = [members[0].group_id for members in drafts if members not in useful]
     await consume(connection, run_id, expired, step, "expired")
@@ -78,10 +78,10 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
     for at, group in enumerate(stored):
         if at % _AT_ONCE == 0:
             lengths = await _lengths(connection, [one for one in stored[at : at + _AT_ONCE] if one.signal], 0)
-        draft = _draft(group, lengths, step, config) if group.signal else []
-        useful = any(member.num_tokens > 0 for member in draft)
-        uses.append((group.group_id, step, "trained" if useful else "expired" if draft else "no_signal"))
-        chosen += [draft] if useful else []
+        drafted = draft(group, lengths, step, config) if group.signal else []
+        useful = any(member.num_tokens > 0 for member in drafted)
+        uses.append((group.group_id, step, "trained" if useful else "expired" if drafted else "no_signal"))
+        chosen += [drafted] if useful else []
         if len(chosen) == training.groups_per_step or (at == len(stored) - 1 and len(chosen) >= training.min_groups):
             await _write(connection, run_id, step, 0, chosen, config)
             step, chosen = step + 1, []
@@ -93,20 +93,20 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
 
 
 @dataclass(slots=True, frozen=True)
-class _Lengths:
+class Lengths:
     """Per rollout: tokens of its longest chain up to the last trained one, and trained tokens over all chains."""
 
     longest: dict[int, int]
     trained: dict[int, int]
 
 
-async def _lengths(connection: AsyncConnection, groups: Sequence[ReadyGroup], min_policy_step: int) -> _Lengths:
+async def _lengths(connection: AsyncConnection, groups: Sequence[ReadyGroup], min_policy_step: int) -> Lengths:
     """Two queries, however many groups."""
     rollout_ids = [row.id for group in groups for row in group.members]
-    return _Lengths(await chains.longest(connection, rollout_ids), await chains.trained_tokens(connection, rollout_ids, min_policy_step))
+    return Lengths(await chains.longest(connection, rollout_ids), await chains.trained_tokens(connection, rollout_ids, min_policy_step))
 
 
-def _draft(group: ReadyGroup, lengths: _Lengths, step: int, config: RunConfig) -> list[Member]:
+def draft(group: ReadyGroup, lengths: Lengths, step: int, config: RunConfig) -> list[Member]:
     """The group's members with advantage and token count; `update` and `weight` are still 0.
 
     A rollout with a chain that no bin can hold (an imported one: the engine's limit is below the bin's) stays in the baseline and trains
@@ -127,17 +127,22 @@ def _draft(group: ReadyGroup, lengths: _Lengths, step: int, config: RunConfig) -
     return members
 
 
-async def _write(
-    connection: AsyncConnection, run_id: str, step: int, min_policy_step: int, chosen: Sequence[Sequence[Member]], config: RunConfig
-) -> None:
-    """The plan row of these groups' drafts."""
+def planned(chosen: Sequence[Sequence[Member]], step: int, config: RunConfig) -> list[Member]:
+    """The step's members from its groups' drafts: final advantages, updates and token weights."""
     drafts = [member for group in chosen for member in group]
     values = [member.advantage for member in drafts]
     if config.training.advantage == "batch":
         values = over_batch(values)
     values = [weigh_negative(value, config.training.negative_weight) for value in values]
     drafts = [replace(member, advantage=value) for member, value in zip(drafts, values, strict=True)]
-    members = _with_updates(drafts, step, config)
+    return _with_updates(drafts, step, config)
+
+
+async def _write(
+    connection: AsyncConnection, run_id: str, step: int, min_policy_step: int, chosen: Sequence[Sequence[Member]], config: RunConfig
+) -> None:
+    """The plan row of these groups' drafts."""
+    members = planned(chosen, step, config)
     knobs = {
         "loss": config.loss.model_dump(),
         "updates_per_step": config.training.updates_per_step,

@@ -1,0 +1,189 @@
+"""The quickstart without boxes and engine: simulated shell, sampling in this process, the real plan arithmetic and the real learner.
+
+Why here: a config must be chosen on tasks that no evaluation holds, with many warm starts and controls, and a run of the real pipeline is
+twenty minutes for one of them.
+Called by: `ratchet bench simulation` (one warm start, a run and a control; `--full`: three, each with a run and two controls), and
+`python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` for other values than the config's.
+
+An estimate, for comparing settings: solved means that the file is what the fix makes of it. Its tasks and its warm starts' seeds are its own.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ratchet import paths
+from ratchet.cli.console import say
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
+from ratchet.local.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
+from ratchet.local.tiny_policy.build import make_tiny_policy
+from ratchet.local.tiny_policy.solving import Play, play_tasks, solve_rate
+from training.batch import Lengths, draft, planned
+from training.learner import Learner
+from training.plan import Plan, TrainingSequence
+from training.readiness import ReadyGroup
+
+CONFIG = Path("configs/quickstart.yaml")
+WARM_START_SEEDS = (103, 104, 105)
+"""None of them is one of the curve's."""
+NUM_EVALUATED, AT_ONCE = 360, 180
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulated run. `repeat` numbers runs that differ in nothing but chance."""
+
+    warm_start: int
+    repeat: int
+    control: bool
+
+
+class Simulation:
+    """One run from a warm start. `policy` samples; after every step it is what the learner published."""
+
+    def __init__(self, model_path: Path, config: RunConfig, case: Case) -> None:
+        self.config, self.model_path = config, model_path
+        self.learner = Learner(model_path, config)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        self.load(model_path)
+        random.Random(f"{case.warm_start}/{case.repeat}").shuffle(tasks := train_tasks())
+        self.tasks = tasks
+
+    def load(self, directory: Path) -> None:
+        self.policy: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+
+    def play(self, tasks: Sequence[BugTask], temperature: float) -> list[Play]:
+        sampling, turns = self.config.sampling, self.config.harness.max_turns
+        limits = {"max_turns": turns, "max_tokens_per_turn": sampling.max_response_tokens}
+        return play_tasks(self.policy, self.tokenizer, tasks, temperature=temperature, **limits)
+
+    def rates(self) -> dict[str, float]:
+        found = {}
+        for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+            parts = [evaluated()[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
+            found[name] = solve_rate([play for part in parts for play in self.play(part, temperature)])
+        return found
+
+    def step(self, number: int) -> None:
+        """`groups_per_step` groups, whatever their signal: what the config's `max_groups_seen` comes to."""
+        training = self.config.training
+        first = (number - 1) * training.groups_per_step
+        tasks = [self.tasks[(first + at) % len(self.tasks)] for at in range(training.groups_per_step)]
+        plays = self.play([task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature)
+        rows = [SimpleNamespace(id=at, grade_id=None, reward=float(play.solved), agent_exit=None) for at, play in enumerate(plays)]
+        groups = [ReadyGroup(at, first + at, rows[at * training.group_size : (at + 1) * training.group_size]) for at in range(len(tasks))]
+        lengths = Lengths({at: len(play.ids) for at, play in enumerate(plays)}, {at: sum(play.sampled) for at, play in enumerate(plays)})
+        drafts = [draft(group, lengths, number, self.config) for group in groups if group.signal]
+        if len(drafts) < training.min_groups:
+            return
+        knobs = {"updates_per_step": training.updates_per_step}
+        plan = Plan(number, planned(drafts, number, self.config), number - 1, knobs, self.config.seed)
+        trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
+        self.learner.step(plan, [sequence(at, plays[at], number - 1) for at in trained])
+        with tempfile.TemporaryDirectory() as directory:
+            self.learner.publish(Path(directory) / "weights")
+            self.load(Path(directory) / "weights")
+
+
+def sequence(rollout_id: int, play: Play, version: int) -> TrainingSequence:
+    """A play as one chain: up to its last sampled token."""
+    mask = np.zeros(len(play.ids), dtype=np.bool_)
+    behaviour = np.zeros(len(play.ids), dtype=np.float32)
+    start = len(play.ids) - len(play.sampled)  # the opening
+    mask[start:], behaviour[start:] = play.sampled, play.logprobs
+    end = int(np.flatnonzero(mask)[-1]) + 1
+    turns = np.cumsum(np.diff(mask, prepend=False) & mask)
+    versions = np.where(mask, version, -1).astype(np.int32)
+    arrays = (np.array(play.ids[:end], dtype=np.int32), mask[:end], behaviour[:end], turns[:end].astype(np.int64))
+    return TrainingSequence(rollout_id, *arrays, 1.0, versions[:end])
+
+
+def evaluated() -> list[BugTask]:
+    tasks = endless_tasks(random.Random("simulation"), task_digests([*train_tasks(), *held_out_tasks()]))
+    return [next(tasks) for _ in range(NUM_EVALUATED)]
+
+
+def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
+    control = ["training.advantage=shuffled"] if case.control else []
+    config = load_config(CONFIG, [*overrides, *control, f"seed={case.repeat}"])
+    model_path = paths.cache() / "simulation" / f"tiny-{case.warm_start}"
+    make_tiny_policy(model_path, case.warm_start, say)
+    torch.manual_seed(hash((case.warm_start, case.repeat, case.control)))
+    simulation = Simulation(model_path, config, case)
+    before = simulation.rates()
+    for number in range(1, config.training.steps + 1):
+        simulation.step(number)
+    after = simulation.rates()
+    gained = {kind: after[kind] - before[kind] for kind in before}
+    say(f"{case}: " + ", ".join(f"{kind} {before[kind]:.2f} -> {after[kind]:.2f}" for kind in before))
+    return {
+        "warm_start": case.warm_start,
+        "repeat": case.repeat,
+        "control": case.control,
+        "before": before,
+        "after": after,
+        "gained": gained,
+    }
+
+
+def spread(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean gain over these runs, and what one run scatters by (None for a single one)."""
+    gains = {kind: [run["gained"][kind] for run in runs] for kind in ("sampled", "greedy")}
+    return {kind: {"mean": fmean(values), "scatter": stdev(values) if len(values) > 1 else None} for kind, values in gains.items()}
+
+
+def cases(full: bool, repeats: int) -> list[Case]:
+    seeds = WARM_START_SEEDS if full else WARM_START_SEEDS[:1]
+    return [Case(seed, repeat, control) for repeat in range(repeats) for seed in seeds for control in (False, True)]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A learner needs a process group; one thread, as the quickstart's has beside everything else."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    with alone():
+        runs = [simulate(case, options.overrides) for case in cases(options.full, options.repeats or (2 if options.full else 1))]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    found = {
+        "commit": commit,
+        "overrides": options.overrides,
+        "runs": runs,
+        "gained": {
+            name: spread([run for run in runs if run["control"] == control]) for name, control in (("runs", False), ("controls", True))
+        },
+    }
+    json.dump(found, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
