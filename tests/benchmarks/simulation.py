@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -62,8 +62,8 @@ class Simulation:
         self.learner = Learner(model_path, config)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.load(model_path)
-        random.Random(f"{case.warm_start}/{case.repeat}").shuffle(tasks := train_tasks())
-        self.tasks = tasks
+        self.tasks = train_tasks()
+        random.Random(f"{case.warm_start}/{case.repeat}").shuffle(self.tasks)
 
     def load(self, directory: Path) -> None:
         self.policy: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
@@ -74,9 +74,9 @@ class Simulation:
         return play_tasks(self.policy, self.tokenizer, tasks, temperature=temperature, **limits)
 
     def rates(self) -> dict[str, float]:
-        found = {}
+        found, tasks = {}, evaluated()
+        parts = [tasks[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
         for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-            parts = [evaluated()[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
             found[name] = solve_rate([play for part in parts for play in self.play(part, temperature)])
         return found
 
@@ -132,14 +132,7 @@ def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
     after = simulation.rates()
     gained = {kind: after[kind] - before[kind] for kind in before}
     say(f"{case}: " + ", ".join(f"{kind} {before[kind]:.2f} -> {after[kind]:.2f}" for kind in before))
-    return {
-        "warm_start": case.warm_start,
-        "repeat": case.repeat,
-        "control": case.control,
-        "before": before,
-        "after": after,
-        "gained": gained,
-    }
+    return asdict(case) | {"before": before, "after": after, "gained": gained}
 
 
 def spread(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
