@@ -5,7 +5,6 @@ Called by: `ratchet bench adapter --json`; without --full with one repeat of the
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ratchet.cli.console import say
 from tests.benchmarks import _adapter_load, _prompt_cost
+from tests.benchmarks._commit import commit
 
 
 def main() -> None:
     full = "--full" in sys.argv
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     load_before = psutil.getloadavg()[0]
     result = {
-        "commit": commit,
+        "commit": commit(),
         "machine": {"cores": os.cpu_count(), "load_average_at_start": round(load_before, 1)},
         "prompt_cost": _prompt_cost.measure(7 if full else 1, say),
         **_adapter_load.measure(1000, 120 if full else 30, say),

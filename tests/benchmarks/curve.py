@@ -10,7 +10,6 @@ Prints JSON; the picture goes to docs/curve.png.
 """
 
 import asyncio
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +26,7 @@ from ratchet.local.bring_up import bring_up
 from ratchet.local.runs import collect, start_run, watch
 from ratchet.local.stack import Stack
 from ratchet.store import reports, runs
+from tests.benchmarks._commit import commit
 
 CONFIG = Path("configs/quickstart.yaml")
 PICTURE = Path("docs/curve.png")
@@ -77,7 +77,6 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     stack = Stack()
     results = {name: run_variant(stack, name, overrides) for name, overrides in variants("--full" in sys.argv).items()}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     seeds = [name for name in results if not name.startswith(_CONTROL)]
     controls = {control_of(name): name for name in seeds if control_of(name) in results}
     curves = {
@@ -85,9 +84,9 @@ def main() -> None:
         for name, result in results.items()
     }
     PICTURE.parent.mkdir(exist_ok=True)
-    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {commit}", PICTURE, controls)
+    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {commit()}", PICTURE, controls)
     found = {
-        "commit": commit,
+        "commit": commit(),
         "runs": {name: {key: result[key] for key in ("run_id", "state", "cost")} | result["summary"] for name, result in results.items()},
         "pooled": {
             "seeds": pooled([results[name] for name in seeds]),

@@ -37,6 +37,7 @@ from ratchet.config import DatasetConfig, RunConfig
 from ratchet.local.private_gateway import private_gateway
 from ratchet.local.sandbox_gateway.layers import ensure_python_layer
 from ratchet.store.tasks import TaskRow
+from tests.benchmarks._commit import commit
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2
@@ -144,8 +145,7 @@ async def measure(size: Size) -> dict[str, Any]:
 def main() -> None:
     size = Size(tasks=14, repeats=5, throughput=84) if "--full" in sys.argv else Size(tasks=4, repeats=2, throughput=12)
     result = asyncio.run(measure(size))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    sys.stdout.buffer.write(orjson.dumps({"commit": commit, **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import orjson
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from ratchet.cli.console import say
 from ratchet.local.private_gateway import private_gateway
+from tests.benchmarks._commit import commit
 
 BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
 # Without the profile of whoever runs the benchmark.
@@ -185,8 +186,7 @@ def main() -> None:
     full = "--full" in sys.argv
     size = Size(creates=100, commands=500, transfers=20, idle=1000) if full else Size(creates=30, commands=100, transfers=5, idle=1000)
     result = asyncio.run(measure(size))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    sys.stdout.buffer.write(orjson.dumps({"commit": commit, **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":

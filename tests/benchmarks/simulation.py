@@ -11,7 +11,6 @@ An estimate, for comparing settings: solved means that the file is what the fix 
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from ratchet.config_sources import load_config
 from ratchet.local.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
 from ratchet.local.tiny_policy.build import make_tiny_policy
 from ratchet.local.tiny_policy.solving import Play, play_tasks, solve_rate
+from tests.benchmarks._commit import commit
 from training.batch import Lengths, draft, planned
 from training.learner import Learner
 from training.plan import Plan, TrainingSequence
@@ -165,9 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     with alone():
         runs = [simulate(case, options.overrides) for case in cases(options.full, options.repeats or (2 if options.full else 1))]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     found = {
-        "commit": commit,
+        "commit": commit(),
         "overrides": options.overrides,
         "runs": runs,
         "gained": {

@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import platform
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks import _sizes
+from tests.benchmarks._commit import commit
 from tests.benchmarks._settings import settings
 from training.plan import Member, TrainingSequence
 
@@ -314,14 +314,6 @@ def _ratios(ways: Mapping[str, dict[str, Any]], measure: str) -> dict[str, float
     return found | ({"tree_over_best_trl": round(min(trl) / tree, 2)} if trl else {})
 
 
-def _commit() -> str | None:
-    """None in a copy without a repository, as one is taken to a machine with a GPU."""
-    try:
-        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="seven rounds in place of two or three")
@@ -354,7 +346,7 @@ def main() -> None:
     at_size = [found for size in sizes for found in _sizes.measure(size, rounds or 3)]
     machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     machine |= {"threads": options.threads, "load_at_start": before, "load_at_end": os.getloadavg()[0]}
-    setting = {"commit": _commit(), **machine, "dtype": "float32", "model": SHAPE}
+    setting = {"commit": commit(), **machine, "dtype": "float32", "model": SHAPE}
     print(json.dumps({**setting, "cases": results, "sizes": at_size}, indent=2))
 
 
