@@ -327,11 +327,11 @@ def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
     steps = {"start": 0, "end": config.training.steps}
     plans = []
     for when in config.evaluation.at if any(dataset.use == "eval" for dataset in config.datasets) else []:
-        extra = config.evaluation.start_temperatures if when == "start" else []
-        for temperature in [*config.evaluation.temperatures, *extra]:
-            samples = config.evaluation.samples if temperature > 0 else 1
+        samples = {temperature: config.evaluation.samples if temperature > 0 else 1 for temperature in config.evaluation.temperatures}
+        extra = {temperature: 1 for temperature in config.evaluation.start_temperatures if when == "start" and temperature not in samples}
+        for temperature, num_samples in (samples | extra).items():
             label = f"{when}-{'greedy' if temperature == 0 else f't{temperature:g}'}"
-            plans.append(EvaluationPlan(label=label, step=steps[when], temperature=temperature, num_samples=samples))
+            plans.append(EvaluationPlan(label=label, step=steps[when], temperature=temperature, num_samples=num_samples))
     return plans
 
 

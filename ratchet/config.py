@@ -208,7 +208,7 @@ class EvaluationConfig(Section):
     start_temperatures: list[float] = []
     """Further temperatures at the start only: what mere sharpening of the initial policy would give."""
     samples: Positive = 1
-    """Rollouts of each held-out task at a temperature above 0; greedy takes one."""
+    """Rollouts of each held-out task at those of `temperatures` that are above 0; greedy and `start_temperatures` take one."""
 
 
 class GradingConfig(Section):
