@@ -325,11 +325,12 @@ def _name_of(input: PrepareRunInput) -> str:
 def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
     """Fixed before the run begins: version 0 and the last step, never the best."""
     steps = {"start": 0, "end": config.training.steps}
+    compared = {temperature: config.evaluation.samples if temperature > 0 else 1 for temperature in config.evaluation.temperatures}
+    further = dict.fromkeys(config.evaluation.start_temperatures, 1)
+    samples = {"start": compared | further | compared, "end": compared}  # one that is named twice is compared
     plans = []
     for when in config.evaluation.at if any(dataset.use == "eval" for dataset in config.datasets) else []:
-        samples = {temperature: config.evaluation.samples if temperature > 0 else 1 for temperature in config.evaluation.temperatures}
-        extra = {temperature: 1 for temperature in config.evaluation.start_temperatures if when == "start" and temperature not in samples}
-        for temperature, num_samples in (samples | extra).items():
+        for temperature, num_samples in samples[when].items():
             label = f"{when}-{'greedy' if temperature == 0 else f't{temperature:g}'}"
             plans.append(EvaluationPlan(label=label, step=steps[when], temperature=temperature, num_samples=num_samples))
     return plans

@@ -77,6 +77,7 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     stack = Stack()
     results = {name: run_variant(stack, name, overrides) for name, overrides in variants("--full" in sys.argv).items()}
+    made_by = commit()
     seeds = [name for name in results if not name.startswith(_CONTROL)]
     controls = {control_of(name): name for name in seeds if control_of(name) in results}
     curves = {
@@ -84,9 +85,9 @@ def main() -> None:
         for name, result in results.items()
     }
     PICTURE.parent.mkdir(exist_ok=True)
-    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {commit()}", PICTURE, controls)
+    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {made_by}", PICTURE, controls)
     found = {
-        "commit": commit(),
+        "commit": made_by,
         "runs": {name: {key: result[key] for key in ("run_id", "state", "cost")} | result["summary"] for name, result in results.items()},
         "pooled": {
             "seeds": pooled([results[name] for name in seeds]),
