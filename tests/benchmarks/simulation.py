@@ -2,7 +2,7 @@
 
 Why here: a config must be chosen on tasks that no evaluation holds, with many warm starts and controls, and a run of the real pipeline is
 twenty minutes for one of them.
-Called by: `ratchet bench simulation` (one warm start, a run and a control; `--full`: three, each with a run and two controls), and
+Called by: `ratchet bench simulation` (one warm start, a run and a control; `--full`: three, each with two of both), and
 `python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` for other values than the config's.
 
 An estimate, for comparing settings: solved means that the file is what the fix makes of it. Its tasks and its warm starts' seeds are its own.
