@@ -94,7 +94,7 @@ BUILTINS = {"max": "largest", "min": "smallest", "sum": "sum", "len": "count"}
 POSITIONS = {"0": "first", "1": "second", "2": "third", "-1": "last"}
 FACTORS = (10, 12, 16, 20, 24, 30, 36, 40, 50, 60, 64, 80, 90)
 
-TRAIN_SEED, HELD_OUT_SEED = 20_241, 20_250
+TRAIN_SEED, HELD_OUT_SEED = 20_241, 20_251
 NUM_TRAIN_PER_FAMILY, NUM_HELD_OUT_PER_FAMILY = 57, 11
 
 Arguments = tuple[object, ...]
