@@ -7,7 +7,6 @@ Called by: `ratchet.local.supervisor` (starts it) and the CLI (asks it).
 import json
 import os
 import secrets
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,19 @@ from typing import TYPE_CHECKING
 from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
+from ratchet.local.ports import free_port, is_free
 from ratchet.local.postgres import database_url
 
 if TYPE_CHECKING:
     from ratchet.store.database import Database
 
+# All below 32768, from where the kernel takes source ports: a part that starts anew must find its port free.
 PREFERRED_PORTS = {
     "temporal": 7233,
     "temporal_ui": 8233,
     "adapter": 18001,
     "gateway": 8410,
-    "postgres": 54320,
+    "postgres": 8432,
     "engine": 18100,
     "ray": 6380,
     "ray_client": 6381,
@@ -48,29 +49,7 @@ class Part:
 
 def free_ports(home: Path) -> None:
     """Chooses ports that nobody prefers, for a stack that must not meet any other: the tests'."""
-    taken: set[int] = set()
-    for _ in PREFERRED_PORTS:
-        taken.add(_free_port(taken))
-    (home / "ports.json").write_text(json.dumps(dict(zip(PREFERRED_PORTS, sorted(taken), strict=True))))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _free_port(taken: set[int]) -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in taken:
-            return port
+    (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
 
 
 class Stack:
@@ -85,7 +64,7 @@ class Stack:
         kept = self._kept_ports()
         for name, preferred in PREFERRED_PORTS.items():
             if name not in kept:
-                kept[name] = preferred if _is_free(preferred) else _free_port(set(kept.values()))
+                kept[name] = preferred if is_free(preferred) else free_port()
         return kept
 
     def _kept_ports(self) -> dict[str, int]:
@@ -101,7 +80,7 @@ class Stack:
         Raises MachineError where somebody else listens on a port that was ours before.
         """
         for name, port in self._kept_ports().items():
-            if name in self._own_port_names() and not _is_free(port):
+            if name in self._own_port_names() and not is_free(port):
                 raise MachineError(
                     f"port {port} ({name}) is taken by another program; end that, or remove the line from {self._ports_path}"
                 )

@@ -9,7 +9,6 @@ Called by: the adapter's benchmark. Postgres, adapter, engine and clients share 
 import asyncio
 import contextlib
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from sqlalchemy import insert, select, text
 
 from adapter.rendering import Renderer
 from adapter.settings import AdapterSettings
+from ratchet.local.ports import free_port
 from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store import sessions
 from ratchet.store.arrays import ids_from_bytes
@@ -91,12 +91,6 @@ def _answer(reply: bytes) -> tuple[dict[str, Any], str]:
 # ---------------------------------------------------------------- processes
 
 
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def _process(*arguments: str, health: str = "") -> AsyncIterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, *arguments], stdout=sys.stderr)
@@ -121,7 +115,7 @@ async def _process(*arguments: str, health: str = "") -> AsyncIterator[subproces
 async def _postgres() -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
-        port = _port()
+        port = free_port()
         program = "import sys, pathlib; from ratchet.local.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
         async with _process("-c", program, f"{directory}/data", str(port)):
             await ensure_database(port)
@@ -154,7 +148,7 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
-    directory, engine_port, adapter_port = model_directory(), _port(), _port()
+    directory, engine_port, adapter_port = model_directory(), free_port(), free_port()
     renderer = Renderer(directory)
     async with _postgres() as url:
         settings = AdapterSettings(database_url=url, model_path=directory, port=adapter_port, tool_parser="qwen3_coder")

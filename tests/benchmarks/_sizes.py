@@ -10,7 +10,6 @@ and all logits at once: what one writes first. Both say the same chain's logprob
 
 import gc
 import multiprocessing
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.local.ports import free_port
 from tests.benchmarks._settings import settings
 from training.plan import Member, TrainingSequence
 
@@ -50,10 +50,7 @@ class Ours:
 
         from training.learner import Learner
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
         self.learner = Learner(model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids)))
         self.chain = chain
         self.members = {0: Member(0, 0, None, 0.0, 1.0, 1, 0, 1 / int(chain.mask.sum()))}

@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import platform
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.local.ports import free_port
 from tests.benchmarks import _sizes
 from tests.benchmarks._commit import commit
 from tests.benchmarks._settings import settings
@@ -194,12 +194,9 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
     import torch.distributed as dist
 
     torch.set_num_threads(threads)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     if not way.startswith("trl"):
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
     engine: Ours | Trl | None = None
     while (asked := pipe.recv()) is not None:
         if asked == "step":

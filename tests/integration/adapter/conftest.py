@@ -6,7 +6,6 @@ Called by: the tests of this folder.
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,17 +22,12 @@ from sqlalchemy import func, insert, select, text
 from adapter.app import create_app
 from adapter.rendering import Renderer
 from adapter.settings import AdapterSettings
+from ratchet.local.ports import free_port
 from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.schema import Base, Engine, Rollout, Run, Task, Turn
 from tests.standins.tiny_model import make_tokenizer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

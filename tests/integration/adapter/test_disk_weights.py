@@ -27,13 +27,13 @@ from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
 from ratchet.errors import EngineUnavailableError
 from ratchet.local.engine_process import EngineSettings, session_members
+from ratchet.local.ports import free_port
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
-from tests.integration.adapter.conftest import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 from training.vllm_plugin import file_sha256
 

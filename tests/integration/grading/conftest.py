@@ -18,12 +18,13 @@ from activities.graders.registry import GRADERS
 from activities.sandboxes.base import Sandbox
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
+from ratchet.local.ports import free_port
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from ratchet.local.sandbox_gateway.settings import GatewaySettings
 from ratchet.store.tasks import TaskRow
 from tests.integration.grading import shop
-from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, free_port, provider_of
+from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, provider_of
 
 EVAL_SECONDS = 60.0
 

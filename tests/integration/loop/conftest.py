@@ -38,6 +38,7 @@ from ratchet.types import EngineState
 from tests.standins.tiny_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
+_LOG_LINES = 20
 
 
 def _short(directory: Path) -> Path:
@@ -69,11 +70,17 @@ class Loop:
     model: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def spawn(self, part: str) -> None:
-        log = (self.home / f"{part}.log").open("ab")
-        command = [sys.executable, "-m", "ratchet.cli.main", part]
-        self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
-        log.close()
+    def spawn(self, part: str, *arguments: str) -> None:
+        """`ratchet PART`, or the module that `arguments` name."""
+        command = [sys.executable, "-m", *(arguments or ("ratchet.cli.main", part))]
+        with self.log(part).open("ab") as log:
+            self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
+
+    def log(self, part: str) -> Path:
+        return self.home / f"{part}.log"
+
+    def last_words(self, part: str) -> str:
+        return "\n".join(self.log(part).read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
     def end(self, part: str, kill: bool = False) -> None:
         process = self.processes.pop(part)
@@ -119,9 +126,41 @@ class Loop:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not (found := await condition()):
+            self.require_alive()
             assert loop.time() < deadline, f"timed out waiting until {what}"
             await asyncio.sleep(0.1)
         return found
+
+    async def result(self, handle: WorkflowHandle[Any, Any], seconds: float = 400) -> Any:
+        """The workflow's, or an AssertionError once a part that it needs has died: nobody here starts one anew."""
+        result = asyncio.ensure_future(handle.result())
+        try:
+            async with asyncio.timeout(seconds):
+                while not (await asyncio.wait({result}, timeout=1))[0]:
+                    self.require_alive()
+            return await result
+        finally:
+            result.cancel()
+
+    def require_alive(self) -> None:
+        for part, process in self.processes.items():
+            assert process.poll() is None, f"{part} has ended by itself, exit code {process.returncode}: {self.last_words(part)}"
+
+    async def answers(self, address: str) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(trust_env=False) as http:
+                return (await http.get(address)).is_success
+        return False
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failed test shows what the services said last: they are gone when somebody reads its report."""
+    outcome: Any = yield
+    report, loop = outcome.get_result(), getattr(item, "funcargs", {}).get("loop")
+    if report.failed and loop is not None:
+        for part in sorted(loop.processes):
+            report.sections.append((f"end of {part}.log", loop.last_words(part)))
 
 
 @pytest.fixture(scope="session")
@@ -181,13 +220,14 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
     try:
         for part in ("postgres", "temporal", "gateway", "adapter"):
             found.spawn(part)
-        engine = [sys.executable, "-m", "tests.standins.engine", str(stack.ports["engine"])]
-        found.processes["engine"] = subprocess.Popen(engine, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        found.spawn("engine", "tests.standins.engine", str(stack.ports["engine"]))
         await ensure_database(stack.ports["postgres"])
         await asyncio.to_thread(migrate, url)
         found.client = await temporal.connect(settings, wait_seconds=60)
         await temporal.register(found.client, settings)
         found.spawn("worker")
+        for part in ("gateway", "adapter"):
+            await found.until(lambda part=part: found.answers(f"http://127.0.0.1:{stack.ports[part]}/health"), f"{part} answers")
         keeper = asyncio.create_task(_engine_row(found.database, f"http://127.0.0.1:{stack.ports['engine']}", model))
         yield found
     finally:

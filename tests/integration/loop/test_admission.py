@@ -1,6 +1,5 @@
 """Admission and regrading through the real workflows: what is admitted, what an empty patch then costs, what a new verdict changes."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -33,8 +32,8 @@ def dataset(loop: Loop, **rows: dict[str, Any]) -> str:
 
 
 async def run(loop: Loop, workflow: str, argument: dict[str, Any]) -> Any:
-    started = loop.client.execute_workflow(workflow, argument, id=f"{workflow}/{uuid4().hex[:8]}", task_queue="control")
-    return await asyncio.wait_for(started, 400)
+    id = f"{workflow}/{uuid4().hex[:8]}"
+    return await loop.result(await loop.client.start_workflow(workflow, argument, id=id, task_queue="control"))
 
 
 async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> None:

@@ -1,6 +1,5 @@
 """Groups and their members when people and restarts come between: what is cancelled, terminated and taken up again."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -63,7 +62,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     handle = loop.client.get_workflow_handle(f"run/{found.run_id}")
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
-        await asyncio.wait_for(handle.result(), 240)
+        await loop.result(handle)
 
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())

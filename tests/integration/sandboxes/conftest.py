@@ -26,6 +26,7 @@ import pytest
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import MachineError
+from ratchet.local.ports import free_port
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from ratchet.local.sandbox_gateway.settings import GatewaySettings
@@ -41,12 +42,6 @@ _SERVE = (
     "import sys; from ratchet.local.sandbox_gateway.serve import serve;"
     "from ratchet.local.sandbox_gateway.settings import GatewaySettings; serve(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        return int(probe_socket.getsockname()[1])
 
 
 class GatewayProcess:

@@ -10,8 +10,9 @@ from connectrpc.errors import ConnectError
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider, cancellable
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
+from ratchet.local.ports import free_port
 from ratchet.worker import sandbox_provider
-from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, free_port, make_box, provider_of
+from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, make_box, provider_of
 from tests.integration.sandboxes.contract import *  # noqa: F403
 
 

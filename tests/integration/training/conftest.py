@@ -5,7 +5,6 @@ Called by: pytest.
 """
 
 import asyncio
-import socket
 import subprocess
 import sys
 import uuid
@@ -14,21 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.local.ports import free_port
 from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data, port = tmp_path_factory.mktemp("pg") / "data", _free_port()
+    data, port = tmp_path_factory.mktemp("pg") / "data", free_port()
     program = "import sys, pathlib; from ratchet.local.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
     server = subprocess.Popen([sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -22,13 +22,13 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
+from ratchet.local.ports import free_port
 from ratchet.payloads import SyncInput
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
-from tests.integration.training.conftest import _free_port
 from tests.integration.training.records import make_config, make_run
 from training.push import Push, described
 from training.vllm_plugin import file_sha256
@@ -88,7 +88,7 @@ class Engines:
         return version
 
     async def add(self) -> None:
-        port = _free_port()
+        port = free_port()
         self.processes.append(subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)]))
         self.addresses.append(f"http://127.0.0.1:{port}")
         async with asyncio.timeout(300):

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from ratchet.local.ports import free_port
 from ratchet.store import learners
 from ratchet.store.database import Database
 from ratchet.store.learners import LearnerRow
@@ -25,12 +25,6 @@ from tests.integration.training.records import make_config, make_group, make_run
 DEADLINE_SECONDS = 900.0
 ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else Ray takes the machine's own address in place of 127.0.0.1
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute each on idle cores
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -71,14 +65,14 @@ def _start(directory: Path, num_cpus: int, host: str = "127.0.0.1", head: Head |
     """A head, or another node of its cluster; None where it did not come up: Ray gives its own parts half a minute, which a busy machine
     may not keep.
     """
-    port = _free_port()
+    port = free_port()
     program = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={host}", f"--num-cpus={num_cpus}"]
     if head is None:
         program += ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={directory}"]
-        program += [f"--ray-client-server-port={_free_port()}"]
+        program += [f"--ray-client-server-port={free_port()}"]
     else:
         program += [f"--address={head.address}"]
-    program += [f"--object-store-memory={80 << 20}", f"--dashboard-agent-listen-port={_free_port()}", "--disable-usage-stats"]
+    program += [f"--object-store-memory={80 << 20}", f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"]
     program += ["--min-worker-port=0", "--max-worker-port=0"]
     environment = {**os.environ, **(ON_LOOPBACK if head is None else {}), "RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}
     log = directory / ("head.log" if head is None else "node.log")

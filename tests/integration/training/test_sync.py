@@ -22,13 +22,13 @@ from temporalio.testing import ActivityEnvironment
 from activities.learn import LearnActivities
 from activities.run_configs import RunConfigs
 from ratchet.engine_client import EngineClient, Sampling
+from ratchet.local.ports import free_port
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
-from tests.integration.training.conftest import _free_port
 from tests.integration.training.records import make_config, make_run
 
 OLD, NEW = [-1.0, -2.0, -3.0, -4.0], [-1.2, -2.1, -2.7, -4.1]
@@ -73,7 +73,7 @@ class Stage:
 async def stage(database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     await make_run(database, run_id, make_config())
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)])
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
     async with asyncio.timeout(300):

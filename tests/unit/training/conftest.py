@@ -4,12 +4,12 @@ Why here: the learner needs a process group even alone.
 Called by: pytest.
 """
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ratchet.local.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 
@@ -27,9 +27,6 @@ def alone() -> Iterator[None]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
