@@ -86,11 +86,15 @@ class DiffActivities:
         return DiffResult(patch_id=patch_id, num_bytes=len(diff), grade_id=grade_id, used_seconds=time.monotonic() - started)
 
     async def _empty_verdict(self, connection: AsyncConnection, rollout_id: int, patch_id: int, task: TaskRow, reason: str) -> int | None:
-        """Admission has shown that the unchanged repository fails; a box to see it again would be wasted. None: nobody has shown it."""
+        """Row or admission say that the unchanged repository fails; a box to see it again would be wasted. None: nobody has said so."""
         grader = grader_of(self.graders, task.grader)
-        if not await admissions.is_admitted(connection, task.id, grader.name, grader.version):
+        if task.spec.get("empty_patch_fails"):
+            said = "the task's row says (empty_patch_fails)"
+        elif await admissions.is_admitted(connection, task.id, grader.name, grader.version):
+            said = "admission has shown"
+        else:
             return None
-        verdict = Verdict(False, reason or "the patch is empty, and admission has shown that nothing is solved without one", "", 0.0)
+        verdict = Verdict(False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0)
         return await grades.store(connection, verdict_row(rollout_id, patch_id, grader, verdict, []))
 
     async def _close_session(self, input: StageInput) -> None:

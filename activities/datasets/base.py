@@ -93,6 +93,7 @@ class Metadata(_Part):
     pre_commands: list[str] | str = []
     repository_archive: str | None = None
     gold_patch: str | None = None
+    empty_patch_fails: bool = Field(default=False, strict=True)
     test_files: list[str] | None = None
     tests_archive: str | None = None
     expected_tests: list[str] = []

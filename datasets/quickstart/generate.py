@@ -92,6 +92,7 @@ def dataset_row(task: BugTask, label: str) -> dict[str, object]:
             "problem_statement": task.issue,
             "pre_commands": [prepare],
             "eval_cmd": EVALUATE.format(test=hidden_test(task, workdir), workdir=workdir),
+            "empty_patch_fails": True,  # `hidden_test` has compared the bug's results with the fix's
             "family": task.family,
         },
     }

@@ -40,6 +40,7 @@ def test_a_good_row(tmp_path: Path) -> None:
         ({**GOOD, "metadata": None}, "row 2, field metadata: expected an object, found NoneType"),
         (changed(image="REMOVED"), "row 2, field metadata.image: expected a value, found nothing"),
         (changed(workdir="relative"), "row 2, field metadata.workdir: expected an absolute path, found 'relative'"),
+        (changed(empty_patch_fails="no"), "row 2, field metadata.empty_patch_fails: expected true or false, found 'no'"),
         (changed(eval_cmd="REMOVED"), "row 2, field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script"),
         ({**GOOD, "prompt": None}, "row 2, field prompt: expected a string where metadata.problem_statement is missing"),
     ],

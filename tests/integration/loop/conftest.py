@@ -47,7 +47,7 @@ def _short(directory: Path) -> Path:
     for stage in settings["stages"].values():
         stage |= {"retry_initial": 0.1, "retry_max": 1}
         if stage["heartbeat"]:
-            stage["heartbeat"] = 4
+            stage["heartbeat"] = 10  # a busy machine may hold a worker up for some seconds
     settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     settings["rollout"]["ttl_margin"] = 60

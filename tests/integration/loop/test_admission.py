@@ -86,16 +86,23 @@ async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
     assert all("fail-to-pass" in trial["reason"] for row in rows for trial in row.evidence)
 
 
-async def test_an_empty_patch_on_an_admitted_task_needs_no_grading_box(loop: Loop) -> None:
-    path = dataset(loop, task={"eval_cmd": TASK["eval_cmd"]})
-    assert (await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}))["admitted"] == 1
+@pytest.mark.parametrize("said_by", ["admission", "row"])
+async def test_an_empty_patch_that_is_known_to_fail_needs_no_grading_box(loop: Loop, said_by: str) -> None:
+    path = dataset(loop, task={"eval_cmd": TASK["eval_cmd"], "empty_patch_fails": said_by == "row"})
+    if said_by == "admission":
+        assert (await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}))["admitted"] == 1
     await loop.script("I give up.")
     _, row = await finish(loop, await loop.start(path))
     assert (row.outcome, row.reward, row.reward_components) == ("graded", 0.0, {"solved": 0.0})
     async with loop.database.begin() as connection:
         roles = (await connection.execute(select(Sandbox.role).where(Sandbox.rollout_id == row.id))).scalars().all()
         reason = (await connection.execute(select(Grade.reason).where(Grade.rollout_id == row.id))).scalar_one()
-    assert roles == ["agent"] and "empty" in reason
+    assert roles == ["agent"] and reason.startswith("the patch is empty") and said_by in reason
+
+
+async def test_admission_believes_no_row(loop: Loop) -> None:
+    path = dataset(loop, task={"eval_cmd": "true", "empty_patch_fails": True})
+    assert await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}) == {"admitted": 0, "quarantined": 1}
 
 
 async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_nothing(loop: Loop) -> None:
