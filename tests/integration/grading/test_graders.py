@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from activities.datasets.formats import read_rows
+from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
+from ratchet.local.tiny_policy.bug_tasks import FAMILIES
 from ratchet.store.tasks import TaskRow
 from tests.integration.grading import shop
 from tests.integration.grading.conftest import Judge
 
 pytestmark = pytest.mark.timeout(1200)
+HELD_OUT = Path(__file__).parents[3] / "datasets" / "quickstart" / "heldout.jsonl"
 SOLUTION: shop.Edits = {"shop/price.py": shop.TOTAL + shop.FIX}
 
 
@@ -27,6 +31,16 @@ async def test_the_empty_patch_is_not(judged: Judge, test_patch: str, grader: st
     verdict, _ = await judged(shop.task(grader, test_patch), b"")
     assert not verdict.solved and not verdict.rejected
     assert verdict.tests[shop.F2P[0]] == "failed" and verdict.tests[shop.P2P[0]] == "passed", verdict.log
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+async def test_what_the_quickstarts_rows_say_of_an_empty_patch_is_true(judged: Judge, family: str) -> None:
+    """One held-out task of each family: `empty_patch_fails` stands in for this very verdict."""
+    rows = read_rows(DatasetConfig(path=str(HELD_OUT)), "")
+    row = next(row for row in rows if row["spec"]["family"] == family)
+    assert row["spec"]["empty_patch_fails"] is True
+    verdict, _ = await judged(TaskRow(0, row["label"], row["image"], row["workdir"], row["grader"], row["spec"]), b"")
+    assert not verdict.solved and "failed" in verdict.tests.values(), verdict.log
 
 
 async def test_an_f2p_script_is_run_as_its_own_program(judged: Judge, tree: Path, test_patch: str) -> None:
