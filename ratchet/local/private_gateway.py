@@ -6,7 +6,6 @@ Called by: `datasets/packages/propose.py` and `tests/benchmarks/grading.py`.
 
 import contextlib
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import httpx
 from activities.sandboxes.e2b import E2BProvider
 from ratchet import paths
 from ratchet.errors import MachineError
+from ratchet.local.ports import free_port
 from ratchet.local.sandbox_gateway import probe
 from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, ensure_python_layer
 from ratchet.local.sandbox_gateway.settings import GatewaySettings
@@ -37,7 +37,7 @@ def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvide
     settings = GatewaySettings(
         root_directory=directory,
         api_key="e2b_" + secrets.token_hex(20),
-        port=_free_port(),
+        port=free_port(),
         max_boxes=max_boxes,
         images_directory=paths.images(),
         layers={PYTHON_LAYER_PATH: ensure_python_layer(paths.cache())},
@@ -57,12 +57,6 @@ def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvide
     finally:
         process.terminate()
         process.wait(_END_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _wait_for(process: subprocess.Popen[bytes], url: str) -> None:
