@@ -2,11 +2,12 @@
 
 Why here: a port that the kernel hands out (`bind` to 0) may be some connection's source port a moment later, and a part that starts anew
 hours later then finds its own port taken; so these come from below the range from which the kernel picks.
-Called by: `ratchet.local.stack`, and tests and benchmarks that start servers.
+Called by: `stack.py`, `private_gateway.py`, and tests and benchmarks that start servers.
 """
 
 import random
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 _LOWEST = 20_000
@@ -26,11 +27,11 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_port() -> int:
-    """One that nobody listens on, and that this process has not been given before."""
+def free_port(taken: Collection[int] = ()) -> int:
+    """One that nobody listens on, that is not among `taken`, and that this process has not been given before."""
     while True:
         port = random.SystemRandom().randrange(_LOWEST, max(_first_ephemeral(), _LOWEST + 1000))
-        if port not in _given and is_free(port):
+        if port not in _given and port not in taken and is_free(port):
             _given.add(port)
             return port
 

@@ -64,7 +64,7 @@ class Stack:
         kept = self._kept_ports()
         for name, preferred in PREFERRED_PORTS.items():
             if name not in kept:
-                kept[name] = preferred if is_free(preferred) else free_port()
+                kept[name] = preferred if is_free(preferred) else free_port(kept.values())
         return kept
 
     def _kept_ports(self) -> dict[str, int]:

@@ -62,7 +62,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     handle = loop.client.get_workflow_handle(f"run/{found.run_id}")
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
-        await loop.result(handle)
+        await loop.result(handle, 240)
 
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())

@@ -230,7 +230,7 @@ async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
     await loop.until(live, "the agent waits for its model")
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
-        await loop.result(handle)
+        await loop.result(handle, 200)
     row = await loop.rollout(handle)
     assert (row.outcome, row.reward) == ("cancelled", None)
     async with loop.database.begin() as connection:
@@ -273,7 +273,7 @@ async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> Non
 async def test_bad_json_ends_failed_with_the_field_named(loop: Loop, workflow: str, argument: dict[str, Any], named: str) -> None:
     handle = await loop.client.start_workflow(workflow, argument, id=f"run/bad-{workflow}-{abs(hash(named))}", task_queue="control")
     with pytest.raises(WorkflowFailureError):
-        await loop.result(handle)
+        await loop.result(handle, 120)
     history = await handle.fetch_history()
     assert named in str(history.events[-1].workflow_execution_failed_event_attributes), history.events[-1]
 
@@ -302,7 +302,8 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
 
     rollout_id = await loop.until(patch_stored, "the patch is stored")
     await handle.terminate()
-    await loop.result(await loop.client.start_workflow("Rollout", {"rollout_id": rollout_id}, id=handle.id, task_queue="control"))
+    again = await loop.client.start_workflow("Rollout", {"rollout_id": rollout_id}, id=handle.id, task_queue="control")
+    await loop.result(again, 200)
     row = await loop.rollout(handle)
     assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "done", 2)
     assert row.num_turns == 2 and row.num_trained_tokens > 0
@@ -341,7 +342,7 @@ async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loo
         assert (await connection.execute(sessions)).scalars().all() == ["closed", "open"]
     await again.cancel()
     with pytest.raises(WorkflowFailureError):
-        await loop.result(again)
+        await loop.result(again, 100)
     for hold in ("last life", "this life"):
         await loop.release(hold)
 
@@ -390,5 +391,5 @@ async def test_a_rollout_under_weights_that_are_not_served_is_refused(loop: Loop
     argument = {"dataset": loop.dataset(**TASK), "task": 0, "config": {"model": str(loop.model)}, **asked}
     handle = await loop.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
     with pytest.raises(WorkflowFailureError) as refused:
-        await loop.result(handle)
+        await loop.result(handle, 100)
     assert f"{named} is not served; the engines serve" in str(root_cause(refused.value))
