@@ -9,12 +9,12 @@ import contextlib
 
 import structlog
 
-from activities.boundary import heartbeating, stage
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from ratchet.background import beside
+from activities.stage import heartbeating, stage
+from ratchet.background_task import beside
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, StageInput
@@ -32,7 +32,9 @@ _TTL_SHARES = 10
 
 
 class AgentActivities:
-    def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs, harnesses: Harnesses, adapter_url: str) -> None:
+    def __init__(
+        self, database: Database, provider: SandboxProvider, configs: RunConfigs, harnesses: Harnesses, adapter_url: str
+    ) -> None:
         self.database, self.provider, self.configs = database, provider, configs
         self.harnesses, self.adapter_url = harnesses, adapter_url
 
@@ -52,7 +54,11 @@ class AgentActivities:
         box = await self.provider.connect(provider_id)
         try:
             watch = self._watch_agent(box, harness, input, config.limits.stall_seconds)
-            async with heartbeating(lambda: self._progress(input)), beside(watch), beside(self._keep_box(box, input, config)):
+            async with (
+                heartbeating(lambda: self._progress(input)),
+                beside(watch),
+                beside(self._keep_box(box, input, config)),
+            ):
                 await harness.install(box, spec)
                 await harness.start(box, spec, input.attempt, token)
                 ended = await harness.wait(box, input.attempt)
@@ -60,7 +66,9 @@ class AgentActivities:
             with contextlib.suppress(RatchetError):
                 await box.close()
         progress = await self._session_progress(input)
-        exit = AgentExit.STARVED if cut_short(ended, config.limits.agent_seconds, progress.waited_seconds) else ended.kind
+        exit = (
+            AgentExit.STARVED if cut_short(ended, config.limits.agent_seconds, progress.waited_seconds) else ended.kind
+        )
         async with self.database.begin() as connection:
             values = {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version}
             await rollouts.write_attempt(connection, input.rollout_id, input.attempt, fence, values)
@@ -94,7 +102,9 @@ class AgentActivities:
         assert progress is not None, "boot makes the session"
         return progress
 
-    async def _watch_agent(self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None) -> None:
+    async def _watch_agent(
+        self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None
+    ) -> None:
         """While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.
         An agent that has made no model call for `stall_seconds` of its own time, and waits for none, is ended as at its deadline.
         """

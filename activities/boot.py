@@ -13,9 +13,9 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.boundary import heartbeating, stage
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import BoxLimits, SandboxProvider
+from activities.stage import heartbeating, stage
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError, SandboxGoneError
 from ratchet.payloads import Box, StageInput, StageResult
@@ -48,7 +48,11 @@ class BootActivities:
             box = await self.provider.create(
                 image,
                 ttl_seconds=ttl_seconds,
-                metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), "ratchet_rollout": str(input.rollout_id)},
+                metadata={
+                    INSTALLATION_KEY: str(self.installation),
+                    UUID_KEY: str(row.uuid),
+                    "ratchet_rollout": str(input.rollout_id),
+                },
                 idempotency_key=str(row.uuid),
                 network=input.role is SandboxRole.AGENT,
                 limits=_limits(config.sandbox),
@@ -97,9 +101,13 @@ class BootActivities:
                         return row, image
                     await asyncio.sleep(random.uniform(0.2, 0.5))
         except TimeoutError:
-            raise SandboxBusyError(f"all {config.sandbox.max_boxes} boxes (sandbox.max_boxes) are taken", retry_after_seconds=5) from None
+            raise SandboxBusyError(
+                f"all {config.sandbox.max_boxes} boxes (sandbox.max_boxes) are taken", retry_after_seconds=5
+            ) from None
 
-    async def _open_attempt(self, connection: AsyncConnection, input: StageInput, owner: str, config: RunConfig) -> None:
+    async def _open_attempt(
+        self, connection: AsyncConnection, input: StageInput, owner: str, config: RunConfig
+    ) -> None:
         """The attempt and its session exist; both statements are idempotent."""
         await rollouts.open_attempt(connection, input.rollout_id, input.attempt, owner)
         temperature = await rollouts.temperature_of(connection, input.rollout_id)

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.boot import try_kill
-from activities.boundary import heartbeating, stage
+from activities.git_scripts import diff_script
 from activities.grade import grader_of, verdict_row
 from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
-from activities.repository import diff_script
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from ratchet.engine_client import EngineClient
+from activities.stage import heartbeating, stage
+from engine.client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError
 from ratchet.payloads import DiffResult, StageInput
 from ratchet.store import admissions, grades, rollouts, sandboxes, sessions, tasks
@@ -37,7 +37,13 @@ class DiffActivities:
         harnesses: Harnesses,
         graders: Mapping[str, Grader],
     ) -> None:
-        self.database, self.provider, self.configs, self.harnesses, self.graders = database, provider, configs, harnesses, graders
+        self.database, self.provider, self.configs, self.harnesses, self.graders = (
+            database,
+            provider,
+            configs,
+            harnesses,
+            graders,
+        )
 
     @stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
@@ -50,7 +56,9 @@ class DiffActivities:
                 stored = await rollouts.patch_of_attempt(connection, input.rollout_id, input.attempt)
                 if stored is not None:  # an earlier try got this far and its completion was lost
                     given = await grades.first_of_patch(connection, stored.id)
-                    return DiffResult(patch_id=stored.id, num_bytes=stored.num_bytes, grade_id=given.id if given else None)
+                    return DiffResult(
+                        patch_id=stored.id, num_bytes=stored.num_bytes, grade_id=given.id if given else None
+                    )
                 fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
                 provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
                 task = await tasks.of_rollout(connection, input.rollout_id)
@@ -80,12 +88,18 @@ class DiffActivities:
                         "reason": reason,
                     },
                 )
-                grade_id = None if diff else await self._empty_verdict(connection, input.rollout_id, patch_id, task, reason)
+                grade_id = (
+                    None if diff else await self._empty_verdict(connection, input.rollout_id, patch_id, task, reason)
+                )
                 await sandboxes.want_release(connection, input.sandbox_id, "patch stored")
             await try_kill(self.database, self.provider, input.sandbox_id, provider_id)
-        return DiffResult(patch_id=patch_id, num_bytes=len(diff), grade_id=grade_id, used_seconds=time.monotonic() - started)
+        return DiffResult(
+            patch_id=patch_id, num_bytes=len(diff), grade_id=grade_id, used_seconds=time.monotonic() - started
+        )
 
-    async def _empty_verdict(self, connection: AsyncConnection, rollout_id: int, patch_id: int, task: TaskRow, reason: str) -> int | None:
+    async def _empty_verdict(
+        self, connection: AsyncConnection, rollout_id: int, patch_id: int, task: TaskRow, reason: str
+    ) -> int | None:
         """Row or admission say that the unchanged repository fails; a box to see it again would be wasted. None: nobody has said so."""
         grader = grader_of(self.graders, task.grader)
         if task.spec.get("empty_patch_fails"):
@@ -94,7 +108,9 @@ class DiffActivities:
             said = "admission has shown"
         else:
             return None
-        verdict = Verdict(False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0)
+        verdict = Verdict(
+            False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0
+        )
         return await grades.store(connection, verdict_row(rollout_id, patch_id, grader, verdict, []))
 
     async def _close_session(self, input: StageInput) -> None:
@@ -111,5 +127,9 @@ class DiffActivities:
         result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=150)
         count, _, body = result.stdout.partition("\n")
         if body.startswith("too_large"):
-            return 0, b"", f"the diff of {body.split()[1]} bytes is above limits.max_patch_bytes ({max_bytes}) and was left out"
+            return (
+                0,
+                b"",
+                f"the diff of {body.split()[1]} bytes is above limits.max_patch_bytes ({max_bytes}) and was left out",
+            )
         return int(count), base64.b64decode(body), ""

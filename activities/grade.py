@@ -10,13 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from activities.boot import try_kill
-from activities.boundary import heartbeating, stage
 from activities.graders.base import Grader, Verdict
 from activities.graders.integrity import Finding
-from activities.graders.rules import RULES
+from activities.graders.integrity_rules import RULES
 from activities.grading_box import BoxPreparation
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
+from activities.stage import heartbeating, stage
 from activities.workspace import stage_user
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, GraderFailedError, RatchetError
@@ -31,7 +31,9 @@ _LISTED_TEST = RULES[0].name
 
 
 class GradeActivities:
-    def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs, graders: Mapping[str, Grader]) -> None:
+    def __init__(
+        self, database: Database, provider: SandboxProvider, configs: RunConfigs, graders: Mapping[str, Grader]
+    ) -> None:
         self.database, self.provider, self.configs, self.graders = database, provider, configs, graders
 
     @stage("grade")
@@ -56,7 +58,9 @@ class GradeActivities:
                 await box.close()
             async with self.database.begin() as connection:
                 row = verdict_row(input.rollout_id, input.patch_id, grader, verdict, findings)
-                grade_id = await grades.store(connection, {**row, "sandbox_id": input.sandbox_id, "repeat": input.repeat})
+                grade_id = await grades.store(
+                    connection, {**row, "sandbox_id": input.sandbox_id, "repeat": input.repeat}
+                )
                 await sandboxes.want_release(connection, input.sandbox_id, "verdict stored")
             await try_kill(self.database, self.provider, input.sandbox_id, provider_id)
         used = time.monotonic() - started
@@ -85,7 +89,9 @@ async def judge(
     told = [finding for finding in findings if finding.rule != _LISTED_TEST]
     if config.grading.integrity == "reject" and told:
         names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in told}))
-        return Verdict(False, f"the patch brings files that could change the runner: {names}", "", 0.0, True, told[0].rule), findings
+        return Verdict(
+            False, f"the patch brings files that could change the runner: {names}", "", 0.0, True, told[0].rule
+        ), findings
     if not prepared.applies:
         return Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0), findings
     try:
@@ -96,7 +102,9 @@ async def judge(
         raise
 
 
-def verdict_row(rollout_id: int | None, patch_id: int | None, grader: Grader, verdict: Verdict, findings: list[Finding]) -> dict[str, Any]:
+def verdict_row(
+    rollout_id: int | None, patch_id: int | None, grader: Grader, verdict: Verdict, findings: list[Finding]
+) -> dict[str, Any]:
     return {
         "rollout_id": rollout_id,
         "patch_id": patch_id,

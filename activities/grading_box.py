@@ -8,12 +8,12 @@ import base64
 import binascii
 from dataclasses import dataclass, field
 
-from activities import repository
+from activities import git_scripts
 from activities.graders.base import TestFiles
+from activities.graders.config_sections import put_back
 from activities.graders.integrity import Finding, Policy, Screened, needs_packages, screen
+from activities.graders.integrity_rules import RULES
 from activities.graders.patches import FileChange, join, split
-from activities.graders.rules import RULES
-from activities.graders.sections import put_back
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.store.tasks import TaskRow
@@ -39,7 +39,9 @@ class BoxPreparation:
         await self._base(base_commit, bool(changes))
         screened = screen(changes, Policy.of_task(self.task.spec, tests.paths), await self._python_files(changes))
         prepared = Prepared(findings=screened.findings)
-        prepared.may_have_broken_the_command = any(change.deleted or len(change.modes) > 1 or change.is_symlink for change in screened.kept)
+        prepared.may_have_broken_the_command = any(
+            change.deleted or len(change.modes) > 1 or change.is_symlink for change in screened.kept
+        )
         failed = await self._apply(screened.kept, tests)
         if failed is not None:
             return Prepared(False, failed, screened.findings)
@@ -48,7 +50,7 @@ class BoxPreparation:
 
     async def _base(self, base_commit: str | None, has_patch: bool) -> None:
         await upload_archive(self.box, self.task)
-        script = repository.prepare_script(
+        script = git_scripts.prepare_script(
             self.task.workdir, self.task.spec["pre_commands"], None, archive=has_archive(self.task), keep_history=True
         )
         try:
@@ -64,33 +66,41 @@ class BoxPreparation:
     async def _python_files(self, changes: list[FileChange]) -> frozenset[str]:
         if not needs_packages(changes):
             return frozenset()
-        listed = await self.box.exec(repository.python_files_script(self.task.workdir), user="root", timeout=self.seconds)
+        listed = await self.box.exec(
+            git_scripts.python_files_script(self.task.workdir), user="root", timeout=self.seconds
+        )
         return frozenset(listed.stdout.splitlines())
 
     async def _apply(self, kept: list[FileChange], tests: TestFiles) -> str | None:
         """What git said where the patch does not apply, None if all is in. A box without patch and tests needs nothing."""
-        uploads = {repository.PATCH: join(kept), repository.TEST_PATCH: tests.patch, repository.TEST_ARCHIVE: tests.archive}
+        uploads = {
+            git_scripts.PATCH: join(kept),
+            git_scripts.TEST_PATCH: tests.patch,
+            git_scripts.TEST_ARCHIVE: tests.archive,
+        }
         for path, content in uploads.items():
             if content:
                 await self.box.write_file(path, content, user="root")
         present = {path: bool(content) for path, content in uploads.items()}
         if not any(present.values()) and not tests.commands and not tests.paths:
             return None
-        script = repository.apply_script(
+        script = git_scripts.apply_script(
             self.task.workdir,
-            patch=present[repository.PATCH],
-            test_patch=present[repository.TEST_PATCH],
-            test_archive=present[repository.TEST_ARCHIVE],
+            patch=present[git_scripts.PATCH],
+            test_patch=present[git_scripts.TEST_PATCH],
+            test_archive=present[git_scripts.TEST_ARCHIVE],
             test_commands=tests.commands,
         )
         if tests.paths:
-            script += "\n" + repository.protect_script(self.task.workdir, tests.paths)
+            script += "\n" + git_scripts.protect_script(self.task.workdir, tests.paths)
         result = await self.box.exec(script, user="root", check=False, timeout=self.seconds)
-        if result.exit_code == repository.DOES_NOT_APPLY:
+        if result.exit_code == git_scripts.DOES_NOT_APPLY:
             return result.stderr
         if result.exit_code != 0:
             what = (
-                "the task's tests could not be put in" if result.exit_code == repository.TESTS_DO_NOT_APPLY else "applying the patch failed"
+                "the task's tests could not be put in"
+                if result.exit_code == git_scripts.TESTS_DO_NOT_APPLY
+                else "applying the patch failed"
             )
             raise GraderFailedError(f"{what}: {result.stderr.strip()[-400:]}")
         return None
@@ -100,7 +110,9 @@ class BoxPreparation:
         paths = sorted(screened.sections)
         if not paths:
             return
-        read = await self.box.exec(repository.both_versions_script(self.task.workdir, paths), user="root", timeout=self.seconds)
+        read = await self.box.exec(
+            git_scripts.both_versions_script(self.task.workdir, paths), user="root", timeout=self.seconds
+        )
         lines = read.stdout.splitlines()
         restore: list[str] = []
         for number, path in enumerate(paths):
@@ -114,7 +126,9 @@ class BoxPreparation:
                 await self.box.write_file(f"{self.task.workdir}/{path}", merged, user="agent")
                 screened.findings.append(Finding(_rule_of(screened.sections[path]), path, "put back"))
         if restore:
-            await self.box.exec(repository.restore_script(self.task.workdir, restore), user="root", timeout=self.seconds)
+            await self.box.exec(
+                git_scripts.restore_script(self.task.workdir, restore), user="root", timeout=self.seconds
+            )
             screened.findings += [Finding(_rule_of(screened.sections[path]), path, "left out") for path in restore]
 
 
@@ -137,4 +151,4 @@ async def upload_archive(box: Sandbox, task: TaskRow) -> None:
             content = base64.b64decode(task.spec["repository_archive"], validate=True)
         except binascii.Error as error:
             raise GraderFailedError(f"metadata.repository_archive is no base64: {error}") from error
-        await box.write_file(repository.ARCHIVE, content, user="root")
+        await box.write_file(git_scripts.ARCHIVE, content, user="root")

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.boundary import stage
 from activities.graders.registry import GRADERS
+from activities.outcomes import chains_of, payment
 from activities.run_configs import RunConfigs
-from activities.verdicts import chains_of, payment
+from activities.stage import stage
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
+from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.store import chains, grades, groups, rollouts
 from ratchet.store.database import Database
 from ratchet.store.schema import Grade
-from ratchet.task_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.temporal_settings import TemporalSettings
 
 _PAGE = 200
@@ -51,9 +51,15 @@ class RegradeActivities:
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
         async with self.database.begin() as connection:
-            found = [row for row in await grades.patches_to_regrade(connection, input.run_id, input.rollout_id) if row[0] > input.after]
+            found = [
+                row
+                for row in await grades.patches_to_regrade(connection, input.run_id, input.rollout_id)
+                if row[0] > input.after
+            ]
         if not found and input.after == 0:
-            raise ConfigError(f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; `ratchet rollouts` lists them")
+            raise ConfigError(
+                f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; `ratchet rollouts` lists them"
+            )
         if not found:
             return RegradePage(patches=[], stages={}, grade_tries=self.settings.rollout.grade_tries)
         config = await self.configs.of_rollout(found[0][0])
@@ -78,7 +84,9 @@ class RegradeActivities:
             now = (found.decisive.solved, found.decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
             adopted = input.adopt and await self._adopt(connection, input, found.decisive, config, facts.group_id)
-        return RegradedResult(rollout_id=input.rollout_id, graded=found.graded, solved=found.solved, changed=changed, adopted=adopted)
+        return RegradedResult(
+            rollout_id=input.rollout_id, graded=found.graded, solved=found.solved, changed=changed, adopted=adopted
+        )
 
     async def _adopt(
         self, connection: AsyncConnection, input: RegradedInput, grade: Grade, config: RunConfig, group_id: int | None
@@ -88,7 +96,9 @@ class RegradeActivities:
         built, counts = await chains_of(connection, input.rollout_id, patch.attempt, config)
         exited = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
         paid = payment(config.grading.reward, grade, patch, exited, counts)
-        if not await rollouts.pay_again(connection, input.rollout_id, counts | paid | ({"agent_exit": exited} if exited else {})):
+        if not await rollouts.pay_again(
+            connection, input.rollout_id, counts | paid | ({"agent_exit": exited} if exited else {})
+        ):
             return False
         await chains.replace(connection, input.rollout_id, built)
         if group_id is not None:

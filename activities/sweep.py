@@ -19,8 +19,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.boot import INSTALLATION_KEY, UUID_KEY
-from activities.boundary import heartbeating, stage
 from activities.sandboxes.base import SandboxProvider
+from activities.stage import heartbeating, stage
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import SweepInput, SweepResult
 from ratchet.store import groups, rollouts, sandboxes
@@ -46,9 +46,20 @@ class _Doomed:
 
 class SweepActivities:
     def __init__(
-        self, database: Database, provider: SandboxProvider, settings: TemporalSettings, client: Client, installation: UUID
+        self,
+        database: Database,
+        provider: SandboxProvider,
+        settings: TemporalSettings,
+        client: Client,
+        installation: UUID,
     ) -> None:
-        self.database, self.provider, self.settings, self.client, self.installation = database, provider, settings, client, installation
+        self.database, self.provider, self.settings, self.client, self.installation = (
+            database,
+            provider,
+            settings,
+            client,
+            installation,
+        )
 
     @stage("sweep")
     async def sweep(self, input: SweepInput) -> SweepResult:
@@ -84,12 +95,17 @@ class SweepActivities:
             if row.state == SandboxState.RELEASE_WANTED:
                 doomed.append(_Doomed(row, box_id, asked=True, words=f"box {row.id} ({box_id}): its release is wanted"))
             elif not alive[row.workflow_id] and (row.state == SandboxState.LIVE or row.id in old):
-                doomed.append(_Doomed(row, box_id, asked=False, words=f"box {row.id} ({box_id}): {row.workflow_id} does not run"))
+                doomed.append(
+                    _Doomed(row, box_id, asked=False, words=f"box {row.id} ({box_id}): {row.workflow_id} does not run")
+                )
         known = {str(row.uuid) for row in rows}
         before = datetime.now(UTC) - timedelta(seconds=self.settings.sweep.unknown_grace)
-        strangers = [info.id for info in listed if info.metadata.get(UUID_KEY) not in known and info.started_at < before]
+        strangers = [
+            info.id for info in listed if info.metadata.get(UUID_KEY) not in known and info.started_at < before
+        ]
         doomed += [
-            _Doomed(None, box_id, asked=False, words=f"{box_id}: ours, and released or unknown in the ledger") for box_id in strangers
+            _Doomed(None, box_id, asked=False, words=f"{box_id}: ours, and released or unknown in the ledger")
+            for box_id in strangers
         ]
         return doomed, len(rows) + len(strangers)
 
@@ -150,7 +166,11 @@ class SweepActivities:
                 facts = await rollouts.lock(connection, one.id)
                 if facts.outcome is None and facts.owner == one.owner:  # not taken up again while we asked
                     sessions_closed += await rollouts.close_sessions(connection, one.id)
-                    values = {"outcome": Outcome.INFRA_FAILED, "outcome_reason": "workflow_terminated", "agent_exit": facts.agent_exit}
+                    values = {
+                        "outcome": Outcome.INFRA_FAILED,
+                        "outcome_reason": "workflow_terminated",
+                        "agent_exit": facts.agent_exit,
+                    }
                     await rollouts.set_outcome(connection, one.id, values)
             if one.group_id is not None:
                 await self._settle_if_orphaned(one.group_id)

@@ -8,11 +8,11 @@ import time
 
 from temporalio import activity
 
-from activities.boundary import heartbeating, stage
+from activities.git_scripts import prepare_script
 from activities.grading_box import has_archive, upload_archive
-from activities.repository import prepare_script
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import CommandResult, SandboxProvider
+from activities.stage import heartbeating, stage
 from ratchet.payloads import StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, tasks
 from ratchet.store.arrays import pack_text
@@ -50,12 +50,18 @@ class WorkspaceActivities:
             box = await self.provider.connect(provider_id)
             try:
                 await upload_archive(box, task)
-                script = prepare_script(task.workdir, task.spec["pre_commands"], task.spec["problem_statement"], archive=has_archive(task))
+                script = prepare_script(
+                    task.workdir, task.spec["pre_commands"], task.spec["problem_statement"], archive=has_archive(task)
+                )
                 result = await box.exec(script, user="root", timeout=config.limits.workspace_seconds)
             finally:
                 await box.close()
             base_commit = result.stdout.strip().splitlines()[-1]
             async with self.database.begin() as connection:
-                values = {"base_commit": base_commit, "sandbox_id": input.sandbox_id, "workspace_log": pack_text(_log(result))}
+                values = {
+                    "base_commit": base_commit,
+                    "sandbox_id": input.sandbox_id,
+                    "workspace_log": pack_text(_log(result)),
+                }
                 await rollouts.write_attempt(connection, input.rollout_id, input.attempt, fence, values)
         return StageResult(used_seconds=time.monotonic() - started)

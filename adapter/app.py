@@ -15,21 +15,21 @@ import structlog
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from adapter.capture import Capture
-from adapter.collector import collect_in_pauses, spare_what_stays
+from adapter.auth import Sessions
 from adapter.dialects.base import Dialect
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-from adapter.outputs import Outputs
-from adapter.parsers import OutputParser
-from adapter.presence import keep_present
-from adapter.prompts import PromptTooLongError
-from adapter.rendering import Renderer
+from adapter.gc_tuning import collect_in_pauses, spare_what_stays
+from adapter.heartbeat import keep_present
+from adapter.output_parser import Outputs
+from adapter.prompt.prompt_builder import PromptTooLongError
+from adapter.prompt.renderer import Renderer
 from adapter.replies import BodyTooLargeError, FailureReply, FailureStream, JsonReply, StreamReply, classify
-from adapter.routing import Router
-from adapter.sessions import Sessions
 from adapter.settings import AdapterSettings
+from adapter.turns.capture import Capture
+from adapter.turns.routing import Router
+from adapter.vllm_parsers import OutputParser
 from ratchet.store.database import Database
 
 LOG = structlog.get_logger("ratchet.adapter")
@@ -48,8 +48,16 @@ def create_app(settings: AdapterSettings, database: Database) -> FastAPI:
     """Reads the model's tokenizer and template at once (ConfigError where they cannot be used); the parsers are imported later."""
     renderer = Renderer(settings.model_path, settings.template_kwargs)
     router = Router(database)
-    parser = OutputParser(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
-    parts = _Parts(settings, Sessions(database), Capture(settings, database, renderer, Outputs(renderer, parser), router), router, parser)
+    parser = OutputParser(
+        settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs
+    )
+    parts = _Parts(
+        settings,
+        Sessions(database),
+        Capture(settings, database, renderer, Outputs(renderer, parser), router),
+        router,
+        parser,
+    )
     app = FastAPI(lifespan=lambda _: _lifespan(parts, database), openapi_url=None, docs_url=None, redoc_url=None)
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
 
@@ -151,7 +159,9 @@ async def serve(settings: AdapterSettings) -> None:
     """Runs the adapter until SIGTERM or SIGINT. Calls in flight are handed over: their clients' retries find them in the store."""
     import uvicorn
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # a line per turn would cost as much as a turn
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
+    )  # a line per turn would cost as much as a turn
     database = Database(settings.database_url, settings.pool_size)
     try:
         await database.wait()

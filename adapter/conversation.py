@@ -105,7 +105,9 @@ def _joined(messages: Sequence[Message]) -> Message:
         return messages[0]
     calls = tuple(call for message in messages for call in message.tool_calls)
     reasoning = "\n".join(message.reasoning for message in messages if message.reasoning)
-    return replace(messages[0], text="".join(message.text for message in messages), reasoning=reasoning, tool_calls=calls)
+    return replace(
+        messages[0], text="".join(message.text for message in messages), reasoning=reasoning, tool_calls=calls
+    )
 
 
 def extend_key(prefix: bytes, unit_key: bytes) -> bytes:
@@ -161,8 +163,15 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 
 def message_from_json(value: dict[str, Any]) -> Message:
-    calls = [ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"]) for one in value.get("tool_calls", [])]
-    text, reasoning, tool_call_id = value.get("content") or "", value.get("reasoning_content", ""), value.get("tool_call_id", "")
+    calls = [
+        ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"])
+        for one in value.get("tool_calls", [])
+    ]
+    text, reasoning, tool_call_id = (
+        value.get("content") or "",
+        value.get("reasoning_content", ""),
+        value.get("tool_call_id", ""),
+    )
     return Message(value["role"], text, reasoning, tuple(calls), tool_call_id)
 
 
@@ -181,7 +190,9 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 
 
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
-    return Answer(turn_id, message_from_json(value["message"]), **{name: value[name] for name in value if name != "message"})
+    return Answer(
+        turn_id, message_from_json(value["message"]), **{name: value[name] for name in value if name != "message"}
+    )
 
 
 def _hash(data: bytes) -> bytes:

@@ -10,16 +10,20 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapter.capture import Capture, Pending
+from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, Wishes
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, Stream
-from adapter.prompts import PromptTooLongError, TurnLimitError, UnknownModelError
-from adapter.sessions import UnauthorisedError
-from adapter.templates import TemplateRefusedError
+from adapter.prompt.chat_template import TemplateRefusedError
+from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
+from adapter.turns.capture import Capture, Pending
 from ratchet.errors import EngineRejectedError, StoreUnavailableError
 
 LOG = structlog.get_logger("ratchet.adapter")
-_STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class BodyTooLargeError(Exception):
@@ -61,7 +65,9 @@ class _CallReply(Response):
         try:
             await self.begin(send)
             while not self.pending.task.done() and not gone.done():
-                ready, _ = await asyncio.wait({self.pending.task, gone}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED)
+                ready, _ = await asyncio.wait(
+                    {self.pending.task, gone}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not ready:
                     await self.ping(send)
             if gone.done():

@@ -277,7 +277,9 @@ class RunConfig(Section):
             ("training.advantage", self.training.advantage, ADVANTAGES),
         ):
             if value not in known and ":" not in value:
-                raise ValueError(f"{key}: {value!r} is unknown; expected {', '.join(known)}, or package.module:function")
+                raise ValueError(
+                    f"{key}: {value!r} is unknown; expected {', '.join(known)}, or package.module:function"
+                )
         if not any(dataset.use == "train" for dataset in self.datasets):
             raise ValueError("datasets: at least one needs use: train")
         if self.sampling.max_response_tokens > self.sampling.max_context_tokens:
@@ -287,7 +289,9 @@ class RunConfig(Section):
         if self.training.solve_rates is not None and self.training.solve_rates[0] > self.training.solve_rates[1]:
             raise ValueError("training.solve_rates: the lower bound is above the upper one")
         if self.training.bin_tokens < self.sampling.max_context_tokens:
-            raise ValueError("training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin")
+            raise ValueError(
+                "training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin"
+            )
         if self.training.group_size < 2:
             raise ValueError("training.group_size must be at least 2: one rollout has nothing to be compared with")
         return self

@@ -24,7 +24,10 @@ BRIEF_VARIABLES = {
     "HF_CHECKPOINT": "model",
     "SWE_CC_PROMPT": "harness.prompt",
 }
-CLAUDE_CODE_VARIABLES = {"VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args", "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env"}
+CLAUDE_CODE_VARIABLES = {
+    "VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args",
+    "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env",
+}
 """Variables for runs of claude_code only."""
 _TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
 
@@ -41,7 +44,9 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        merged[key] = _merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
+        merged[key] = (
+            _merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
+        )
     return merged
 
 
@@ -53,7 +58,9 @@ def _from_environment(environment: Mapping[str, str], variables: Mapping[str, st
     sections = {name for name in RunConfig.model_fields if name not in {"model", "seed", "drift", "init_from"}}
     for name, text in sorted(environment.items()):
         dotted = name.removeprefix("RATCHET_").lower().replace("__", ".")
-        if name.startswith("RATCHET_") and (dotted in RunConfig.model_fields or (dotted.split(".")[0] in sections and "." in dotted)):
+        if name.startswith("RATCHET_") and (
+            dotted in RunConfig.model_fields or (dotted.split(".")[0] in sections and "." in dotted)
+        ):
             _put(tree, dotted, _yaml_or_text(text))
     return tree
 
@@ -131,7 +138,9 @@ def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[
     try:
         from_file = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file, for example configs/quickstart.yaml") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); name a YAML file, for example configs/quickstart.yaml"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(from_file, dict):

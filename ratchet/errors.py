@@ -1,7 +1,7 @@
 """Every error that crosses a boundary, in one tree.
 
 Why here: each failure belongs to exactly one boundary and is classified once, where it is raised.
-Called by: everything above `ratchet.types`; `activities/boundary.py` turns the class into Temporal's retry decision.
+Called by: everything above `ratchet.types`; `activities/stage.py` turns the class into Temporal's retry decision.
 
     RatchetError
     ├── UserError                 the user's mistake or machine: one sentence, exit code 2
@@ -87,7 +87,13 @@ class CommandFailedError(RatchetError):
         tail = (stderr or stdout).strip()[-400:]
         shown = " ".join(command.split())
         super().__init__(f"`{shown[:60]}{'…' if len(shown) > 60 else ''}` {reason}" + (f": {tail}" if tail else ""))
-        self.command, self.exit_code, self.stdout, self.stderr, self.timed_out = command, exit_code, stdout, stderr, timed_out
+        self.command, self.exit_code, self.stdout, self.stderr, self.timed_out = (
+            command,
+            exit_code,
+            stdout,
+            stderr,
+            timed_out,
+        )
 
 
 class BoxSpentError(RatchetError):

@@ -2,7 +2,7 @@
 
 Why here: every place that takes one finds it in the same way and only words its own error.
 Called by: `activities.graders.rewards`, `activities.harnesses.registry`, `training.loss`, `training.advantage`,
-`ratchet.worker`.
+`stack.worker`.
 """
 
 from importlib import import_module

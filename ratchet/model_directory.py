@@ -1,7 +1,7 @@
 """Which directory a config's model is, and what it must hold to be a policy: weights' config and a chat template.
 
 Why here: asked before anything is started, and again when a run is made.
-Called by: `ratchet.local.plan` and `activities/runs.py`.
+Called by: `stack.serving_plan` and `activities/run_lifecycle.py`.
 """
 
 import json
@@ -22,7 +22,9 @@ def require_model(model: Path) -> None:
     if not (model / "config.json").is_file():
         raise ConfigError(f"model: {model} has no config.json; name a Hugging Face model directory")
     if not _has_chat_template(model):
-        raise ConfigError(f"model: {model} has no chat template; add chat_template.jinja or choose an instruction-tuned model")
+        raise ConfigError(
+            f"model: {model} has no chat template; add chat_template.jinja or choose an instruction-tuned model"
+        )
 
 
 def _has_chat_template(model: Path) -> bool:

@@ -1,7 +1,7 @@
 """Where state and caches live on this machine.
 
 Why here: one place names the directories; nothing else builds such a path.
-Called by: the CLI, `ratchet.local`, the worker and the learner.
+Called by: the CLI, `stack`, the worker and the learner.
 """
 
 import os

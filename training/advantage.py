@@ -1,7 +1,7 @@
 """Rewards → advantages, over the rollouts of one group. Pure Python, no torch: the planner runs in a worker.
 
 Why here: one reward and one advantage per rollout, whatever its number of chains; it stands undivided on every trained token.
-Called by: `training/batch.py`.
+Called by: `training/planner.py`.
 
 mean           r - mean: Dr. GRPO, arXiv 2503.20783
 std            (r - mean) / std: GRPO, arXiv 2402.03300
@@ -66,5 +66,7 @@ def _own(rewards: Sequence[float], path: str) -> list[float]:
         raise ValueError(f"training.advantage {path!r} cannot be imported: {error}") from None
     values = [float(value) for value in function(list(rewards))]
     if len(values) != len(rewards) or not all(map(isfinite, values)):
-        raise ValueError(f"training.advantage {path}: returned {values} for the rewards {list(rewards)}; expected one finite number each")
+        raise ValueError(
+            f"training.advantage {path}: returned {values} for the rewards {list(rewards)}; expected one finite number each"
+        )
     return values

@@ -1,7 +1,7 @@
 """Segment attention: every token of a prefix tree attends to its ancestors and to itself, exactly, without a mask.
 
 Why here: it lets one forward pass hold many chains, shared prefixes once, on any architecture whose layers mix tokens by attention only.
-Called by: transformers, under the name `ratchet_segments` (`training/model.py` sets it and passes `segments` through).
+Called by: transformers, under the name `ratchet_segments` (`training/policy_model.py` sets it and passes `segments` through).
 
 In depth-first order the descendants of a segment are contiguous. So a segment's keys meet two blocks of queries: its own (causal) and its
 descendants' (all pairs). Each block is an ordinary flash attention call; blocks of one query are merged by their log-sum-exps, as ring
@@ -23,7 +23,9 @@ NAME = "ratchet_segments"
 _aten = torch.ops.aten
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """One block: output, log-sum-exp in float32 or wider, and what its backward needs besides."""
     if query.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
@@ -37,10 +39,20 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: flo
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, extra: tuple[Any, ...]
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    extra: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     if query.device.type == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)  # type: ignore[no-any-return]
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+            grad, query, key, value, out, lse, 0.0, causal, scale=scale
+        )
     if query.dtype == torch.float32:
         return _plain_backward(grad, query, key, value, out, lse, causal, scale)
     cum_q, cum_k, max_q, max_k, seed, offset = extra
@@ -68,7 +80,11 @@ def _plain_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = query.shape[1] // key.shape[1]
     weights = (_scores(query, key, causal, scale) - lse[..., None]).exp()
-    d_scores = weights * (grad @ value.repeat_interleave(heads, 1).transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)) * scale
+    d_scores = (
+        weights
+        * (grad @ value.repeat_interleave(heads, 1).transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+        * scale
+    )
     d_key, d_value = d_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
     d_query = d_scores @ key.repeat_interleave(heads, 1)
     shape = (1, key.shape[1], heads, *key.shape[2:])
@@ -77,7 +93,9 @@ def _plain_backward(
 
 class _SegmentAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, segments: Sequence[Segment]) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, segments: Sequence[Segment]
+    ) -> Tensor:
         """(1, H, T, D) from query (1, H, T, D), key and value (1, K, T, D); segments in depth-first order."""
         merged = any(segment.parent >= 0 for segment in segments)
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -103,13 +121,22 @@ class _SegmentAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
         wide = torch.promote_types(query.dtype, torch.float32)
-        d_query, d_key, d_value = (torch.zeros(part.shape, dtype=wide, device=part.device) for part in (query, key, value))
+        d_query, d_key, d_value = (
+            torch.zeros(part.shape, dtype=wide, device=part.device) for part in (query, key, value)
+        )
         extras = iter(ctx.extras)
         for segment in ctx.segments:
             keys = slice(segment.start, segment.end)
             for start, end, causal in _blocks(segment):
                 rows = slice(start, end)
-                block = (grad[:, :, rows], query[:, :, rows], key[:, :, keys], value[:, :, keys], out[:, :, rows], lse[:, :, rows])
+                block = (
+                    grad[:, :, rows],
+                    query[:, :, rows],
+                    key[:, :, keys],
+                    value[:, :, keys],
+                    out[:, :, rows],
+                    lse[:, :, rows],
+                )
                 more_query, more_key, more_value = _backward(*block, causal, ctx.scale, next(extras))
                 d_query[:, :, rows] += more_query
                 d_key[:, :, keys] += more_key
@@ -143,7 +170,9 @@ def segment_attention(
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls an attention function: heads first in, (1, T, H, D) out."""
-    assert attention_mask is None and dropout == 0.0 and query.shape[0] == 1, "segments replace the mask; a tree is one row"
+    assert attention_mask is None and dropout == 0.0 and query.shape[0] == 1, (
+        "segments replace the mask; a tree is one row"
+    )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out: Tensor = _SegmentAttention.apply(query, key, value, scale, segments)  # type: ignore[no-untyped-call]
     return out.transpose(1, 2).contiguous(), None

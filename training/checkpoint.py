@@ -1,7 +1,7 @@
 """Checkpoints by torch's DCP: files, complete or no checkpoint at all.
 
-Why here: which of them counts is said in the store (`training/fenced.py`), in the same transaction as what they have consumed.
-Called by: `training/learner.py` (save, load), `training/ray_learner.py` (wait, discard), `training/export.py`.
+Why here: which of them counts is said in the store (`training/learner_commits.py`), in the same transaction as what they have consumed.
+Called by: `training/learner.py` (save, load), `training/ray_driver.py` (wait, discard), `training/policy_export.py`.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 _EPOCH = re.compile(r"\.e(\d+)")
 
 
-def _state(model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler) -> dict[str, Any]:
+def _state(
+    model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler
+) -> dict[str, Any]:
     """No random state: the learner derives it from (seed, step, rank)."""
     weights, moments = get_state_dict(model, optimiser)
     return {"model": weights, "optimiser": moments, "schedule": schedule.state_dict()}
@@ -62,7 +64,9 @@ def _said(done: str) -> Iterator[None]:
         raise OSError(f"the checkpoint could not be {done} (rank {rank}): {cause}") from error
 
 
-def load(model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str) -> None:
+def load(
+    model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str
+) -> None:
     """A collective of all ranks; reshards where the number of ranks has changed. Raises ValueError for what is no checkpoint of this
     model: another architecture, vocabulary, or an optimiser state of other shapes; OSError where its files cannot be read.
     """
@@ -80,20 +84,28 @@ def _check(state: Mapping[str, Any], uri: str) -> None:
         stored = FileSystemReader(uri).read_metadata().state_dict_metadata
     except OSError as error:
         raise ValueError(f"{uri} is no complete checkpoint: {error}") from None
-    expected = {name: value.shape for name, value in flatten_state_dict(dict(state))[0].items() if isinstance(value, torch.Tensor)}
+    expected = {
+        name: value.shape
+        for name, value in flatten_state_dict(dict(state))[0].items()
+        if isinstance(value, torch.Tensor)
+    }
     found = {name: value.size for name, value in stored.items() if isinstance(value, TensorStorageMetadata)}
     if strange := sorted(expected.keys() ^ found.keys()):
         where = "the checkpoint" if strange[0] in found else "the model"
         raise ValueError(f"{uri} is a checkpoint of another model: only {where} has {strange[0]} ({len(strange)} such)")
     for name, shape in expected.items():
         if shape != found[name]:
-            raise ValueError(f"{uri} is a checkpoint of another model: {name} has shape {tuple(found[name])}, expected {tuple(shape)}")
+            raise ValueError(
+                f"{uri} is a checkpoint of another model: {name} has shape {tuple(found[name])}, expected {tuple(shape)}"
+            )
 
 
 def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
     """The checkpoint's weights by name, read by one process without a process group, whatever number of ranks wrote them."""
     state = {"model": get_model_state_dict(model)}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP remarks that there is no process group: so it is meant
+    with warnings.catch_warnings(
+        action="ignore", category=UserWarning
+    ):  # DCP remarks that there is no process group: so it is meant
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
     return {name: tensor for name, tensor in state["model"].items() if isinstance(tensor, torch.Tensor)}
 

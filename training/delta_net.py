@@ -2,7 +2,7 @@
 
 Why here: these layers have no attention that a mask or a block could cut; a token's past is a state, handed from parent to child. What a
 chain computes alone is computed here once per segment: exact, in the order of the tree. arXiv 2412.06464 is the layer.
-Called by: `training/model.py`, which puts it into the Qwen3.5 family's layers. `segments` reach it as they reach attention.
+Called by: `training/policy_model.py`, which puts it into the Qwen3.5 family's layers. `segments` reach it as they reach attention.
 
 Shape legend: T = tokens of the tree, C = channels of the convolution, K = its taps, H = value heads, D = size of a head.
 """
@@ -41,7 +41,9 @@ def tree_convolution(inputs_TC: Tensor, weight_CK: Tensor, earlier_KT: Tensor) -
     return total
 
 
-def tree_delta_rule(rule: Any, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+def tree_delta_rule(
+    rule: Any, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
+) -> Tensor:
     """(1, T, H, D): the delta rule over each segment from its parent's last state; parents come before their children."""
     parents = {segment.parent for segment in segments}
     states: dict[int, Tensor] = {}
@@ -64,7 +66,9 @@ def tree_delta_rule(rule: Any, segments: Sequence[Segment], query: Tensor, key: 
     return torch.cat(outputs, 1)
 
 
-def _forward(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any) -> Tensor:
+def _forward(
+    self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any
+) -> Tensor:
     """As the layer's own forward, with `segments` among the keywords; without them, the layer's own."""
     segments: Sequence[Segment] | None = more.pop("segments", None)
     if segments is None:
@@ -72,7 +76,9 @@ def _forward(self: Any, hidden_states: Tensor, cache_params: Any = None, attenti
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
     num_tokens = hidden_states.shape[1]
     earlier_KT = earlier_tokens(segments, num_tokens, self.conv_kernel_size, hidden_states.device)
-    mixed_TC = functional.silu(tree_convolution(self.in_proj_qkv(hidden_states)[0], self.conv1d.weight.squeeze(1), earlier_KT))
+    mixed_TC = functional.silu(
+        tree_convolution(self.in_proj_qkv(hidden_states)[0], self.conv1d.weight.squeeze(1), earlier_KT)
+    )
     query, key, value = torch.split(mixed_TC[None], [self.key_dim, self.key_dim, self.value_dim], -1)
     query, key = (part.reshape(1, num_tokens, -1, self.head_k_dim) for part in (query, key))
     value, gate = (part.reshape(1, num_tokens, -1, self.head_v_dim) for part in (value, self.in_proj_z(hidden_states)))

@@ -1,7 +1,7 @@
 """The learner of one rank: policy, optimiser and the step function. Knows torch, and neither Ray nor the store.
 
 Why here: Ray Train, torchrun and a test are all shells of a few lines around this class.
-Called by: `training/ray_learner.py` and the tests.
+Called by: `training/ray_driver.py` and the tests.
 
     plan + sequences ─▶ bins ─▶ logprobs of trained tokens ─▶ token loss × weight ─▶ backward ─▶ one optimiser update
 
@@ -24,12 +24,21 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig
 
-from training import canary, checkpoint, weights
+from engine import canary, policy_files
+from training import checkpoint
 from training.loss import Tokens, find_loss, token_loss
-from training.metrics import NUM_SUMS, StepSums, adamw_update_norm, peak_memory_gib, peak_metrics, reward_metrics, token_metrics
-from training.model import Work, load_policy, pair_cost, peak_flops, shard
+from training.metrics import (
+    NUM_SUMS,
+    StepSums,
+    adamw_update_norm,
+    peak_memory_gib,
+    peak_metrics,
+    reward_metrics,
+    token_metrics,
+)
 from training.packing import Bin, deal, make_bins
-from training.plan import Member, Plan, TrainingSequence
+from training.plan_types import Member, Plan, TrainingSequence
+from training.policy_model import Work, load_policy, pair_cost, peak_flops, shard
 from training.prefix_tree import Segment
 
 if TYPE_CHECKING:  # pydantic stays with who reads the config
@@ -49,7 +58,9 @@ class Learner:
         """Needs an initialised process group. The same path, config and world size give the same learner, bit by bit."""
         self.config, self.model_path = config, model_path
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        )
         training = config.training
         find_loss(config.loss.preset)
         policy, self.packing = load_policy(model_path, config, self.device)
@@ -58,10 +69,15 @@ class Learner:
         self.policy = shard(policy, self.device, self.world_size, getattr(torch, training.dtype))
         self.saving = dist.new_group(backend="gloo")
         self.optimiser = torch.optim.AdamW(
-            self.policy.parameters(), lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
+            self.policy.parameters(),
+            lr=training.learning_rate,
+            betas=training.betas,
+            weight_decay=training.weight_decay,
         )
         warmup = training.warmup_steps
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda update: min(1.0, (update + 1) / max(1, warmup)))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimiser, lambda update: min(1.0, (update + 1) / max(1, warmup))
+        )
 
     def step(self, plan: Plan, sequences: Sequence[TrainingSequence]) -> StepResult:
         """One pass over the plan's sequences in its updates. Every rank is given all sequences and works on its own."""
@@ -78,7 +94,9 @@ class Learner:
                 continue  # fewer groups than updates
             sums = self.accumulate(mine, members, plan.step - 1 if number == 0 else None)
             totals += torch.tensor(sums.as_list(), dtype=torch.float64, device=self.device)
-            peaks[:2] = torch.maximum(peaks[:2], torch.tensor([sums.peak_mismatch, sums.peak_noise], device=self.device))
+            peaks[:2] = torch.maximum(
+                peaks[:2], torch.tensor([sums.peak_mismatch, sums.peak_noise], device=self.device)
+            )
             learning_rate = float(self.schedule.get_last_lr()[0])
             norm, moved = self._update()
             if not isfinite(norm):
@@ -91,7 +109,9 @@ class Learner:
         metrics = token_metrics(totals.tolist()) | norms | peak_metrics(peaks.tolist()) | reward_metrics(plan.members)
         return StepResult(metrics, finite=True)
 
-    def accumulate(self, sequences: Sequence[TrainingSequence], members: dict[int, Member], fresh_step: int | None = None) -> StepSums:
+    def accumulate(
+        self, sequences: Sequence[TrainingSequence], members: dict[int, Member], fresh_step: int | None = None
+    ) -> StepSums:
         """Gradients of this rank's bins. Every rank runs the same number of passes: FSDP's collectives need it. `fresh_step`: of the
         weights as they are now.
         """
@@ -112,7 +132,9 @@ class Learner:
         logprobs_M, entropies_M = self.policy(*where, bin.temperature)
         predictions_N = self._tensor(bin.predictions)
         owners, owner_N = np.unique(bin.rollout_ids, return_inverse=True)
-        facts = np.array([[members[int(owner)].advantage, members[int(owner)].weight] for owner in owners], dtype=np.float32)[owner_N]
+        facts = np.array(
+            [[members[int(owner)].advantage, members[int(owner)].weight] for owner in owners], dtype=np.float32
+        )[owner_N]
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
         advantages_N, weights_N = self._tensor(facts).unbind(-1)
         tokens = Tokens(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
@@ -150,7 +172,7 @@ class Learner:
         state = get_model_state_dict(self.policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if self.rank != 0:
             return []
-        return weights.publish(published_state(state, self.model_path), self.model_path, directory)
+        return policy_files.publish(published_state(state, self.model_path), self.model_path, directory)
 
     def canary(self) -> dict[str, Any]:
         """What these weights say about the fixed text. A collective of all ranks."""
@@ -174,7 +196,9 @@ def published_state(state: Mapping[str, Any], model_path: Path) -> dict[str, Ten
     """A policy's tensors under the model's own names, in the model's own dtype, tied ones once."""
     settings = AutoConfig.from_pretrained(model_path, local_files_only=True)
     dtype = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
-    named = {name.removeprefix("model."): tensor.to(dtype) for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    named = {
+        name.removeprefix("model."): tensor.to(dtype) for name, tensor in state.items() if isinstance(tensor, Tensor)
+    }
     if settings.tie_word_embeddings:
         named.pop("lm_head.weight", None)
     return named

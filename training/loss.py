@@ -1,6 +1,6 @@
 """One loss kernel per token, with named presets.
 
-Why here: a preset says what one token contributes, a reducer (`training/reducers.py`) how much it counts; nothing else scales a gradient.
+Why here: a preset says what one token contributes, a reducer (`training/token_weights.py`) how much it counts; nothing else scales a gradient.
 Called by: `training/learner.py`.
 
 Two-policy form: the ratio r is exp(logprob now - logprob recorded when the token was sampled); no third "old" policy exists. Asynchronous
@@ -96,7 +96,9 @@ def _icepop(tokens: Tokens, loss: LossConfig) -> Tensor:
 
 def _seq_mis(tokens: Tokens, loss: LossConfig) -> Tensor:
     ratios = tokens.turn_log_ratios(mean=False).detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    return -torch.where(ratios <= loss.ratio_cap, ratios, torch.zeros_like(ratios)) * tokens.advantages * tokens.logprobs
+    return (
+        -torch.where(ratios <= loss.ratio_cap, ratios, torch.zeros_like(ratios)) * tokens.advantages * tokens.logprobs
+    )
 
 
 def _sft(tokens: Tokens, loss: LossConfig) -> Tensor:
@@ -121,7 +123,9 @@ def find_loss(preset: str) -> Loss:
     if preset in PRESETS:
         return PRESETS[preset]
     if ":" not in preset:
-        raise ValueError(f"loss.preset {preset!r} is unknown; expected {', '.join(PRESETS)}, or package.module:function")
+        raise ValueError(
+            f"loss.preset {preset!r} is unknown; expected {', '.join(PRESETS)}, or package.module:function"
+        )
     try:
         found: Loss = import_object(preset)
     except ImportError as error:
@@ -133,7 +137,9 @@ def token_loss(tokens: Tokens, loss: LossConfig) -> Tensor:
     """Loss per trained token, float32 (N,), before any weight."""
     values = find_loss(loss.preset)(tokens, loss)
     if values.shape != tokens.logprobs.shape:
-        raise ValueError(f"loss.preset {loss.preset}: returned shape {tuple(values.shape)}, expected {tuple(tokens.logprobs.shape)}")
+        raise ValueError(
+            f"loss.preset {loss.preset}: returned shape {tuple(values.shape)}, expected {tuple(tokens.logprobs.shape)}"
+        )
     return values
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from training.loss import Tokens, bounds
-from training.plan import Member, TrainingSequence
+from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # pydantic and the store stay with who reads them
     from ratchet.config import LossConfig
-    from training.readiness import ConsumedGroup
+    from training.group_selection import ConsumedGroup
 
 
 @dataclass(slots=True)
@@ -48,7 +48,9 @@ class StepSums:
     peak_mismatch: float = 0.0
     peak_noise: float = 0.0
 
-    def add(self, tokens: Tokens, entropies: Tensor, weighted_loss: Tensor, loss: LossConfig, fresh: Tensor | None = None) -> None:
+    def add(
+        self, tokens: Tokens, entropies: Tensor, weighted_loss: Tensor, loss: LossConfig, fresh: Tensor | None = None
+    ) -> None:
         """`mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence")."""
         with torch.no_grad():
             low, high = bounds(tokens, loss)
@@ -125,14 +127,19 @@ def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
 def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
     """Of the groups that the step consumed: how many had rewards to compare. The others cost rollouts and taught nothing."""
     total = max(1, len(groups))
-    counts = {f"groups_{use}": float(sum(one.use == use for one in groups)) for use in ("trained", "no_signal", "expired")}
+    counts = {
+        f"groups_{use}": float(sum(one.use == use for one in groups)) for use in ("trained", "no_signal", "expired")
+    }
     none, every = sum(one.highest <= 0 for one in groups), sum(one.lowest >= 1 for one in groups)
     solved = {"none": none, "all": every, "some": len(groups) - none - every}
     return (
         counts
         | {"groups_with_signal_fraction": counts["groups_trained"] / total}
         | {f"groups_solved_{name}_fraction": number / total for name, number in solved.items()}
-        | {"truncated_fraction": sum(one.num_truncated for one in groups) / max(1, sum(one.num_rollouts for one in groups))}
+        | {
+            "truncated_fraction": sum(one.num_truncated for one in groups)
+            / max(1, sum(one.num_rollouts for one in groups))
+        }
     )
 
 
@@ -145,11 +152,17 @@ def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[s
         return found
     versions = {(rollout, int(version)) for rollout, steps in known for version in np.unique(steps)}
     ages = np.maximum(0, step - 1 - np.concatenate([steps for _, steps in known]))
-    found |= {"staleness_mean": float(ages.mean()), "staleness_p95": float(np.percentile(ages, 95)), "staleness_max": float(ages.max())}
+    found |= {
+        "staleness_mean": float(ages.mean()),
+        "staleness_p95": float(np.percentile(ages, 95)),
+        "staleness_max": float(ages.max()),
+    }
     return found | {"versions_per_rollout": len(versions) / num_rollouts}
 
 
-def speed_metrics(metrics: Mapping[str, float], seconds: float, num_ranks: int, peak_flops: float | None) -> dict[str, float]:
+def speed_metrics(
+    metrics: Mapping[str, float], seconds: float, num_ranks: int, peak_flops: float | None
+) -> dict[str, float]:
     """`seconds` of the step's passes and updates. Chain tokens compare with others' figures, computed tokens with this machine's limits;
     `mfu` only where the device's peak is known.
     """
@@ -184,9 +197,18 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
-    "entropy_collapse": (lambda m: m.get("entropy", 1.0) < 0.02, "the policy hardly samples any more; raise temperature or entropy_bonus"),
-    "entropy_explosion": (lambda m: m.get("entropy", 0.0) > 5.0, "the policy has become noise; lower the learning rate or entropy_bonus"),
-    "off_policy": (lambda m: m.get("ratio_ess", 1.0) < 0.3, "few tokens carry the step; lower max_staleness or the learning rate"),
+    "entropy_collapse": (
+        lambda m: m.get("entropy", 1.0) < 0.02,
+        "the policy hardly samples any more; raise temperature or entropy_bonus",
+    ),
+    "entropy_explosion": (
+        lambda m: m.get("entropy", 0.0) > 5.0,
+        "the policy has become noise; lower the learning rate or entropy_bonus",
+    ),
+    "off_policy": (
+        lambda m: m.get("ratio_ess", 1.0) < 0.3,
+        "few tokens carry the step; lower max_staleness or the learning rate",
+    ),
     "engine_mismatch": (
         lambda m: m.get("engine_noise_abs", 0.0) > 0.1,
         "engine and learner differ on tokens of the very same weights; look at canary_gap_mean",
@@ -195,9 +217,15 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
         lambda m: m.get("mismatch_kl", 0.0) > 0.1,
         "the policy is far from what was sampled; lower max_staleness or the learning rate",
     ),
-    "truncated": (lambda m: m.get("truncated_fraction", 0.0) > 0.5, "most agents were ended by a limit; raise turns, context or time"),
+    "truncated": (
+        lambda m: m.get("truncated_fraction", 0.0) > 0.5,
+        "most agents were ended by a limit; raise turns, context or time",
+    ),
     "masked": (lambda m: m.get("masked_fraction", 0.0) > 0.3, "a third of the tokens get no gradient"),
-    "no_contrast": (lambda m: m.get("groups_with_signal_fraction", 1.0) < 0.3, "most groups are all solved or all failed; filter tasks"),
+    "no_contrast": (
+        lambda m: m.get("groups_with_signal_fraction", 1.0) < 0.3,
+        "most groups are all solved or all failed; filter tasks",
+    ),
     "rollout_bound": (
         lambda m: m.get("wait_for_batch_seconds", 0.0) > 10 * max(m.get("step_seconds", 1.0), 1.0),
         "the learner waits ten times as long as it works; add engines or boxes, or raise max_staleness",

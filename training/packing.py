@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from training.plan import TrainingSequence
+from training.plan_types import TrainingSequence
 from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 
 Packing = Literal["tree", "packed", "padded"]
@@ -63,7 +63,9 @@ class Bin:
 # ---------------------------------------------------------------- who computes what
 
 
-def deal(sequences: Sequence[TrainingSequence], num_ranks: int, packing: Packing, pair_cost: float) -> list[list[TrainingSequence]]:
+def deal(
+    sequences: Sequence[TrainingSequence], num_ranks: int, packing: Packing, pair_cost: float
+) -> list[list[TrainingSequence]]:
     """Each rank's chains, in the order in which they go into bins: contiguous shares, so that neighbours still share their prefixes.
 
     `pair_cost`: what one (query, key) pair costs in units of one token's linear layers. Deterministic.
@@ -107,7 +109,9 @@ def _work(num_tokens: int, num_shared: int, pair_cost: float) -> float:
     return new + pair_cost * new * (num_tokens + num_shared + 1) / 2
 
 
-def _shares(ordered: Sequence[TrainingSequence], shared: Sequence[int], limit: float, pair_cost: float) -> list[list[TrainingSequence]]:
+def _shares(
+    ordered: Sequence[TrainingSequence], shared: Sequence[int], limit: float, pair_cost: float
+) -> list[list[TrainingSequence]]:
     """As few contiguous shares as possible with at most `limit` work each; a chain that is more than that is a share alone."""
     shares: list[list[TrainingSequence]] = []
     work = 0.0
@@ -136,9 +140,13 @@ def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: P
     for number, (one, num_shared) in enumerate(zip(sequences, shared, strict=True)):
         length = len(one.ids)
         if length > bin_tokens:
-            raise ValueError(f"a chain of rollout {one.rollout_id} has {length} tokens, more than training.bin_tokens ({bin_tokens})")
+            raise ValueError(
+                f"a chain of rollout {one.rollout_id} has {length} tokens, more than training.bin_tokens ({bin_tokens})"
+            )
         together = bool(bins) and sequences[bins[-1][-1]].temperature == one.temperature
-        grown = (len(bins[-1]) + 1) * max(longest, length) if bins and packing == "padded" else size + length - num_shared
+        grown = (
+            (len(bins[-1]) + 1) * max(longest, length) if bins and packing == "padded" else size + length - num_shared
+        )
         if together and grown <= bin_tokens:
             bins[-1].append(number)
             size, longest = grown, max(longest, length)
@@ -156,7 +164,13 @@ def _grow(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bin:
     sources_N = np.concatenate([nodes[at - 1] for nodes, at in zip(tree.nodes, trained, strict=True)])
     nodes_M, first_M, predictions_N = np.unique(targets_N, return_index=True, return_inverse=True)
     return Bin(
-        tree.ids[None], tree.positions[None], tree.segments, sources_N[first_M], tree.ids[nodes_M], predictions_N, *_facts(chains, trained)
+        tree.ids[None],
+        tree.positions[None],
+        tree.segments,
+        sources_N[first_M],
+        tree.ids[nodes_M],
+        predictions_N,
+        *_facts(chains, trained),
     )
 
 
@@ -179,6 +193,14 @@ def _facts(
     turn_ids = np.concatenate([one.turn_ids[at] for one, at in zip(chains, trained, strict=True)])
     unknown = np.int32(-1)
     steps = [
-        np.full(len(at), unknown) if one.policy_steps is None else one.policy_steps[at] for one, at in zip(chains, trained, strict=True)
+        np.full(len(at), unknown) if one.policy_steps is None else one.policy_steps[at]
+        for one, at in zip(chains, trained, strict=True)
     ]
-    return behaviour, rollout_ids, turn_ids, np.concatenate(steps), chains[0].temperature, sum(len(one.ids) for one in chains)
+    return (
+        behaviour,
+        rollout_ids,
+        turn_ids,
+        np.concatenate(steps),
+        chains[0].temperature,
+        sum(len(one.ids) for one in chains),
+    )

@@ -95,7 +95,10 @@ class _Builder:
             parent = self.starts[number][3]
             if parent >= 0:
                 ends[parent] = max(ends[parent], ends[number])
-        return [Segment(start, end, ends[n], position, parent) for n, (start, end, position, parent) in enumerate(self.starts)]
+        return [
+            Segment(start, end, ends[n], position, parent)
+            for n, (start, end, position, parent) in enumerate(self.starts)
+        ]
 
 
 def build_tree(chains: Sequence[Ids], shared: Sequence[int]) -> PrefixTree:

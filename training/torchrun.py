@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ratchet import paths
-from training.ranks import RankSettings
-from training.ray_learner import train_rank
+from training.rank_runtime import RankSettings
+from training.ray_driver import train_rank
 
 
 def main() -> None:
@@ -25,7 +25,9 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     url = os.environ["RATCHET_DATABASE_URL"]
-    train_rank(RankSettings(options.run_id, url, paths.policies(), paths.checkpoints(), options.threads, paths.tensorboard()))
+    train_rank(
+        RankSettings(options.run_id, url, paths.policies(), paths.checkpoints(), options.threads, paths.tensorboard())
+    )
     dist.destroy_process_group()
 
 

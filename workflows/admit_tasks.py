@@ -12,8 +12,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.admit import AdmitActivities
-    from ratchet.task_payloads import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
+    from activities.admission import AdmitActivities
+    from ratchet.grading_payloads import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
     from workflows.options import FIRST_STAGE, cause, perform
 
 PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
@@ -26,14 +26,18 @@ class AdmitTasks:
         counts = {"admitted": 0, "quarantined": 0, **input.counts}
         page = await perform(AdmitActivities.admit_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
-        for admitted in await asyncio.gather(*(self._examine(input, page, task_id, label, window) for task_id, label in page.tasks)):
+        for admitted in await asyncio.gather(
+            *(self._examine(input, page, task_id, label, window) for task_id, label in page.tasks)
+        ):
             counts["admitted" if admitted else "quarantined"] += 1
         workflow.set_current_details(f"{counts['admitted']} admitted, {counts['quarantined']} quarantined")
         if page.last is not None:
             workflow.continue_as_new(input.model_copy(update={"after": page.last, "counts": counts}))
         return AdmitResult(admitted=counts["admitted"], quarantined=counts["quarantined"])
 
-    async def _examine(self, input: AdmitInput, page: AdmitPage, task_id: int, label: str, window: asyncio.Semaphore) -> bool:
+    async def _examine(
+        self, input: AdmitInput, page: AdmitPage, task_id: int, label: str, window: asyncio.Semaphore
+    ) -> bool:
         """All trials of one task, one box after the other; a trial without a verdict ends them."""
         trials: list[TrialResult] = []
         limits = {"eval_seconds": input.eval_seconds, "workspace_seconds": input.workspace_seconds}
@@ -48,7 +52,9 @@ class AdmitTasks:
 
     async def _trial(self, trial: TrialInput, page: AdmitPage, label: str) -> TrialResult:
         try:
-            return await perform(AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} patch of {label}")
+            return await perform(
+                AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} patch of {label}"
+            )
         except ActivityError as error:
             kind, reason = cause(error)
             if kind == "Cancelled":

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.runs import RunActivities
+    from activities.run_lifecycle import RunActivities
     from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
     from workflows.options import FIRST_STAGE, perform
     from workflows.rollout_group import run_with_replacements
@@ -25,8 +25,12 @@ class Evaluate:
         await asyncio.gather(*(self._member(input, plan, member, window) for member in plan.members))
         return await perform(RunActivities.end_evaluation, input, plan.stages["record"])
 
-    async def _member(self, input: EvaluateInput, plan: EvaluateMembers, member: StartedMember, window: asyncio.Semaphore) -> None:
+    async def _member(
+        self, input: EvaluateInput, plan: EvaluateMembers, member: StartedMember, window: asyncio.Semaphore
+    ) -> None:
         async with window:
             step = input.evaluation.step
             record = plan.stages["record"]
-            await run_with_replacements(member.rollout_id, member.workflow_id, input.run_id, member.task, plan.harness, step, record)
+            await run_with_replacements(
+                member.rollout_id, member.workflow_id, input.run_id, member.task, plan.harness, step, record
+            )

@@ -10,7 +10,13 @@ from datetime import timedelta
 from typing import Any, TypedDict, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.common import (
+    RetryPolicy,
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError, TimeoutError
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
@@ -25,7 +31,9 @@ REWARD = SearchAttributeKey.for_float("ratchet_reward")
 STEP = SearchAttributeKey.for_int("ratchet_step")
 
 # Before a workflow knows its run's options (its first activity returns them) it uses these for that activity.
-FIRST_STAGE = StageOptions(queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30)
+FIRST_STAGE = StageOptions(
+    queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30
+)
 
 
 A = TypeVar("A")
@@ -74,7 +82,11 @@ def stage(options: StageOptions, summary: str | None = None) -> ActivityArgument
 
 
 async def perform(
-    method: Callable[[Any, A], Awaitable[T]], argument: A, options: StageOptions, summary: str | None = None, keep: bool = False
+    method: Callable[[Any, A], Awaitable[T]],
+    argument: A,
+    options: StageOptions,
+    summary: str | None = None,
+    keep: bool = False,
 ) -> T:
     """Runs an activity and returns its result.
 
@@ -97,7 +109,9 @@ def grading_boot(stages: Mapping[str, StageOptions]) -> StageOptions:
     return stages["boot"].model_copy(update={"queue": stages["grade"].queue})
 
 
-def attributes(run: str, task: str | None = None, harness: str | None = None, step: int | None = None) -> TypedSearchAttributes:
+def attributes(
+    run: str, task: str | None = None, harness: str | None = None, step: int | None = None
+) -> TypedSearchAttributes:
     pairs: list[SearchAttributePair[Any]] = [SearchAttributePair(RUN, run)]
     if task is not None:
         pairs.append(SearchAttributePair(TASK, task))

@@ -14,8 +14,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.grade import GradeActivities
     from activities.regrade import RegradeActivities
+    from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult
     from ratchet.payloads import StageInput
-    from ratchet.task_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult
     from ratchet.types import SandboxRole
     from workflows.options import FIRST_STAGE, cause, grading_boot, perform
 
@@ -49,15 +49,25 @@ class Regrade:
             work = StageInput(rollout_id=rollout_id, attempt=attempt)
             await perform(BootActivities.release, work, page.stages["release"], keep=True)
         settled = RegradedInput(
-            rollout_id=rollout_id, patch_id=patch_id, grade_ids=[grade for grade in given if grade is not None], adopt=input.adopt
+            rollout_id=rollout_id,
+            patch_id=patch_id,
+            grade_ids=[grade for grade in given if grade is not None],
+            adopt=input.adopt,
         )
         return await perform(RegradeActivities.settle_regrade, settled, page.stages["record"], keep=True)
 
-    async def _grade(self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], repeat: int) -> int | None:
+    async def _grade(
+        self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], repeat: int
+    ) -> int | None:
         """Fresh boxes until one has given a verdict; None where none did."""
         rollout_id, attempt, patch_id = patch
         wanted = StageInput(
-            rollout_id=rollout_id, attempt=attempt, role=SandboxRole.GRADE, patch_id=patch_id, grader=input.grader, repeat=repeat
+            rollout_id=rollout_id,
+            attempt=attempt,
+            role=SandboxRole.GRADE,
+            patch_id=patch_id,
+            grader=input.grader,
+            repeat=repeat,
         )
         for _ in range(page.grade_tries):
             try:

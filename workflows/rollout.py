@@ -19,12 +19,31 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.diff import DiffActivities
     from activities.grade import GradeActivities
-    from activities.record import RecordActivities
-    from activities.runs import RunActivities
+    from activities.rollout_records import RecordActivities
+    from activities.run_lifecycle import RunActivities
     from activities.workspace import WorkspaceActivities
-    from ratchet.payloads import AgentResult, Box, Claim, FinaliseInput, GradeResult, RolloutInput, RolloutResult, StageInput, StageResult
+    from ratchet.payloads import (
+        AgentResult,
+        Box,
+        Claim,
+        FinaliseInput,
+        GradeResult,
+        RolloutInput,
+        RolloutResult,
+        StageInput,
+        StageResult,
+    )
     from ratchet.types import AgentExit, SandboxRole
-    from workflows.options import FIRST_STAGE, OUTCOME, REWARD, cause, grading_boot, perform, stop_if_cancelled, to_the_end
+    from workflows.options import (
+        FIRST_STAGE,
+        OUTCOME,
+        REWARD,
+        cause,
+        grading_boot,
+        perform,
+        stop_if_cancelled,
+        to_the_end,
+    )
 
 
 class NoVerdictError(Exception):
@@ -115,7 +134,11 @@ class Rollout:
             try:
                 box = await self._boot(claim, SandboxRole.GRADE)
                 work = StageInput(
-                    rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id, patch_id=patch_id, role=SandboxRole.GRADE
+                    rollout_id=claim.rollout_id,
+                    attempt=self.attempt,
+                    sandbox_id=box.sandbox_id,
+                    patch_id=patch_id,
+                    role=SandboxRole.GRADE,
                 )
                 self.grade = await perform(GradeActivities.grade, work, claim.stages["grade"], keep=True)
                 self._spend("grade", self.grade)
@@ -138,7 +161,9 @@ class Rollout:
     def _check_guard(self, claim: Claim, reason: str) -> None:
         used = sum(self.used_seconds.values())
         if used >= claim.guard_seconds:
-            raise NoVerdictError("infra_failed", f"{used:.0f} s of the rollout's {claim.guard_seconds:.0f} s are used up: {reason}")
+            raise NoVerdictError(
+                "infra_failed", f"{used:.0f} s of the rollout's {claim.guard_seconds:.0f} s are used up: {reason}"
+            )
 
     async def _end(self, claim: Claim, failure: str | None, reason: str) -> RolloutResult:
         ending = FinaliseInput(
@@ -151,7 +176,9 @@ class Rollout:
         )
         result = await perform(RecordActivities.finalise, ending, claim.stages["record"], keep=True)
         changes = [OUTCOME.value_set(result.outcome.value)]
-        workflow.upsert_search_attributes(changes if result.reward is None else [*changes, REWARD.value_set(result.reward)])
+        workflow.upsert_search_attributes(
+            changes if result.reward is None else [*changes, REWARD.value_set(result.reward)]
+        )
         if failure is not None or claim.attempt > 1:
             await self._release(claim)
         return result

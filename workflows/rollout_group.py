@@ -12,8 +12,16 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.record import RecordActivities
-    from ratchet.payloads import GroupInput, GroupPlan, GroupResult, MemberInput, RolloutInput, RolloutResult, StageOptions
+    from activities.rollout_records import RecordActivities
+    from ratchet.payloads import (
+        GroupInput,
+        GroupPlan,
+        GroupResult,
+        MemberInput,
+        RolloutInput,
+        RolloutResult,
+        StageOptions,
+    )
     from ratchet.types import REWARDED_OUTCOMES, GroupState
     from workflows.options import FIRST_STAGE, attributes, child, perform, to_the_end
     from workflows.rollout import Rollout
@@ -22,7 +30,9 @@ with workflow.unsafe.imports_passed_through():
 LOOK_AGAIN = timedelta(seconds=15)
 
 
-async def run_member(rollout_id: int, workflow_id: str, run_id: str, task: str, harness: str, step: int) -> RolloutResult | None:
+async def run_member(
+    rollout_id: int, workflow_id: str, run_id: str, task: str, harness: str, step: int
+) -> RolloutResult | None:
     """One member as a child; None where it ended without a result (failed, terminated, or cancelled by hand)."""
     arguments = child(workflow_id, attributes(run_id, task, harness, step), f"{harness} on {task}")
     try:

@@ -23,8 +23,8 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
-    from activities.learn import LearnActivities
-    from activities.runs import RunActivities
+    from activities.learning import LearnActivities
+    from activities.run_lifecycle import RunActivities
     from ratchet.payloads import (
         EndRunInput,
         EvaluateInput,
@@ -106,7 +106,9 @@ class TrainRun:
         self.woken = False
         look = ViewRunInput(run_id=plan.run_id, make_groups=make_groups)
         view = await perform(RunActivities.view_run, look, plan.stages["record"], keep=not make_groups)
-        workflow.set_current_details(f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight")
+        workflow.set_current_details(
+            f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
+        )
         return view
 
     async def _sleep(self, plan: RunPlan) -> None:
@@ -147,7 +149,9 @@ class TrainRun:
         run = RunInput(run_id=plan.run_id)
         engines = await perform(LearnActivities.find_engines, run, plan.stages["learn"])
         syncs = [SyncInput(run_id=plan.run_id, step=step, engine_id=engine) for engine in engines.engine_ids]
-        await asyncio.gather(*(perform(LearnActivities.sync, sync, plan.stages["learn"], summary=f"version {step}") for sync in syncs))
+        await asyncio.gather(
+            *(perform(LearnActivities.sync, sync, plan.stages["learn"], summary=f"version {step}") for sync in syncs)
+        )
 
     async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
         """Evaluations of this very step that have not ended; nothing is published until they have. False where one must be taken up again."""
@@ -158,7 +162,9 @@ class TrainRun:
         searchable = attributes(plan.run_id, step=evaluation.step)
         arguments = child(f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}")
         try:
-            await workflow.execute_child_workflow(Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments)
+            await workflow.execute_child_workflow(
+                Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments
+            )
         except WorkflowAlreadyStartedError:  # of an earlier, terminated life of this run; it is being cancelled
             return False
         except ChildWorkflowError as error:

@@ -1,7 +1,7 @@
 """What a dataset format is: a path goes in, rows of the store's `task` table come out, one at a time.
 
 Why here: every format ends in the same row, validated by the same model, so graders and stages know one shape.
-Called by: `activities/tasks.py`, `activities/runs.py` and the CLI, through `open_dataset`.
+Called by: `activities/dataset_import.py`, `activities/run_lifecycle.py` and the CLI, through `open_dataset`.
 
 A reader never raises for a row: it yields a `Problem`, so that `check` can list them all; `rows_of` raises the first.
 """
@@ -153,10 +153,19 @@ def validated(raw: Raw, dataset: DatasetConfig) -> dict[str, Any] | Problem:
         return problem(*_explain(error))
     statement = parsed.problem_statement or raw.prompt
     if not isinstance(statement, str) or not statement:
-        return problem(dataset.input_key, f"expected a string where metadata.problem_statement is missing, found {raw.prompt!r:.60}")
+        return problem(
+            dataset.input_key,
+            f"expected a string where metadata.problem_statement is missing, found {raw.prompt!r:.60}",
+        )
     pre_commands = [parsed.pre_commands] if isinstance(parsed.pre_commands, str) else parsed.pre_commands
     spec = {**raw.metadata, "problem_statement": statement, "pre_commands": pre_commands}
-    return {"label": raw.label, "image": parsed.image, "workdir": parsed.workdir, "grader": parsed.graders[0], "spec": spec}
+    return {
+        "label": raw.label,
+        "image": parsed.image,
+        "workdir": parsed.workdir,
+        "grader": parsed.graders[0],
+        "spec": spec,
+    }
 
 
 def with_identity(row: dict[str, Any], path: Path, digest: str, number: int) -> dict[str, Any]:
@@ -173,7 +182,9 @@ def rows_of(raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str) 
         yield row
 
 
-def checked_rows(raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str) -> Iterator[dict[str, Any] | Problem]:
+def checked_rows(
+    raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str
+) -> Iterator[dict[str, Any] | Problem]:
     """Every row, good or bad."""
     for number, raw in enumerate(raws):
         if dataset.limit is not None and number >= dataset.limit:

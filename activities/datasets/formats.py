@@ -1,7 +1,7 @@
 """Which reader a path needs, and a dataset's identity.
 
 Why here: whoever has a path should not care how it is written.
-Called by: `activities/runs.py`, `activities/tasks.py` and `ratchet tasks`.
+Called by: `activities/run_lifecycle.py`, `activities/dataset_import.py` and `ratchet tasks`.
 """
 
 import hashlib

@@ -41,19 +41,26 @@ def read(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
 
 def _task(directory: Path, number: int) -> Raw | Problem:
     try:
-        settings: dict[str, Any] = tomllib.loads((directory / "task.toml").read_text()) if (directory / "task.toml").is_file() else {}
+        settings: dict[str, Any] = (
+            tomllib.loads((directory / "task.toml").read_text()) if (directory / "task.toml").is_file() else {}
+        )
     except tomllib.TOMLDecodeError as error:
         return Problem(str(directory / "task.toml"), number, "", f"is no TOML: {error}")
     environment = settings.get("environment", {})
     image = environment.get("docker_image") or environment.get("image")
     if not image:
         return Problem(
-            str(directory), number, "environment.docker_image", "expected an image reference in task.toml; Dockerfiles are not built here"
+            str(directory),
+            number,
+            "environment.docker_image",
+            "expected an image reference in task.toml; Dockerfiles are not built here",
         )
     if not (directory / "tests" / "test.sh").is_file():
         return Problem(str(directory), number, "tests/test.sh", "expected a file, found nothing")
     workdir = str(environment.get("workdir") or settings.get("workdir") or "/app")
-    files = [path.relative_to(directory).as_posix() for path in sorted((directory / "tests").rglob("*")) if path.is_file()]
+    files = [
+        path.relative_to(directory).as_posix() for path in sorted((directory / "tests").rglob("*")) if path.is_file()
+    ]
     metadata = {
         "image": image,
         "workdir": workdir,
@@ -73,4 +80,6 @@ def _task(directory: Path, number: int) -> Raw | Problem:
 
 
 def archive_of(root: Path, names: list[str]) -> str:
-    return packed({name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names})
+    return packed(
+        {name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names}
+    )

@@ -37,4 +37,6 @@ def from_object(value: Any, number: int, file: str, dataset: DatasetConfig) -> R
         return Problem(file, number, "", f"expected an object, found {type(value).__name__}")
     if dataset.metadata_key not in value and is_foreign(value):
         return translated(value, number, file)
-    return Raw(number, value.get(dataset.label_key), value.get(dataset.input_key), value.get(dataset.metadata_key), file)
+    return Raw(
+        number, value.get(dataset.label_key), value.get(dataset.input_key), value.get(dataset.metadata_key), file
+    )

@@ -22,9 +22,14 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
     said = []
     sampling = config.sampling
     if sampling.temperature < 0.05:
-        said.append(f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, so nothing is learned; use 1")
+        said.append(
+            f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, so nothing is learned; use 1"
+        )
     tokens = HARNESS_PROMPT_TOKENS.get(config.harness.name, 0) + longest_statement / _CHARACTERS_PER_TOKEN
-    tokens += len(config.harness.system_prompt or "") / _CHARACTERS_PER_TOKEN + len(config.harness.prompt or "") / _CHARACTERS_PER_TOKEN
+    tokens += (
+        len(config.harness.system_prompt or "") / _CHARACTERS_PER_TOKEN
+        + len(config.harness.prompt or "") / _CHARACTERS_PER_TOKEN
+    )
     if tokens > _PROMPT_SHARE * sampling.max_context_tokens:
         said.append(
             f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens ({sampling.max_context_tokens}), more than "
@@ -45,5 +50,7 @@ def lint_rows(rows: Iterable[dict[str, Any]]) -> list[str]:
         if not spec.get("gold_patch"):
             found.setdefault("have no gold_patch, so they can never be admitted", []).append(row["label"])
         if row["grader"] == "eval_cmd" and not _NAMES_PYTEST.search(spec["eval_cmd"]):
-            found.setdefault("are graded by an exit code alone, which the code under test can fake", []).append(row["label"])
+            found.setdefault("are graded by an exit code alone, which the code under test can fake", []).append(
+                row["label"]
+            )
     return [f"{len(names)} rows {what}; first {names[0]}" for what, names in found.items()]

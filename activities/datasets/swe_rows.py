@@ -19,7 +19,10 @@ _PYTEST = "pytest -rA --tb=short -p no:cacheprovider {files}"
 _ACTIVATE = "source /opt/miniconda3/bin/activate testbed && "
 _BY_REPOSITORY = {
     "django/django": ("./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}", "django"),
-    "sympy/sympy": ("PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose {files}", "sympy"),
+    "sympy/sympy": (
+        "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose {files}",
+        "sympy",
+    ),
     "sphinx-doc/sphinx": ("tox --current-env -epy39 -v -- {files}", "pytest"),
     "astropy/astropy": ("pytest -rA -vv -o console_output_style=classic --tb=no {files}", "pytest"),
 }
@@ -56,7 +59,11 @@ def translated(row: dict[str, Any], number: int, file: str) -> Raw | Problem:
                 "test_cmd",
                 f"expected the command that runs the tests of {row.get('repo')}, which are not pytest's, here or in an eval_script",
             )
-        patch = {"test_patch": str(row.get("test_patch") or ""), "test_cmd": run[0], "log_parser": row.get("log_parser") or run[1]}
+        patch = {
+            "test_patch": str(row.get("test_patch") or ""),
+            "test_cmd": run[0],
+            "log_parser": row.get("log_parser") or run[1],
+        }
         metadata["swe_bench"] = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass, **patch}
     return Raw(
         number,

@@ -69,5 +69,7 @@ class Grader(Protocol):
 
 def tail(log: str) -> str:
     return (
-        log if len(log) <= MAX_LOG_CHARACTERS else f"… ({len(log) - MAX_LOG_CHARACTERS} characters left out)\n{log[-MAX_LOG_CHARACTERS:]}"
+        log
+        if len(log) <= MAX_LOG_CHARACTERS
+        else f"… ({len(log) - MAX_LOG_CHARACTERS} characters left out)\n{log[-MAX_LOG_CHARACTERS:]}"
     )

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from activities.graders.base import TestFiles, Verdict, tail
-from activities.graders.evidence import Judged, all_tests, judge_sessions
-from activities.graders.testbox import Observed, observe
+from activities.graders.test_evidence import Judged, all_tests, judge_sessions
+from activities.graders.test_runner import Observed, observe
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 
@@ -46,7 +46,9 @@ def listed_test_files(spec: dict[str, Any]) -> TestFiles:
     return TestFiles(frozenset(paths) if paths is not None else None, archive)
 
 
-async def grade_command(box: Sandbox, command: str, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
+async def grade_command(
+    box: Sandbox, command: str, workdir: str, spec: dict[str, Any], timeout_seconds: float
+) -> Verdict:
     own = spec.get("integrity") or {}
     witness = bool(own.get("witness", True))
     started = time.monotonic()
@@ -65,7 +67,9 @@ async def grade_command(box: Sandbox, command: str, workdir: str, spec: dict[str
 def not_ended(observed: Observed, timeout_seconds: float) -> str:
     """Why the command gave no exit code, empty if it did. Raises GraderFailedError where the machine and not the patch is to blame."""
     if observed.starved:
-        raise GraderFailedError(f"the tests stood in line for a core most of their {timeout_seconds:.0f} s; the box was starved of CPU")
+        raise GraderFailedError(
+            f"the tests stood in line for a core most of their {timeout_seconds:.0f} s; the box was starved of CPU"
+        )
     if observed.lost:
         return "the tests took the box's own supervision down (memory, processes or disk used up)"
     return "" if observed.exit_code is not None else f"the tests took longer than {timeout_seconds:.0f} s"
@@ -74,4 +78,6 @@ def not_ended(observed: Observed, timeout_seconds: float) -> str:
 def _verdict(observed: Observed, judged: Judged, log: str, seconds: float) -> Verdict:
     solved = observed.exit_code == 0 and judged.ok
     reason = judged.reason if observed.exit_code == 0 and not judged.ok else f"exit code {observed.exit_code}"
-    return Verdict(solved, reason, log, seconds, rejected=bool(judged.rule), rule=judged.rule, tests=all_tests(observed))
+    return Verdict(
+        solved, reason, log, seconds, rejected=bool(judged.rule), rule=judged.rule, tests=all_tests(observed)
+    )

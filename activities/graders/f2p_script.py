@@ -15,9 +15,7 @@ from activities.sandboxes.base import Sandbox
 def wrapped(script: str) -> str:
     """The shell command that runs the script by its own file, from the repository, with nothing of the patch beside it."""
     encoded = base64.b64encode(script.encode()).decode()
-    return (
-        f'directory=$(mktemp -d) && echo {encoded} | base64 -d > "$directory/f2p_script.py" && python "$directory/f2p_script.py"  # pytest'
-    )
+    return f'directory=$(mktemp -d) && echo {encoded} | base64 -d > "$directory/f2p_script.py" && python "$directory/f2p_script.py"  # pytest'
 
 
 class F2pScriptGrader:

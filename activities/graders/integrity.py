@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
+from activities.graders.integrity_rules import RULES, SHADOWED_MODULES, Rule
 from activities.graders.patches import GITLINK, FileChange
-from activities.graders.rules import RULES, SHADOWED_MODULES, Rule
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,7 +88,9 @@ def _is_shadow(change: FileChange, packages: frozenset[str], existing: frozenset
         return False
     directory, name = found
     inside = directory in packages
-    already_there = any(f"{'' if directory == '.' else directory + '/'}{name}{tail}" in existing for tail in (".py", "/__init__.py"))
+    already_there = any(
+        f"{'' if directory == '.' else directory + '/'}{name}{tail}" in existing for tail in (".py", "/__init__.py")
+    )
     return not inside and not already_there
 
 
@@ -101,7 +103,9 @@ def _is_test(change: FileChange, policy: Policy) -> bool:
     return not change.deleted and any(test.startswith(change.path + "/") for test in policy.test_files)
 
 
-def _applies(rule: Rule, change: FileChange, policy: Policy, packages: frozenset[str], existing: frozenset[str]) -> bool:
+def _applies(
+    rule: Rule, change: FileChange, policy: Policy, packages: frozenset[str], existing: frozenset[str]
+) -> bool:
     if rule.kind == "test":
         return _is_test(change, policy)
     if not matches(change.path, rule.patterns):

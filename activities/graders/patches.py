@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _HEADER = b"diff --git "
-_MODE = re.compile(rb"^(?:new file mode|new mode|deleted file mode|old mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d{6})$", re.MULTILINE)
+_MODE = re.compile(
+    rb"^(?:new file mode|new mode|deleted file mode|old mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d{6})$", re.MULTILINE
+)
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 SYMLINK, GITLINK = "120000", "160000"
 
@@ -33,7 +35,11 @@ class FileChange:
     def added_text(self) -> str:
         """The lines that the section adds; empty for a binary one."""
         lines = self.raw.split(b"\n")
-        return "\n".join(line[1:].decode(errors="replace") for line in lines if line.startswith(b"+") and not line.startswith(b"+++ "))
+        return "\n".join(
+            line[1:].decode(errors="replace")
+            for line in lines
+            if line.startswith(b"+") and not line.startswith(b"+++ ")
+        )
 
 
 def _unquote(text: bytes) -> tuple[str, bytes]:

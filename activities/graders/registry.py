@@ -10,4 +10,6 @@ from activities.graders.f2p_script import F2pScriptGrader
 from activities.graders.swe_bench import SweBenchGrader
 from activities.graders.swe_bench_pro import SweBenchProGrader
 
-GRADERS: dict[str, Grader] = {grader.name: grader for grader in (EvalCmdGrader(), F2pScriptGrader(), SweBenchGrader(), SweBenchProGrader())}
+GRADERS: dict[str, Grader] = {
+    grader.name: grader for grader in (EvalCmdGrader(), F2pScriptGrader(), SweBenchGrader(), SweBenchProGrader())
+}

@@ -1,7 +1,7 @@
 """How a verdict becomes a reward: a function by name, or by import path, of the verdict and the facts of the rollout.
 
 Why here: graders say what happened, a run says what it is worth; the named components are stored beside the value.
-Called by: `activities/record.py`.
+Called by: `activities/rollout_records.py`.
 
 A reward function is `function(verdict, facts) -> (value, components)`. A rejected verdict is worth no more than the same verdict not solved
 with no test passed, whatever the function says, so cheating never pays.
@@ -64,7 +64,9 @@ def find(name: str) -> RewardFunction:
     if name in BY_NAME:
         return BY_NAME[name]
     if ":" not in name:
-        raise ConfigError(f"grading.reward: {name!r} is none of {', '.join(BY_NAME)}; a function of yours is written module:function")
+        raise ConfigError(
+            f"grading.reward: {name!r} is none of {', '.join(BY_NAME)}; a function of yours is written module:function"
+        )
     try:
         function: RewardFunction = import_object(name)
     except ImportError as error:

@@ -12,10 +12,10 @@ from typing import Any
 
 from activities.graders.base import PASSED, TestFiles, Verdict, tail
 from activities.graders.eval_cmd import listed_test_files, not_ended
-from activities.graders.evidence import all_tests, look_up, truth
+from activities.graders.log_parsers import parser
 from activities.graders.patches import split
-from activities.graders.test_logs import parser
-from activities.graders.testbox import Observed, observe
+from activities.graders.test_evidence import all_tests, look_up, truth
+from activities.graders.test_runner import Observed, observe
 from activities.sandboxes.base import Sandbox
 
 
@@ -44,7 +44,12 @@ def outcomes_of(observed: Observed, log_parser: str) -> dict[str, str]:
 
 
 def judge_lists(
-    observed: Observed, outcomes: dict[str, str], fail_to_pass: list[str], pass_to_pass: list[str], timeout_seconds: float, seconds: float
+    observed: Observed,
+    outcomes: dict[str, str],
+    fail_to_pass: list[str],
+    pass_to_pass: list[str],
+    timeout_seconds: float,
+    seconds: float,
 ) -> Verdict:
     """Counts the two lists; solved is all of both, and a runner that told the truth."""
     tests = {name: look_up(outcomes, name) for name in [*fail_to_pass, *pass_to_pass]}

@@ -17,9 +17,9 @@ from typing import Any
 import orjson
 
 from activities.graders.base import TestFiles, Verdict
-from activities.graders.evidence import all_tests, look_up
 from activities.graders.swe_bench import judge_lists
-from activities.graders.testbox import STATE, Observed, observe
+from activities.graders.test_evidence import all_tests, look_up
+from activities.graders.test_runner import STATE, Observed, observe
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 
@@ -32,7 +32,9 @@ class SweBenchProGrader:
 
     def test_files(self, spec: dict[str, Any]) -> TestFiles:
         row = spec["swepro"]
-        paths = frozenset(name.partition("::")[0].partition(" |")[0].strip() for name in row["selected_test_files_to_run"])
+        paths = frozenset(
+            name.partition("::")[0].partition(" |")[0].strip() for name in row["selected_test_files_to_run"]
+        )
         lines = [line.strip() for line in row["before_repo_set_cmd"].strip().splitlines() if line.strip()]
         return TestFiles(paths, commands=tuple(lines[-1:]))
 
@@ -43,7 +45,9 @@ class SweBenchProGrader:
         observed = await observe(box, command, workdir, timeout_seconds)
         outcomes = await _parse(box, row["parser_script"], observed)
         outcomes = confirmed(outcomes, all_tests(observed))
-        return judge_lists(observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, time.monotonic() - started)
+        return judge_lists(
+            observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, time.monotonic() - started
+        )
 
 
 def confirmed(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:
@@ -65,11 +69,13 @@ async def _parse(box: Sandbox, parser_script: str, observed: Observed) -> dict[s
     await box.write_file(f"{directory}/parser.py", parser_script, user="root")
     await box.write_file(f"{directory}/stdout.log", observed.log, user="root")
     await box.write_file(f"{directory}/stderr.log", "", user="root")
-    isolated = (
-        'python=$(command -v python3 || command -v python || command -v /opt/ratchet/bin/python3) && env -i PATH="$PATH" "$python" -I'
-    )
+    isolated = 'python=$(command -v python3 || command -v python || command -v /opt/ratchet/bin/python3) && env -i PATH="$PATH" "$python" -I'
     try:
-        await box.exec(f"cd {directory} && {isolated} parser.py stdout.log stderr.log output.json", user="root", timeout=_PARSER_SECONDS)
+        await box.exec(
+            f"cd {directory} && {isolated} parser.py stdout.log stderr.log output.json",
+            user="root",
+            timeout=_PARSER_SECONDS,
+        )
         parsed = orjson.loads(await box.read_file(f"{directory}/output.json", user="root"))
         tests = [(str(test["name"]), str(test["status"])) for test in parsed["tests"]]
     except (CommandFailedError, FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError) as error:

@@ -136,7 +136,12 @@ class BaseHarness(ABC):
     async def start(self, box: Sandbox, spec: HarnessSpec, attempt: int, token: str) -> StartResult:
         """Starts the agent detached, unless this attempt was started before. Raises CommandFailedError if it cannot."""
         return await launcher.start_once(
-            box, self.configure(spec), token, attempt=attempt, user=spec.agent_user, budget_seconds=spec.time_budget_seconds
+            box,
+            self.configure(spec),
+            token,
+            attempt=attempt,
+            user=spec.agent_user,
+            budget_seconds=spec.time_budget_seconds,
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:

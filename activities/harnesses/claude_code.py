@@ -9,10 +9,10 @@ import shlex
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.harnesses import programs
+from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
-from activities.harnesses.cli_ends import exit_of_error, last_output
-from activities.harnesses.fetched import FetchedHarness
+from activities.harnesses.cli_exits import exit_of_error, last_output
+from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -57,12 +57,17 @@ class ClaudeCode(FetchedHarness):
     dialect = "messages"
     options = ClaudeCodeOptions
 
-    def find_program(self) -> programs.AgentProgram:
-        return programs.claude_code_program()
+    def find_program(self) -> agent_programs.AgentProgram:
+        return agent_programs.claude_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         milliseconds = str(int(spec.step_timeout_seconds * 1000))
-        models = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+        models = (
+            "ANTHROPIC_MODEL",
+            "ANTHROPIC_DEFAULT_OPUS_MODEL",
+            "ANTHROPIC_DEFAULT_SONNET_MODEL",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+        )
         return {
             "ANTHROPIC_BASE_URL": spec.adapter_base_url,
             **dict.fromkeys((*models, "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"), spec.model_name),
@@ -83,7 +88,9 @@ class ClaudeCode(FetchedHarness):
         if options.system_prompt is not None:
             arguments += ["--append-system-prompt", options.system_prompt]
         arguments += shlex.split(DEFAULT_EXTRA_ARGS if spec.extra_args is None else spec.extra_args)
-        command = _COMMAND.format(workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=shlex.join(arguments))
+        command = _COMMAND.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=shlex.join(arguments)
+        )
         return {"command.sh": (exports(self.environment(spec)) + command).encode(), "prompt.txt": spec.prompt.encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
@@ -91,7 +98,11 @@ class ClaudeCode(FetchedHarness):
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
-        messages = [event["message"] for event in events if event.get("type") == "assistant" and isinstance(event.get("message"), dict)]
+        messages = [
+            event["message"]
+            for event in events
+            if event.get("type") == "assistant" and isinstance(event.get("message"), dict)
+        ]
         blocks = [block for message in messages for block in message.get("content") or [] if isinstance(block, dict)]
         usage = next((event.get("usage") or {} for event in reversed(events) if event.get("type") == "result"), {})
         return Transcript(
@@ -110,7 +121,10 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
     """
     if spec.max_context_tokens is None:
         return {}
-    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(spec.max_context_tokens), "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(_COMPACT_AT_PERCENT)}
+    window = {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(spec.max_context_tokens),
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(_COMPACT_AT_PERCENT),
+    }
     if spec.max_response_tokens is not None:
         window["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(spec.max_response_tokens)
     return window

@@ -7,10 +7,10 @@ Called by: the agent activity, through the contract of `base.py`.
 import json
 import shlex
 
-from activities.harnesses import programs
+from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
-from activities.harnesses.cli_ends import exit_of_error, last_output
-from activities.harnesses.fetched import FetchedHarness
+from activities.harnesses.cli_exits import exit_of_error, last_output
+from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -46,8 +46,8 @@ class Codex(FetchedHarness):
     name = "codex"
     dialect = "responses"
 
-    def find_program(self) -> programs.AgentProgram:
-        return programs.codex_program()
+    def find_program(self) -> agent_programs.AgentProgram:
+        return agent_programs.codex_program()
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
         # A JSON string is a TOML string.
@@ -55,7 +55,9 @@ class Codex(FetchedHarness):
         if spec.max_context_tokens is not None:
             config = f"model_context_window = {spec.max_context_tokens}\n" + config
         arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments)
+        command = _COMMAND.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
+        )
         return {
             "command.sh": (exports(self.environment(spec)) + command).encode(),
             "config.toml": config.encode(),
@@ -68,7 +70,9 @@ class Codex(FetchedHarness):
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
         kinds = [
-            event["item"].get("type") for event in events if event.get("type") == "item.completed" and isinstance(event.get("item"), dict)
+            event["item"].get("type")
+            for event in events
+            if event.get("type") == "item.completed" and isinstance(event.get("item"), dict)
         ]
         usage: dict[str, int] = {}
         for event in events:

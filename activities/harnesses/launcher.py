@@ -87,7 +87,9 @@ def launcher_command(attempt: int, *words: str, run_dir: str = RUN_DIR) -> str:
 
 def start_command(incoming: str, attempt: int, user: str, budget_seconds: float, run_dir: str = RUN_DIR) -> str:
     """Unpacks `<incoming>.tar` and starts; the folder is closed to others first, for the tar holds the token."""
-    launch = shlex.join(["sh", f"{incoming}/launcher.sh", "start", str(attempt), user, f"{budget_seconds:.2f}", incoming])
+    launch = shlex.join(
+        ["sh", f"{incoming}/launcher.sh", "start", str(attempt), user, f"{budget_seconds:.2f}", incoming]
+    )
     return f"umask 077 && chmod 700 {run_dir} && mkdir {incoming} && tar -xf {incoming}.tar -C {incoming} && rm {incoming}.tar && {launch}"
 
 

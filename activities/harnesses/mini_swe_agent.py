@@ -9,10 +9,10 @@ import re
 import shlex
 from typing import Any
 
-from activities.harnesses import programs
+from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, exports
-from activities.harnesses.cli_ends import exit_of_error
-from activities.harnesses.fetched import FetchedHarness
+from activities.harnesses.cli_exits import exit_of_error
+from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
@@ -43,8 +43,8 @@ class MiniSweAgent(FetchedHarness):
     name = "mini_swe_agent"
     dialect = "chat"
 
-    def find_program(self) -> programs.AgentProgram:
-        return programs.mini_swe_agent_program()
+    def find_program(self) -> agent_programs.AgentProgram:
+        return agent_programs.mini_swe_agent_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         return {
@@ -67,7 +67,9 @@ class MiniSweAgent(FetchedHarness):
             },
         }
         arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments)
+        command = _COMMAND.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
+        )
         return {
             "command.sh": (exports(self.environment(spec)) + command).encode(),
             "overrides.yaml": json.dumps(overrides).encode(),  # JSON is YAML
@@ -83,7 +85,9 @@ class MiniSweAgent(FetchedHarness):
         except (ValueError, KeyError, TypeError):  # it is printed whole at the end, or not at all
             messages = []
         steps = sum(len((message.get("extra") or {}).get("actions") or []) for message in messages)
-        return Transcript(data, num_turns=sum(message.get("role") == "assistant" for message in messages), num_steps=steps)
+        return Transcript(
+            data, num_turns=sum(message.get("role") == "assistant" for message in messages), num_steps=steps
+        )
 
 
 def read_end(errors: str) -> AgentExit:

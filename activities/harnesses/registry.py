@@ -1,7 +1,7 @@
 """Harnesses by name: ours, or any class that a run's config names by import path.
 
 Why here: a new harness is one file and one line below, or no line at all.
-Called by: the worker, for its activities; `activities/runs.py`, before a run starts.
+Called by: the worker, for its activities; `activities/run_lifecycle.py`, before a run starts.
 """
 
 import re

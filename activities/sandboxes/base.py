@@ -77,7 +77,9 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+    async def start_detached(
+        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
         """Starts `cmd` in a login shell and returns; it goes on without us until it or the box ends. Its output is nobody's: redirect it.
 
         Raises CommandFailedError (126) when it cannot start.
@@ -116,7 +118,9 @@ class Sandbox(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 class SandboxProvider(Protocol):

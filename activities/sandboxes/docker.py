@@ -61,7 +61,9 @@ class DockerProvider:
     ) -> None:
         self._url, self._network, self._adapter, self._limits = url, network, adapter, limits
         self._way_seconds = way_seconds
-        self._capabilities = Capabilities(pause=False, network_policy=True, limits=True, max_ttl_seconds=max_ttl_seconds)
+        self._capabilities = Capabilities(
+            pause=False, network_policy=True, limits=True, max_ttl_seconds=max_ttl_seconds
+        )
         self._client: aiodocker.Docker | None = None
 
     @property
@@ -94,7 +96,9 @@ class DockerProvider:
                 "Hostname": "box",
                 "Env": [f"{name}={value}" for name, value in (env or {}).items()],
                 "Labels": {**metadata, EGRESS_LABEL: self._adapter} if has_way else dict(metadata),
-                "HostConfig": self._host_config(limits or BoxLimits(), self._network if network and self._network else "none"),
+                "HostConfig": self._host_config(
+                    limits or BoxLimits(), self._network if network and self._network else "none"
+                ),
             }
             try:
                 container = await self._docker().containers.create(config, name=name)
@@ -162,7 +166,9 @@ class DockerProvider:
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         labels = [f"{name}={value}" for name, value in metadata.items()]
         with service_errors("the list of boxes"):
-            found = await self._docker().containers.list(all=True, filters={"label": labels, "status": list(_LIVE_STATES)})
+            found = await self._docker().containers.list(
+                all=True, filters={"label": labels, "status": list(_LIVE_STATES)}
+            )
         return [
             SandboxInfo(
                 container.id,

@@ -28,9 +28,7 @@ _CHUNK_BYTES = 1 << 18
 _TRANSFER_SECONDS = 600.0
 _REMOVAL_SECONDS = 3.0
 DEADLINE_FILE = "/run/ratchet-deadline"
-_SET_LIFE = (
-    f"read -r up _ </proc/uptime; umask 077; echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
-)
+_SET_LIFE = f"read -r up _ </proc/uptime; umask 077; echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
 _READ = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec {{read}} -- "$1"'
 
 
@@ -75,7 +73,9 @@ class DockerSandbox:
             raise CommandFailedError(cmd, code, result.stdout, result.stderr)
         return result
 
-    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+    async def start_detached(
+        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
         try:
             with service_errors(self.id):
                 process = await self._container.exec(
@@ -113,7 +113,9 @@ class DockerSandbox:
         if "\0" in path:
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
         async with asyncio.timeout(_TRANSFER_SECONDS):
-            code, data, errors = await self._run(["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into)
+            code, data, errors = await self._run(
+                ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into
+            )
         if code == _MISSING:
             raise FileNotFoundError(f"{path} is not in box {self.id}")
         if code == _CUT:
@@ -137,7 +139,9 @@ class DockerSandbox:
         """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command that cannot start."""
         try:
             with service_errors(self.id):
-                process = await self._container.exec(arguments, stdin=content is not None, user=user, environment=dict(env), workdir=cwd)
+                process = await self._container.exec(
+                    arguments, stdin=content is not None, user=user, environment=dict(env), workdir=cwd
+                )
                 async with process.start() as stream:
                     sending = asyncio.create_task(_send(stream, content)) if content is not None else None
                     stdout, stderr = bytearray(), bytearray()
@@ -164,7 +168,9 @@ class DockerSandbox:
     async def set_ttl(self, seconds: int) -> None:
         code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
         if code != 0:
-            raise SandboxBusyError(f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}")
+            raise SandboxBusyError(
+                f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}"
+            )
 
     async def kill(self) -> None:
         with contextlib.suppress(SandboxGoneError), service_errors(self.id):
@@ -176,7 +182,9 @@ class DockerSandbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self.kill()
 
 

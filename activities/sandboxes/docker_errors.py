@@ -1,7 +1,7 @@
 """The Docker daemon's answers as our errors.
 
 Why here: the back end says one of three things when something fails, whichever of its calls it was.
-Called by: `docker.py`, `docker_box.py`, and `ratchet.local.docker_egress`.
+Called by: `docker.py`, `docker_box.py`, and `stack.docker_egress`.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,9 @@ def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError)
     except DockerError as error:
         raise _translate(error, subject, missing) from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise SandboxBusyError(f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}") from error
+        raise SandboxBusyError(
+            f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}"
+        ) from error
 
 
 def _translate(error: DockerError, subject: str, missing: type[RatchetError]) -> RatchetError:

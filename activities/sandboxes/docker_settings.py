@@ -1,7 +1,7 @@
 """What the environment says of Docker, and the one label that provider and egress agree upon.
 
 Why here: workers make boxes, `ratchet egress` gives them their way out, `ratchet up` decides whether it starts that; all read the same.
-Called by: `docker.py`, `ratchet.worker`, `ratchet.local.docker_egress`, `ratchet.local.stack`. Imports no Docker client.
+Called by: `docker.py`, `stack.worker`, `stack.docker_egress`, `stack.parts`. Imports no Docker client.
 """
 
 import os

@@ -38,7 +38,11 @@ _log = structlog.get_logger(__name__)
 
 def image_metadata_key() -> str:
     """The metadata key that carries a task's image, by the brief's variable or its older name; for whoever sets it and whoever reads it."""
-    return os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY") or "image"
+    return (
+        os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
+        or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY")
+        or "image"
+    )
 
 
 class E2BProvider:
@@ -59,7 +63,9 @@ class E2BProvider:
     ) -> None:
         _prepare_sdk(max_connections, (api_url, sandbox_url))
         self._image_metadata_key, self._template = image_metadata_key, template
-        self._capabilities = Capabilities(pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds)
+        self._capabilities = Capabilities(
+            pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
+        )
         # retries=0: a busy service is the activity's retry policy's business. debug=False: the SDK's debug mode calls no service.
         self._options: dict[str, Any] = {"api_key": api_key, "retries": 0, "debug": False}
         for name, url in (("api_url", api_url), ("sandbox_url", sandbox_url)):
@@ -160,7 +166,9 @@ class E2BSandbox:
             raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
         return result
 
-    async def _run(self, cmd: str, user: str, timeout: float | None, env: dict[str, str], cwd: str | None) -> CommandResult:
+    async def _run(
+        self, cmd: str, user: str, timeout: float | None, env: dict[str, str], cwd: str | None
+    ) -> CommandResult:
         from e2b import CommandExitException
 
         started = time.monotonic()
@@ -186,10 +194,14 @@ class E2BSandbox:
                 await handle.disconnect()
         return result
 
-    async def start_detached(self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+    async def start_detached(
+        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
         try:
             with _service_errors(self.id):
-                handle = await self._box.commands.run(cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0)
+                handle = await self._box.commands.run(
+                    cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0
+                )
                 await handle.disconnect()
         except ConfigError as error:
             raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
@@ -205,7 +217,9 @@ class E2BSandbox:
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
         if max_bytes is None:
             with self._file_errors(f"read {path}"):
-                return bytes(await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS))
+                return bytes(
+                    await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS)
+                )
         data = bytearray()
         async with contextlib.aclosing(self._chunks(path, user)) as chunks:
             async for chunk in chunks:
@@ -240,7 +254,9 @@ class E2BSandbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self.kill()
 
     @contextmanager
@@ -262,7 +278,11 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
     if "e2b" not in sys.modules:
         os.environ["E2B_MAX_CONNECTIONS"] = str(max_connections)
     elif int(os.environ.get("E2B_MAX_CONNECTIONS") or 200) < max_connections:
-        _log.warning("e2b_imported_too_early", wanted_connections=max_connections, remedy="set E2B_MAX_CONNECTIONS in the environment")
+        _log.warning(
+            "e2b_imported_too_early",
+            wanted_connections=max_connections,
+            remedy="set E2B_MAX_CONNECTIONS in the environment",
+        )
     hosts = {urlsplit(url).hostname for url in urls if url}
     if hosts & set(_LOOPBACK):
         for name in ("NO_PROXY", "no_proxy"):

@@ -60,7 +60,10 @@ class ChatDialect:
         return "", [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in tools]
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
-        return [_message(object_at(value, f"messages[{at}]"), f"messages[{at}]") for at, value in enumerate(items, start=first)]
+        return [
+            _message(object_at(value, f"messages[{at}]"), f"messages[{at}]")
+            for at, value in enumerate(items, start=first)
+        ]
 
     def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
         if field_at(fields, "n", int, 1) != 1:
@@ -77,16 +80,25 @@ class ChatDialect:
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
-            stop_sequences=tuple(one for one in ([stop] if isinstance(stop, str) else stop) if isinstance(one, str) and one),
+            stop_sequences=tuple(
+                one for one in ([stop] if isinstance(stop, str) else stop) if isinstance(one, str) and one
+            ),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
-            strict_tools=_strict(field_at(fields, "tools", list, [])) if b'"strict"' in bytes(fields.get("tools", b"")) else frozenset(),
+            strict_tools=_strict(field_at(fields, "tools", list, []))
+            if b'"strict"' in bytes(fields.get("tools", b""))
+            else frozenset(),
         )
 
     # ------------------------------------------------------------ answers
 
     def reply(self, wishes: Wishes, answer: Answer) -> bytes:
-        choice = {"index": 0, "message": _wire_message(answer.message), "logprobs": None, "finish_reason": _finish(answer)}
+        choice = {
+            "index": 0,
+            "message": _wire_message(answer.message),
+            "logprobs": None,
+            "finish_reason": _finish(answer),
+        }
         frame = _frame(wishes, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
         return orjson.dumps(frame | {"choices": [choice], "usage": _usage(answer)})
 
@@ -198,12 +210,20 @@ def _finish(answer: Answer) -> str:
 
 
 def _wire_message(message: Message) -> dict[str, Any]:
-    wire: dict[str, Any] = {"role": "assistant", "content": message.text or (None if message.tool_calls else ""), "refusal": None}
+    wire: dict[str, Any] = {
+        "role": "assistant",
+        "content": message.text or (None if message.tool_calls else ""),
+        "refusal": None,
+    }
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
         wire["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+            }
             for call in message.tool_calls
         ]
     return wire

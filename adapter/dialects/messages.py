@@ -107,8 +107,15 @@ class MessagesStream:
         self._dialect, self._wishes = dialect, wishes
 
     def opening(self, prompt_tokens: int) -> bytes:
-        start = _head(self._wishes, f"msg_{uuid4().hex[:24]}") | {"content": [], "stop_reason": None, "stop_sequence": None}
-        return event({"type": "message_start", "message": start | {"usage": _usage(prompt_tokens, 0, 0)}}, "message_start") + _PING
+        start = _head(self._wishes, f"msg_{uuid4().hex[:24]}") | {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        return (
+            event({"type": "message_start", "message": start | {"usage": _usage(prompt_tokens, 0, 0)}}, "message_start")
+            + _PING
+        )
 
     def ping(self) -> bytes:
         return _PING
@@ -139,7 +146,11 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
         return [Message("system", _text(content, where))]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else [object_at(one, f"{where}.content") for one in content]
+    blocks = (
+        [{"type": "text", "text": content}]
+        if isinstance(content, str)
+        else [object_at(one, f"{where}.content") for one in content]
+    )
     if role == "assistant":
         return [_assistant(blocks, where)]
     if not content:
@@ -206,14 +217,20 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": "ratchet"})
     if message.text:
         blocks.append({"type": "text", "text": message.text})
-    blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)} for call in message.tool_calls]
+    blocks += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
+        for call in message.tool_calls
+    ]
     return blocks
 
 
 def _stream_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(the block as it starts, its deltas)."""
     if block["type"] == "thinking":
-        deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, {"type": "signature_delta", "signature": block["signature"]}]
+        deltas = [
+            {"type": "thinking_delta", "thinking": block["thinking"]},
+            {"type": "signature_delta", "signature": block["signature"]},
+        ]
         return {"type": "thinking", "thinking": "", "signature": ""}, deltas
     if block["type"] == "text":
         return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]

@@ -65,11 +65,15 @@ class ResponsesDialect:
         return field_at(fields, "instructions", str, ""), tools
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
-        return [_message(object_at(value, f"input[{at}]"), f"input[{at}]") for at, value in enumerate(items, start=first)]
+        return [
+            _message(object_at(value, f"input[{at}]"), f"input[{at}]") for at, value in enumerate(items, start=first)
+        ]
 
     def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
         if field_at(fields, "previous_response_id", str) or field_at(fields, "background", bool, False):
-            raise InvalidRequestError("this service keeps no responses: send the whole history as `input`, without previous_response_id")
+            raise InvalidRequestError(
+                "this service keeps no responses: send the whole history as `input`, without previous_response_id"
+            )
         tools = field_at(fields, "tools", list, [])
         sub_agent = headers.get("x-openai-subagent", "")
         lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
@@ -114,8 +118,12 @@ def _message(item: dict[str, Any], where: str) -> Message:
         arguments = {"input": field_of(item, "input", str, "")}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
     if kind in _RESULT_TYPES:
-        return Message("tool", _text(field_of(item, "output", (str, list), ""), f"{where}.output"), tool_call_id=call_id)
-    raise InvalidRequestError(f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs")
+        return Message(
+            "tool", _text(field_of(item, "output", (str, list), ""), f"{where}.output"), tool_call_id=call_id
+        )
+    raise InvalidRequestError(
+        f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs"
+    )
 
 
 def _plain(item: dict[str, Any], where: str) -> Message:
@@ -152,7 +160,11 @@ def _text(content: str | list[Any], where: str) -> str:
 def _tool(tool: dict[str, Any], where: str) -> list[Tool]:
     """None for tools that the vendor's own servers run, such as web search."""
     if tool.get("type") == "custom":
-        return [function_tool({"name": tool.get("name"), "description": tool.get("description"), "parameters": _TEXT_PARAMETER}, where)]
+        return [
+            function_tool(
+                {"name": tool.get("name"), "description": tool.get("description"), "parameters": _TEXT_PARAMETER}, where
+            )
+        ]
     return [function_tool(tool, where)] if tool.get("type") == "function" else []
 
 

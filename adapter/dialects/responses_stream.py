@@ -16,7 +16,9 @@ from adapter.dialects.base import Failure, event
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
 
 
-def response_of(wishes: Wishes, response_id: str, answer: Answer | None, error: dict[str, str] | None = None) -> dict[str, Any]:
+def response_of(
+    wishes: Wishes, response_id: str, answer: Answer | None, error: dict[str, str] | None = None
+) -> dict[str, Any]:
     """The response object; without `answer` as it is while the model thinks."""
     cut = answer is not None and answer.finish == "length"
     status = "failed" if error else "in_progress" if answer is None else "incomplete" if cut else "completed"
@@ -52,14 +54,22 @@ def output_of(wishes: Wishes, answer: Answer) -> list[dict[str, Any]]:
     if message.reasoning:
         sealed = base64.b64encode(message.reasoning.encode()).decode()
         content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append({"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content, "encrypted_content": sealed})
+        items.append(
+            {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content, "encrypted_content": sealed}
+        )
     if message.text or not message.tool_calls:
         part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [part]})
+        items.append(
+            {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+        )
     for at, call in enumerate(message.tool_calls):
         head = {"call_id": call.id, "name": call.name, "status": "completed"}
         if call.name in wishes.custom_tools:
-            items.append({"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"} | head | {"input": str(call.arguments.get("input", ""))})
+            items.append(
+                {"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"}
+                | head
+                | {"input": str(call.arguments.get("input", ""))}
+            )
         else:
             arguments = orjson.dumps(call.arguments).decode()
             items.append({"id": f"fc_{turn}_{at}", "type": "function_call"} | head | {"arguments": arguments})
@@ -104,7 +114,9 @@ class ResponsesStream:
             parts += self._part(place | {"content_index": 0}, part)
         elif item["type"] == "function_call":
             parts += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            parts += self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+            parts += self._event(
+                "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+            )
         else:
             parts += self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
             parts += self._event("response.custom_tool_call_input.done", **place, input=item["input"])

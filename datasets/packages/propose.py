@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from activities.datasets.archives import File, packed
-from activities.datasets.mutations import Site, sites
-from activities.datasets.recipes import PYTHON, Bug, Recipe, sources
+from activities.datasets.bug_planting import Site, sites
+from activities.datasets.package_recipes import PYTHON, Bug, Recipe, sources
 from activities.graders.base import PASSED
-from activities.graders.evidence import all_tests, look_up, truth
-from activities.graders.testbox import Observed, observe
+from activities.graders.test_evidence import all_tests, look_up, truth
+from activities.graders.test_runner import Observed, observe
 from activities.sandboxes.base import Sandbox
 from ratchet import paths
-from ratchet.local.private_gateway import private_gateway
+from stack.private_gateway import private_gateway
 
 _MAX_SHARE = 0.2
 _MAX_SYMPTOMS = 4
@@ -86,7 +86,8 @@ class Workshop:
         await self.box.write_file("/tmp/files.b64", packed(self.files), user="root")
         directory = self.recipe.workdir
         await self.box.exec(
-            f"mkdir -p {directory} && base64 -d /tmp/files.b64 | tar -xz -C {directory} && chown -R agent: {directory}", user="root"
+            f"mkdir -p {directory} && base64 -d /tmp/files.b64 | tar -xz -C {directory} && chown -R agent: {directory}",
+            user="root",
         )
 
     async def run(self, seconds: float) -> Observed:
@@ -104,7 +105,10 @@ class Workshop:
 def reads_a_clock(file: File) -> bool:
     """Tests that hold the code against a clock say something about the machine, too: their files' names are not expected of anybody."""
     return (
-        re.search(rb"perf_counter|process_time|monotonic\(|time\.time\(|timeit|import perf_utils|from .*perf_utils", file.content)
+        re.search(
+            rb"perf_counter|process_time|monotonic\(|time\.time\(|timeit|import perf_utils|from .*perf_utils",
+            file.content,
+        )
         is not None
     )
 
@@ -139,7 +143,12 @@ async def bugs(workshop: Workshop, passing: dict[str, list[str]], seconds: float
         found = names(observed)
         broken = sorted(name for name in expected if found.get(name) not in PASSED)
         missing = [name for name in broken if name not in found]
-        good = observed.exit_code == 1 and truth(observed).ok and 0 < len(broken) <= max(2, _MAX_SHARE * len(expected)) and not missing
+        good = (
+            observed.exit_code == 1
+            and truth(observed).ok
+            and 0 < len(broken) <= max(2, _MAX_SHARE * len(expected))
+            and not missing
+        )
         print(
             f"{file}:{site.line} {site.function} {site.operator}: {len(broken)} of {len(expected)}{' kept' if good else ''}",
             file=sys.stderr,
@@ -165,20 +174,29 @@ async def propose(recipe: Recipe, wanted: int, seed: int) -> Recipe:
             workshop = Workshop(box, recipe, files)
             await workshop.unpack()
             passing, seconds = await survey(workshop)
-            print(f"{recipe.package}: {sum(map(len, passing.values()))} names pass, a run takes {seconds:.1f} s", file=sys.stderr)
-            return recipe.model_copy(update={"passing": passing, "bugs": await bugs(workshop, passing, seconds, wanted, seed)})
+            print(
+                f"{recipe.package}: {sum(map(len, passing.values()))} names pass, a run takes {seconds:.1f} s",
+                file=sys.stderr,
+            )
+            return recipe.model_copy(
+                update={"passing": passing, "bugs": await bugs(workshop, passing, seconds, wanted, seed)}
+            )
 
 
 def written(recipe: Recipe) -> str:
     """JSON with a line a test file and a line a fact of a bug."""
     values = recipe.model_dump()
-    passing = ",\n".join(f"  {json.dumps(file)}: {json.dumps(listed)}" for file, listed in values.pop("passing").items())
+    passing = ",\n".join(
+        f"  {json.dumps(file)}: {json.dumps(listed)}" for file, listed in values.pop("passing").items()
+    )
     bugs = ",\n".join("  {\n" + _facts(bug, "   ") + "\n  }" for bug in values.pop("bugs"))
     return "{\n" + _facts(values, " ") + f',\n "passing": {{\n{passing}\n }},\n "bugs": [\n{bugs}\n ]\n}}\n'
 
 
 def _facts(values: dict[str, Any], indent: str) -> str:
-    return ",\n".join(f"{indent}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return ",\n".join(
+        f"{indent}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()
+    )
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratchet.local.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
+from stack.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
 
 COMMIT_DATE = "2024-01-01T00:00:00Z"
 
@@ -74,7 +74,8 @@ def hidden_test(task: BugTask, workdir: str) -> str:
     right, wrong = expected_results(task, task.fixed), expected_results(task, task.code)
     assert right != wrong, f"the cases of {task.family} do not see the bug in {task.code!r}"
     asserts = "\n".join(
-        f"    assert {task.function}({', '.join(map(repr, case))}) == {result!r}" for case, result in zip(task.cases, right, strict=True)
+        f"    assert {task.function}({', '.join(map(repr, case))}) == {result!r}"
+        for case, result in zip(task.cases, right, strict=True)
     )
     return TEST.format(workdir=workdir, stem=Path(task.file).stem, function=task.function, asserts=asserts)
 
@@ -82,7 +83,9 @@ def hidden_test(task: BugTask, workdir: str) -> str:
 def dataset_row(task: BugTask, label: str) -> dict[str, object]:
     stem = Path(task.file).stem
     workdir = f"/workspace/{stem}"
-    prepare = PREPARE.format(workdir=workdir, file=task.file, code=task.code, stem=stem, function=task.function, date=COMMIT_DATE)
+    prepare = PREPARE.format(
+        workdir=workdir, file=task.file, code=task.code, stem=stem, function=task.function, date=COMMIT_DATE
+    )
     return {
         "prompt": task.issue,
         "label": label,

@@ -1,7 +1,7 @@
 """Admissions: which tasks may be trained and evaluated on, by grader version, with the evidence.
 
 Why here: one file per aggregate.
-Called by: `activities/admit.py`, `activities/diff.py` (an empty patch on an admitted task needs no box) and `activities/runs.py`.
+Called by: `activities/admission.py`, `activities/diff.py` (an empty patch on an admitted task needs no box) and `activities/run_lifecycle.py`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ async def store(connection: AsyncConnection, values: dict[str, Any]) -> None:
     statement = insert(Admission).values(**values)
     changed = {name: statement.excluded[name] for name in ("admitted", "reason", "evidence", "gold_seconds")}
     await connection.execute(
-        statement.on_conflict_do_update(index_elements=["task_id", "grader", "grader_version"], set_={**changed, "created_at": func.now()})
+        statement.on_conflict_do_update(
+            index_elements=["task_id", "grader", "grader_version"], set_={**changed, "created_at": func.now()}
+        )
     )
 
 
@@ -30,7 +32,9 @@ async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, gr
     return bool((await connection.execute(statement)).scalar_one_or_none())
 
 
-async def of_dataset(connection: AsyncConnection, dataset_digest: str, versions: Sequence[tuple[str, str]]) -> dict[int, Admission]:
+async def of_dataset(
+    connection: AsyncConnection, dataset_digest: str, versions: Sequence[tuple[str, str]]
+) -> dict[int, Admission]:
     """Task id → its admission by the present version of its grader; tasks that were never examined are not in it."""
     statement = select(Admission).join(Task, Task.id == Admission.task_id).where(Task.dataset_digest == dataset_digest)
     current = set(versions)

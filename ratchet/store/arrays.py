@@ -1,7 +1,7 @@
 """Token arrays and texts as bytes: little-endian int32 ids, float32 logprobs, zstd for text.
 
 Why here: one place knows the byte layout of the store's bytea columns.
-Called by: every file of this folder that touches tokens, `adapter/` and `training/batch.py`.
+Called by: every file of this folder that touches tokens, `adapter/` and `training/planner.py`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Chains: the decision stored (spans), and spans read back as arrays.
 
 Why here: one reader serves training, export and viewer; it joins spans with their turns' bytes and decides nothing.
-Called by: `activities/record.py` (write), `training/batch.py` (read).
+Called by: `activities/rollout_records.py` (write), `training/planner.py` (read).
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from ratchet.types import policy_step
 
 
 class SpanLike(Protocol):
-    """A span as `adapter/chains.py` decides it."""
+    """A span as `adapter/turns/chains.py` decides it."""
 
     @property
     def turn_id(self) -> int: ...
@@ -89,7 +89,9 @@ def steps_of_spans(spans: Sequence[dict[str, Any]] | None, length: int) -> npt.N
     return steps
 
 
-async def trained_tokens(connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int) -> dict[int, int]:
+async def trained_tokens(
+    connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int
+) -> dict[int, int]:
     """T_i per rollout: tokens that are trained in some chain and were sampled under `min_policy_step` or newer. One query, no arrays."""
     statement = (
         select(Chain.rollout_id, ChainSpan.length, ChainSpan.source_start, Turn.num_sampled, Turn.version_spans)
@@ -106,8 +108,12 @@ async def trained_tokens(connection: AsyncConnection, rollout_ids: Collection[in
 
 async def longest(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, int]:
     """Per rollout, the tokens of its longest chain up to the last trained one: what a forward pass must hold at once."""
-    ends = select(Chain.rollout_id, func.max(ChainSpan.start + ChainSpan.length)).join(ChainSpan, ChainSpan.chain_id == Chain.id)
-    rows = await connection.execute(ends.where(Chain.rollout_id.in_(rollout_ids), ChainSpan.trained).group_by(Chain.rollout_id))
+    ends = select(Chain.rollout_id, func.max(ChainSpan.start + ChainSpan.length)).join(
+        ChainSpan, ChainSpan.chain_id == Chain.id
+    )
+    rows = await connection.execute(
+        ends.where(Chain.rollout_id.in_(rollout_ids), ChainSpan.trained).group_by(Chain.rollout_id)
+    )
     return {row[0]: int(row[1]) for row in rows}
 
 
@@ -130,7 +136,9 @@ class ChainArrays:
     temperatures: npt.NDArray[np.float64]
 
 
-async def read(connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True) -> list[ChainArrays]:
+async def read(
+    connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True
+) -> list[ChainArrays]:
     """The chains of these rollouts, `trained_only`: those that train something, in order of (rollout, chain). Two queries whatever
     their number."""
     spans = (
@@ -143,9 +151,9 @@ async def read(connection: AsyncConnection, rollout_ids: Collection[int], traine
     ).all()
     # One array parameter: Postgres takes 32767 parameters in a statement, and a step may have more turns.
     turn_ids = literal(sorted({row.turn_id for row in spans}), ARRAY(BigInteger))
-    columns = select(Turn.id, Turn.suffix_ids, Turn.sampled_ids, Turn.logprobs, Turn.version_spans, Turn.temperature).where(
-        Turn.id == any_(turn_ids)
-    )
+    columns = select(
+        Turn.id, Turn.suffix_ids, Turn.sampled_ids, Turn.logprobs, Turn.version_spans, Turn.temperature
+    ).where(Turn.id == any_(turn_ids))
     turns = {row.id: row for row in await connection.execute(columns)}
     chains: dict[tuple[int, int], ChainArrays] = {}
     for span in spans:

@@ -1,7 +1,7 @@
-"""Checkpoints of a run, as people ask for them. (The learner writes them: `training/fenced.py`.)
+"""Checkpoints of a run, as people ask for them. (The learner writes them: `training/learner_commits.py`.)
 
 Why here: one file per aggregate.
-Called by: `ratchet checkpoints`, `training/ray_learner.py`.
+Called by: `ratchet checkpoints`, `training/ray_driver.py`.
 """
 
 from dataclasses import asdict, dataclass
@@ -33,5 +33,7 @@ async def list_of(connection: AsyncConnection, run_id: str) -> list[CheckpointRo
     """Newest first."""
     first = await runs.newest_version(connection, run_id, 0)
     columns = (Checkpoint.step, Checkpoint.epoch, Checkpoint.uri, Checkpoint.world_size, Checkpoint.num_threads)
-    rows = await connection.execute(select(*columns).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc()))
+    rows = await connection.execute(
+        select(*columns).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc())
+    )
     return [CheckpointRow(*row, first.uri if first else "") for row in rows]

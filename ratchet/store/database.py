@@ -47,7 +47,11 @@ def async_url(url: str) -> str:
 
 def _is_away(error: BaseException) -> bool:
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(error, InterfaceError | OperationalError) or _is_away(error.orig or Exception())
+        return (
+            error.connection_invalidated
+            or isinstance(error, InterfaceError | OperationalError)
+            or _is_away(error.orig or Exception())
+        )
     cause = error.__cause__
     return isinstance(error, _AWAY) or (cause is not None and isinstance(cause, _AWAY))
 
@@ -71,7 +75,9 @@ class Database:
                 yield connection
         except (DBAPIError, OSError, *_AWAY) as error:
             if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN:
-                raise StoreUnavailableError(f"Postgres undid a transaction in favour of another: {error.orig}; try again") from error
+                raise StoreUnavailableError(
+                    f"Postgres undid a transaction in favour of another: {error.orig}; try again"
+                ) from error
             if _is_away(error):
                 raise StoreUnavailableError(
                     f"Postgres at {self.engine.url.host}:{self.engine.url.port} does not answer: {error}"
@@ -89,7 +95,9 @@ class Database:
                 return
             except StoreUnavailableError as error:
                 if asyncio.get_running_loop().time() > deadline:
-                    raise MachineError(f"{error}; start it, or unset RATCHET_DATABASE_URL to use the embedded one") from error
+                    raise MachineError(
+                        f"{error}; start it, or unset RATCHET_DATABASE_URL to use the embedded one"
+                    ) from error
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
 

@@ -1,7 +1,7 @@
 """Rows of `engine`: which vLLM servers exist, what they serve, whether they may be sent calls.
 
 Why here: the table is the only meeting point of wrapper, adapter and weight sync; every change names the state it expects.
-Called by: `ratchet.local.engine` (its own row), `adapter/routing.py` (ready ones), `training/sync.py` (pause lease, version, quarantine).
+Called by: `engine.server` (its own row), `adapter/turns/routing.py` (ready ones), `engine/weight_update.py` (pause lease, version, quarantine).
 
 A pause is a lease: whoever pauses writes `paused_until` first, and the wrapper ends a pause whose lease has run out.
 """
@@ -79,7 +79,13 @@ def _row(row: Any) -> EngineRow:
 
 async def register(conn: AsyncConnection, address: str, model_path: str, details: dict[str, Any]) -> int:
     """The engine's row in state `starting`, without version or lease: whatever an earlier process at this address said is void."""
-    values = {"state": EngineState.STARTING, "version": None, "model_path": model_path, "details": details, "paused_until": None}
+    values = {
+        "state": EngineState.STARTING,
+        "version": None,
+        "model_path": model_path,
+        "details": details,
+        "paused_until": None,
+    }
     statement = insert(Engine).values(address=address, **values)
     statement = statement.on_conflict_do_update(index_elements=["address"], set_=values | {"heartbeat_at": func.now()})
     return int((await conn.execute(statement.returning(Engine.id))).scalar_one())
@@ -120,7 +126,9 @@ async def set_state(conn: AsyncConnection, engine_id: int, expected: EngineState
 
 async def set_gone(conn: AsyncConnection, engine_id: int) -> None:
     """The server has ended, whatever its state was."""
-    await conn.execute(update(Engine).where(Engine.id == engine_id).values(state=EngineState.GONE, version=None, paused_until=None))
+    await conn.execute(
+        update(Engine).where(Engine.id == engine_id).values(state=EngineState.GONE, version=None, paused_until=None)
+    )
 
 
 async def set_version(conn: AsyncConnection, engine_id: int, version: str | None) -> None:
@@ -130,7 +138,9 @@ async def set_version(conn: AsyncConnection, engine_id: int, version: str | None
 
 async def set_details(conn: AsyncConnection, engine_id: int, details: dict[str, Any]) -> None:
     """Adds to what the engine's row says about it."""
-    await conn.execute(update(Engine).where(Engine.id == engine_id).values(details=Engine.details.op("||")(literal(details, JSONB))))
+    await conn.execute(
+        update(Engine).where(Engine.id == engine_id).values(details=Engine.details.op("||")(literal(details, JSONB)))
+    )
 
 
 async def canary_of(conn: AsyncConnection, version: str | None) -> dict[str, Any] | None:
@@ -150,10 +160,14 @@ async def extend_pause(conn: AsyncConnection, engine_id: int, seconds: float) ->
     """Lengthens a lease that has not run out; False means that the pause is no longer ours."""
     until = func.now() + timedelta(seconds=seconds)
     alive = (Engine.state == EngineState.SYNCING) & (Engine.paused_until > func.now())
-    return bool((await conn.execute(update(Engine).where(Engine.id == engine_id, alive).values(paused_until=until))).rowcount)
+    return bool(
+        (await conn.execute(update(Engine).where(Engine.id == engine_id, alive).values(paused_until=until))).rowcount
+    )
 
 
-async def end_pause(conn: AsyncConnection, engine_id: int, version: str | None, state: EngineState = EngineState.READY) -> bool:
+async def end_pause(
+    conn: AsyncConnection, engine_id: int, version: str | None, state: EngineState = EngineState.READY
+) -> bool:
     """`syncing` → `state` with the version now served, if the lease still holds; False where the wrapper has already taken over."""
     alive = (Engine.state == EngineState.SYNCING) & (Engine.paused_until > func.now())
     statement = update(Engine).where(Engine.id == engine_id, alive)
@@ -162,17 +176,28 @@ async def end_pause(conn: AsyncConnection, engine_id: int, version: str | None, 
 
 async def take_over_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
     """The wrapper's half of the lease: holds a pause that has run out, so that nobody else can end it meanwhile."""
-    lapsed = (Engine.state == EngineState.SYNCING) & ((Engine.paused_until < func.now()) | Engine.paused_until.is_(None))
+    lapsed = (Engine.state == EngineState.SYNCING) & (
+        (Engine.paused_until < func.now()) | Engine.paused_until.is_(None)
+    )
     until = func.now() + timedelta(seconds=seconds)
-    return bool((await conn.execute(update(Engine).where(Engine.id == engine_id, lapsed).values(paused_until=until))).rowcount)
+    return bool(
+        (await conn.execute(update(Engine).where(Engine.id == engine_id, lapsed).values(paused_until=until))).rowcount
+    )
 
 
 async def newest_published(conn: AsyncConnection) -> list[Published]:
     """Published versions of the running (or paused) run that published last, newest first; empty where no run is open."""
-    trains = Run.state.in_((RunState.RUNNING, RunState.PAUSED)) & (Run.config_name != ADHOC) & Run.source_run_id.is_(None)
+    trains = (
+        Run.state.in_((RunState.RUNNING, RunState.PAUSED)) & (Run.config_name != ADHOC) & Run.source_run_id.is_(None)
+    )
     open_run = trains & (PolicyVersion.state == PolicyVersionState.PUBLISHED)
     joined = select(PolicyVersion).join(Run, Run.run_id == PolicyVersion.run_id).where(open_run)
-    latest = joined.with_only_columns(PolicyVersion.run_id).order_by(PolicyVersion.created_at.desc()).limit(1).scalar_subquery()
+    latest = (
+        joined.with_only_columns(PolicyVersion.run_id)
+        .order_by(PolicyVersion.created_at.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
     rows = await conn.execute(
         select(PolicyVersion.version, PolicyVersion.uri, PolicyVersion.files, PolicyVersion.canary)
         .where(PolicyVersion.run_id == latest, PolicyVersion.state == PolicyVersionState.PUBLISHED)

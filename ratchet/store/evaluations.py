@@ -1,7 +1,7 @@
 """Evaluations: one policy version at one temperature over the held-out tasks, and what came out.
 
 Why here: one file per aggregate; the figures that `ratchet train` prints are computed from these rows.
-Called by: `activities/runs.py` and the CLI.
+Called by: `activities/run_lifecycle.py` and the CLI.
 """
 
 from typing import Any
@@ -21,7 +21,9 @@ async def begin(connection: AsyncConnection, values: dict[str, Any]) -> bool:
 
 
 async def end(connection: AsyncConnection, run_id: str, label: str) -> None:
-    statement = update(Evaluation).where(Evaluation.run_id == run_id, Evaluation.label == label, Evaluation.ended_at.is_(None))
+    statement = update(Evaluation).where(
+        Evaluation.run_id == run_id, Evaluation.label == label, Evaluation.ended_at.is_(None)
+    )
     await connection.execute(statement.values(ended_at=func.now()))
 
 

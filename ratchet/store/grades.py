@@ -1,7 +1,7 @@
 """Verdicts: many per patch, one of which a rollout's reward comes from.
 
 Why here: one file per aggregate.
-Called by: `activities/grade.py`, `activities/diff.py`, `activities/record.py` and `activities/regrade.py`.
+Called by: `activities/grade.py`, `activities/diff.py`, `activities/rollout_records.py` and `activities/regrade.py`.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,15 @@ async def get(connection: AsyncConnection, grade_id: int) -> Grade:
 
 
 async def first_of_patch(connection: AsyncConnection, patch_id: int) -> Grade | None:
-    row = (await connection.execute(select(Grade).where(Grade.patch_id == patch_id).order_by(Grade.id).limit(1))).one_or_none()
+    row = (
+        await connection.execute(select(Grade).where(Grade.patch_id == patch_id).order_by(Grade.id).limit(1))
+    ).one_or_none()
     return Grade(**row._mapping) if row else None
 
 
-async def patches_to_regrade(connection: AsyncConnection, run_id: str | None, rollout_id: int | None) -> Sequence[tuple[int, int, int]]:
+async def patches_to_regrade(
+    connection: AsyncConnection, run_id: str | None, rollout_id: int | None
+) -> Sequence[tuple[int, int, int]]:
     """(rollout id, attempt, patch id) of the last patch of a rollout, or of every rollout of a run that has one and has ended."""
     statement = (
         select(Rollout.id, Patch.attempt, Patch.id)
@@ -35,5 +39,7 @@ async def patches_to_regrade(connection: AsyncConnection, run_id: str | None, ro
         .order_by(Rollout.id, Patch.attempt.desc())
         .distinct(Rollout.id)
     )
-    statement = statement.where(Rollout.run_id == run_id) if run_id is not None else statement.where(Rollout.id == rollout_id)
+    statement = (
+        statement.where(Rollout.run_id == run_id) if run_id is not None else statement.where(Rollout.id == rollout_id)
+    )
     return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]

@@ -1,7 +1,7 @@
 """Groups and their members: creation, replacement of failed members, and the rule that makes a group ready.
 
 Why here: one file per aggregate.
-Called by: `activities/record.py` and `activities/runs.py`; `finalise` applies the rule in the same transaction as the outcome.
+Called by: `activities/rollout_records.py` and `activities/run_lifecycle.py`; `finalise` applies the rule in the same transaction as the outcome.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,14 @@ class GroupRow:
 
 async def get(connection: AsyncConnection, group_id: int) -> GroupRow:
     statement = (
-        select(RolloutGroup.run_id, RolloutGroup.group_no, RolloutGroup.size, RolloutGroup.state, RolloutGroup.started_step, Task.label)
+        select(
+            RolloutGroup.run_id,
+            RolloutGroup.group_no,
+            RolloutGroup.size,
+            RolloutGroup.state,
+            RolloutGroup.started_step,
+            Task.label,
+        )
         .join(Task, Task.id == RolloutGroup.task_id)
         .where(RolloutGroup.id == group_id)
     )
@@ -95,19 +102,29 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
     group = (await connection.execute(statement.where(RolloutGroup.id == old.group_id).with_for_update())).one()
     replaced_by = (await connection.execute(select(Rollout.replaced_by).where(Rollout.id == rollout_id))).scalar_one()
     if replaced_by is not None:
-        workflow_id = (await connection.execute(select(Rollout.workflow_id).where(Rollout.id == replaced_by))).scalar_one()
+        workflow_id = (
+            await connection.execute(select(Rollout.workflow_id).where(Rollout.id == replaced_by))
+        ).scalar_one()
         return replaced_by, workflow_id
     if group.state != GroupState.OPEN or group.num_replacements >= max_replacements or old.outcome in REWARDED_OUTCOMES:
         return None
-    member = (await connection.execute(select(func.max(Rollout.member)).where(Rollout.group_id == old.group_id))).scalar_one() + 1
+    member = (
+        await connection.execute(select(func.max(Rollout.member)).where(Rollout.group_id == old.group_id))
+    ).scalar_one() + 1
     workflow_id = f"rollout/{old.run_id}/{group.group_no}/{member}"
-    copied = {name: getattr(old, name) for name in ("run_id", "group_id", "task_id", "purpose", "harness", "temperature")}
+    copied = {
+        name: getattr(old, name) for name in ("run_id", "group_id", "task_id", "purpose", "harness", "temperature")
+    }
     new_id = (
-        await connection.execute(insert(Rollout).values(**copied, member=member, workflow_id=workflow_id).returning(Rollout.id))
+        await connection.execute(
+            insert(Rollout).values(**copied, member=member, workflow_id=workflow_id).returning(Rollout.id)
+        )
     ).scalar_one()
     await connection.execute(update(Rollout).where(Rollout.id == rollout_id).values(replaced_by=new_id))
     await connection.execute(
-        update(RolloutGroup).where(RolloutGroup.id == old.group_id).values(num_replacements=RolloutGroup.num_replacements + 1)
+        update(RolloutGroup)
+        .where(RolloutGroup.id == old.group_id)
+        .values(num_replacements=RolloutGroup.num_replacements + 1)
     )
     return new_id, workflow_id
 
@@ -150,12 +167,16 @@ async def settle_again(connection: AsyncConnection, group_id: int) -> None:
 
 
 async def cancel(connection: AsyncConnection, group_id: int) -> None:
-    statement = update(RolloutGroup).where(RolloutGroup.id == group_id, RolloutGroup.state.in_([GroupState.OPEN, GroupState.READY]))
+    statement = update(RolloutGroup).where(
+        RolloutGroup.id == group_id, RolloutGroup.state.in_([GroupState.OPEN, GroupState.READY])
+    )
     await connection.execute(statement.values(state=GroupState.CANCELLED))
     # Members that no workflow has claimed have nobody else to end them.
     unclaimed = update(Rollout).where(Rollout.group_id == group_id, Rollout.owner.is_(None), Rollout.outcome.is_(None))
     await connection.execute(
-        unclaimed.values(outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now())
+        unclaimed.values(
+            outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now()
+        )
     )
 
 
@@ -163,9 +184,13 @@ async def cancel_unstarted(connection: AsyncConnection, run_id: str) -> None:
     """Of a run that has ended: open groups in which no workflow is at work have nobody else to end them."""
     at_work = exists().where(Rollout.group_id == RolloutGroup.id, Rollout.owner.is_not(None), Rollout.outcome.is_(None))
     mine = update(RolloutGroup).where(RolloutGroup.run_id == run_id, RolloutGroup.state == GroupState.OPEN, ~at_work)
-    cancelled = (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroup.id))).scalars().all()
+    cancelled = (
+        (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroup.id))).scalars().all()
+    )
     members = update(Rollout).where(Rollout.group_id.in_(cancelled), Rollout.outcome.is_(None))
-    await connection.execute(members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now()))
+    await connection.execute(
+        members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now())
+    )
 
 
 async def num_rewarded(connection: AsyncConnection, group_id: int) -> int:
@@ -177,5 +202,9 @@ async def num_rewarded(connection: AsyncConnection, group_id: int) -> int:
 
 async def workflow_of(connection: AsyncConnection, group_id: int) -> tuple[str, str]:
     """(workflow id, run id)."""
-    row = (await connection.execute(select(RolloutGroup.workflow_id, RolloutGroup.run_id).where(RolloutGroup.id == group_id))).one()
+    row = (
+        await connection.execute(
+            select(RolloutGroup.workflow_id, RolloutGroup.run_id).where(RolloutGroup.id == group_id)
+        )
+    ).one()
     return row.workflow_id, row.run_id

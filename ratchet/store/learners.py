@@ -1,7 +1,7 @@
 """The learner's row per run: what it does now, for those who wait for it; and what a learner has to do, for itself.
 
 Why here: one file per aggregate.
-Called by: the learner and its service (write, ask), `activities/learn.py` and the CLI (read).
+Called by: the learner and its service (write, ask), `activities/learning.py` and the CLI (read).
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,23 @@ class LearnerRow:
 
 
 async def heartbeat(
-    connection: AsyncConnection, run_id: str, epoch: int, world_size: int, phase: str, step: int, details: dict[str, Any]
+    connection: AsyncConnection,
+    run_id: str,
+    epoch: int,
+    world_size: int,
+    phase: str,
+    step: int,
+    details: dict[str, Any],
 ) -> bool:
     """False where a learner with a higher epoch has taken over: this one must stop. `details` are added to those of before."""
-    values = {"epoch": epoch, "world_size": world_size, "phase": phase, "step": step, "details": details, "heartbeat_at": func.now()}
+    values = {
+        "epoch": epoch,
+        "world_size": world_size,
+        "phase": phase,
+        "step": step,
+        "details": details,
+        "heartbeat_at": func.now(),
+    }
     statement = insert(Learner).values(run_id=run_id, **values)
     known = values | {"details": Learner.details.op("||")(statement.excluded.details)}
     statement = statement.on_conflict_do_update(index_elements=["run_id"], set_=known, where=Learner.epoch <= epoch)
@@ -52,7 +65,9 @@ async def count_failure(connection: AsyncConnection, run_id: str, epoch: int, wo
 
     Those that were killed said nothing and do not count. The caller holds the run's row.
     """
-    details = (await connection.execute(select(Learner.details).where(Learner.run_id == run_id))).scalar_one_or_none() or {}
+    details = (
+        await connection.execute(select(Learner.details).where(Learner.run_id == run_id))
+    ).scalar_one_or_none() or {}
     before = details.get("failures", {})
     before = before if before.get("step") == step else {}
     count = int(before.get("count", 0)) + (before.get("epoch") != epoch)

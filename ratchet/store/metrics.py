@@ -1,7 +1,7 @@
 """Numbers of a step, by name.
 
 Why here: one file per aggregate; learner and weight sync write, curves and TensorBoard read.
-Called by: `training/fenced.py`, `training/sync.py`, `activities/learn.py`.
+Called by: `training/learner_commits.py`, `engine/weight_update.py`, `activities/learning.py`.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.store.schema import Metric
 
 
-async def record(connection: AsyncConnection, run_id: str, step: int, values: Mapping[str, float], keep_highest: bool = False) -> None:
+async def record(
+    connection: AsyncConnection, run_id: str, step: int, values: Mapping[str, float], keep_highest: bool = False
+) -> None:
     """Again overwrites; `keep_highest`: one number stands for several engines, the worst of them."""
     rows = [{"run_id": run_id, "step": step, "name": name, "value": value} for name, value in values.items()]
     statement = insert(Metric).values(rows)
     value = func.greatest(Metric.value, statement.excluded.value) if keep_highest else statement.excluded.value
-    await connection.execute(statement.on_conflict_do_update(index_elements=["run_id", "step", "name"], set_={"value": value}))
+    await connection.execute(
+        statement.on_conflict_do_update(index_elements=["run_id", "step", "name"], set_={"value": value})
+    )

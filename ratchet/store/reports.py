@@ -100,7 +100,9 @@ async def rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any
     async def rows(statement: Any) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in await connection.execute(statement)]
 
-    head = (await rows(select(*Rollout.__table__.c, Task.label.label("task")).join(Task).where(Rollout.id == rollout_id)))[0]
+    head = (
+        await rows(select(*Rollout.__table__.c, Task.label.label("task")).join(Task).where(Rollout.id == rollout_id))
+    )[0]
     turns = select(
         Turn.id,
         Turn.attempt,
@@ -132,7 +134,9 @@ async def rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any
         Grade.log,
         Grade.duration_seconds,
     )
-    boxes = select(Sandbox.id, Sandbox.role, Sandbox.attempt, Sandbox.state, Sandbox.provider_id, Sandbox.release_reason)
+    boxes = select(
+        Sandbox.id, Sandbox.role, Sandbox.attempt, Sandbox.state, Sandbox.provider_id, Sandbox.release_reason
+    )
     story: dict[str, Any] = {
         "rollout": head,
         "attempts": await rows(attempts.where(Attempt.rollout_id == rollout_id).order_by(Attempt.n)),
@@ -141,7 +145,9 @@ async def rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any
         "grades": await rows(grades.where(Grade.rollout_id == rollout_id).order_by(Grade.id)),
         "boxes": await rows(boxes.where(Sandbox.rollout_id == rollout_id).order_by(Sandbox.id)),
         "chains": await rows(
-            select(Chain.no, Chain.num_tokens, Chain.num_trained).where(Chain.rollout_id == rollout_id).order_by(Chain.no)
+            select(Chain.no, Chain.num_tokens, Chain.num_trained)
+            .where(Chain.rollout_id == rollout_id)
+            .order_by(Chain.no)
         ),
     }
     for name, column in (("attempts", "transcript"), ("patches", "diff"), ("grades", "log")):
@@ -172,7 +178,12 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[d
         .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
         .join(Evaluation, (Evaluation.run_id == RolloutGroup.run_id) & (Evaluation.label == RolloutGroup.label))
         .join(Task, Task.id == Rollout.task_id)
-        .where(Rollout.run_id == run_id, RolloutGroup.purpose == Purpose.EVAL, Rollout.reward.is_not(None), Rollout.replaced_by.is_(None))
+        .where(
+            Rollout.run_id == run_id,
+            RolloutGroup.purpose == Purpose.EVAL,
+            Rollout.reward.is_not(None),
+            Rollout.replaced_by.is_(None),
+        )
         .order_by(RolloutGroup.label, Task.row_no, Rollout.member)
     )
     return [dict(row._mapping) for row in await connection.execute(statement)]
@@ -191,7 +202,11 @@ async def progress(connection: AsyncConnection, run_id: str) -> dict[str, Any]:
             ).where(Rollout.run_id == run_id)
         )
     ).one()
-    ended = select(Evaluation.label).where(Evaluation.run_id == run_id, Evaluation.ended_at.is_not(None)).order_by(Evaluation.label)
+    ended = (
+        select(Evaluation.label)
+        .where(Evaluation.run_id == run_id, Evaluation.ended_at.is_not(None))
+        .order_by(Evaluation.label)
+    )
     dull = select(func.count()).select_from(BatchItem).where(BatchItem.run_id == run_id, BatchItem.use != "trained")
     return {
         "state": run.state,

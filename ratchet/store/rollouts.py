@@ -34,7 +34,9 @@ async def create_adhoc(connection: AsyncConnection, values: dict[str, Any]) -> i
     created = (await connection.execute(statement)).scalar_one_or_none()
     if created is not None:
         return int(created)
-    return int((await connection.execute(select(Rollout.id).where(Rollout.workflow_id == values["workflow_id"]))).scalar_one())
+    return int(
+        (await connection.execute(select(Rollout.id).where(Rollout.workflow_id == values["workflow_id"]))).scalar_one()
+    )
 
 
 async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Claimed:
@@ -44,7 +46,9 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
     goes on from its stored patch, where it has one; its sessions are closed and the release of its boxes is wanted, since nobody else
     would end them as long as the new life runs. Claiming again with the same owner changes nothing.
     """
-    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one_or_none()
+    row = (
+        await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))
+    ).one_or_none()
     if row is None:
         raise BugError(f"rollout {rollout_id} has no row")
     attempt = row.attempt
@@ -70,7 +74,9 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
 
 async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, owner: str) -> None:
     """The n-th attempt exists and all earlier ones are superseded. Raises FencedError if another workflow run owns the rollout."""
-    statement = update(Rollout).where(Rollout.id == rollout_id, Rollout.owner == owner, Rollout.outcome.is_(None), Rollout.attempt <= n)
+    statement = update(Rollout).where(
+        Rollout.id == rollout_id, Rollout.owner == owner, Rollout.outcome.is_(None), Rollout.attempt <= n
+    )
     if (await connection.execute(statement.values(attempt=n))).rowcount != 1:
         raise FencedError(f"rollout {rollout_id} belongs to another workflow run, has ended, or is past attempt {n}")
     await connection.execute(
@@ -95,17 +101,24 @@ async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int)
     return int(fence)
 
 
-async def write_attempt(connection: AsyncConnection, rollout_id: int, attempt: int, fence: int, values: dict[str, Any]) -> None:
+async def write_attempt(
+    connection: AsyncConnection, rollout_id: int, attempt: int, fence: int, values: dict[str, Any]
+) -> None:
     """Raises FencedError where a later try of a stage, or a later attempt, has taken over."""
     statement = update(Attempt).where(
-        Attempt.rollout_id == rollout_id, Attempt.n == attempt, Attempt.fence == fence, Attempt.state != AttemptState.SUPERSEDED
+        Attempt.rollout_id == rollout_id,
+        Attempt.n == attempt,
+        Attempt.fence == fence,
+        Attempt.state != AttemptState.SUPERSEDED,
     )
     if (await connection.execute(statement.values(**values))).rowcount != 1:
         raise FencedError(f"a later try has taken over attempt {attempt} of rollout {rollout_id}")
 
 
 async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> Attempt:
-    row = (await connection.execute(select(Attempt).where(Attempt.rollout_id == rollout_id, Attempt.n == attempt))).one_or_none()
+    row = (
+        await connection.execute(select(Attempt).where(Attempt.rollout_id == rollout_id, Attempt.n == attempt))
+    ).one_or_none()
     if row is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} does not exist")
     return Attempt(**row._mapping)
@@ -127,7 +140,9 @@ async def get_patch(connection: AsyncConnection, patch_id: int) -> Patch:
 
 
 async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> Patch | None:
-    row = (await connection.execute(select(Patch).where(Patch.rollout_id == rollout_id, Patch.attempt == attempt))).one_or_none()
+    row = (
+        await connection.execute(select(Patch).where(Patch.rollout_id == rollout_id, Patch.attempt == attempt))
+    ).one_or_none()
     return Patch(**row._mapping) if row else None
 
 
@@ -148,7 +163,9 @@ class Facts:
 async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
     """The rollout's row lock: the first statement of finalise. Turns may still refer to the row: one that is just being opened holds
     the session that finalise closes next (deadlock)."""
-    row = (await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))).one()
+    row = (
+        await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))
+    ).one()
     statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id).order_by(Attempt.n.desc()).limit(1)
     agent_exit = (await connection.execute(statement)).scalar_one_or_none()
     return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose, row.owner)
@@ -232,7 +249,9 @@ async def paid_by(connection: AsyncConnection, rollout_id: int) -> int | None:
 async def pay_again(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> bool:
     """A new verdict's reward for a rollout that has ended; False where it was cancelled or replaced, or a step has used its group."""
     used = select(BatchItem.group_id).where(BatchItem.group_id == Rollout.group_id)
-    planned = select(RolloutGroup.id).where(RolloutGroup.id == Rollout.group_id, RolloutGroup.state.in_(["consumed", "cancelled"]))
+    planned = select(RolloutGroup.id).where(
+        RolloutGroup.id == Rollout.group_id, RolloutGroup.state.in_(["consumed", "cancelled"])
+    )
     statement = update(Rollout).where(
         Rollout.id == rollout_id,
         Rollout.outcome.is_not(None),

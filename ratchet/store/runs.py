@@ -1,7 +1,7 @@
 """Runs: their row, their wishes, their task order, and what TrainRun decides by.
 
 Why here: one file per aggregate; state changes are single statements with the expected old state in the WHERE clause.
-Called by: `activities/runs.py`, the learner (fencing) and the CLI.
+Called by: `activities/run_lifecycle.py`, the learner (fencing) and the CLI.
 """
 
 from collections.abc import Sequence
@@ -58,9 +58,15 @@ async def get(connection: AsyncConnection, run_id: str) -> RunRow | None:
     return RunRow(*row) if row else None
 
 
-async def newest_unfinished(connection: AsyncConnection, config_digest: str, source_run_id: str | None = None) -> str | None:
+async def newest_unfinished(
+    connection: AsyncConnection, config_digest: str, source_run_id: str | None = None
+) -> str | None:
     """The run that `ratchet train` continues, `--from-store` included."""
-    same = (Run.config_digest == config_digest) & (Run.config_name != ADHOC) & Run.source_run_id.is_not_distinct_from(source_run_id)
+    same = (
+        (Run.config_digest == config_digest)
+        & (Run.config_name != ADHOC)
+        & Run.source_run_id.is_not_distinct_from(source_run_id)
+    )
     statement = select(Run.run_id).where(same, _OPEN)
     return (await connection.execute(statement.order_by(Run.created_at.desc()).limit(1))).scalar_one_or_none()
 
@@ -123,11 +129,15 @@ async def set_wish(connection: AsyncConnection, run_id: str, wish: Wish, update_
 
 async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purpose, task_ids: Sequence[int]) -> None:
     if task_ids:
-        rows = [{"run_id": run_id, "purpose": purpose, "position": n, "task_id": task} for n, task in enumerate(task_ids)]
+        rows = [
+            {"run_id": run_id, "purpose": purpose, "position": n, "task_id": task} for n, task in enumerate(task_ids)
+        ]
         await connection.execute(pg_insert(RunTask).on_conflict_do_nothing(), rows)
 
 
-async def publish_initial(connection: AsyncConnection, version: str, run_id: str, uri: str, files: list[dict[str, Any]]) -> None:
+async def publish_initial(
+    connection: AsyncConnection, version: str, run_id: str, uri: str, files: list[dict[str, Any]]
+) -> None:
     values = {"version": version, "run_id": run_id, "step": 0, "epoch": 0, "uri": uri, "files": files}
     await connection.execute(pg_insert(PolicyVersion).values(**values).on_conflict_do_nothing())
 
@@ -137,7 +147,9 @@ async def newest_version(connection: AsyncConnection, run_id: str, step: int | N
     statement = select(PolicyVersion).where(PolicyVersion.run_id == run_id, PolicyVersion.state == "published")
     if step is not None:
         statement = statement.where(PolicyVersion.step == step)
-    row = (await connection.execute(statement.order_by(PolicyVersion.step.desc(), PolicyVersion.epoch.desc()).limit(1))).one_or_none()
+    row = (
+        await connection.execute(statement.order_by(PolicyVersion.step.desc(), PolicyVersion.epoch.desc()).limit(1))
+    ).one_or_none()
     return PolicyVersion(**row._mapping) if row else None
 
 
@@ -156,7 +168,9 @@ async def open_groups(connection: AsyncConnection, run_id: str) -> list[tuple[in
     statement = (
         select(RolloutGroup.id, RolloutGroup.workflow_id, Task.label, RolloutGroup.started_step)
         .join(Task, Task.id == RolloutGroup.task_id)
-        .where(RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.TRAIN, RolloutGroup.state == GroupState.OPEN)
+        .where(
+            RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.TRAIN, RolloutGroup.state == GroupState.OPEN
+        )
         .order_by(RolloutGroup.id)
     )
     return [(row[0], row[1], row[2], row[3]) for row in await connection.execute(statement)]
@@ -169,11 +183,18 @@ async def published_step(connection: AsyncConnection, run_id: str) -> int:
 
 async def take_group_numbers(connection: AsyncConnection, run_id: str, count: int) -> int:
     """The first of `count` group numbers that belong to the caller from now on."""
-    statement = update(Run).where(Run.run_id == run_id).values(next_group_no=Run.next_group_no + count).returning(Run.next_group_no)
+    statement = (
+        update(Run)
+        .where(Run.run_id == run_id)
+        .values(next_group_no=Run.next_group_no + count)
+        .returning(Run.next_group_no)
+    )
     return int((await connection.execute(statement)).scalar_one()) - count
 
 
-async def tasks_at(connection: AsyncConnection, run_id: str, purpose: Purpose, positions: Sequence[int]) -> list[tuple[int, str]]:
+async def tasks_at(
+    connection: AsyncConnection, run_id: str, purpose: Purpose, positions: Sequence[int]
+) -> list[tuple[int, str]]:
     """(task id, label) at these positions of the run's order."""
     statement = (
         select(RunTask.position, Task.id, Task.label)

@@ -1,7 +1,7 @@
 """Samples: the chains of a run with their rewards and advantages, for whoever wants to train or look elsewhere.
 
 Why here: an export must say exactly what was trained; it joins rows and decides nothing.
-Called by: `ratchet/exports.py`, page by page, so that a run of any size fits into memory.
+Called by: `training/sample_export.py`, page by page, so that a run of any size fits into memory.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -51,33 +51,47 @@ class Sample:
 async def of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """All of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(Batch.step, Batch.members).where(Batch.run_id == run_id))
-    ids = select(Rollout.id).where(Rollout.run_id == run_id, Rollout.outcome.in_(REWARDED_OUTCOMES)).order_by(Rollout.id)
+    ids = (
+        select(Rollout.id).where(Rollout.run_id == run_id, Rollout.outcome.in_(REWARDED_OUTCOMES)).order_by(Rollout.id)
+    )
     async for sample in _paged(connection, list((await connection.execute(ids)).scalars()), planned):
         yield sample
 
 
 async def of_step(connection: AsyncConnection, run_id: str, step: int) -> AsyncIterator[Sample]:
     """Those of one plan row, in its order."""
-    planned = await _planned(connection, select(Batch.step, Batch.members).where(Batch.run_id == run_id, Batch.step == step))
+    planned = await _planned(
+        connection, select(Batch.step, Batch.members).where(Batch.run_id == run_id, Batch.step == step)
+    )
     async for sample in _paged(connection, list(planned), planned):
         yield sample
 
 
 async def steps(connection: AsyncConnection, run_id: str) -> list[int]:
-    return list((await connection.execute(select(Batch.step).where(Batch.run_id == run_id).order_by(Batch.step))).scalars())
+    return list(
+        (await connection.execute(select(Batch.step).where(Batch.run_id == run_id).order_by(Batch.step))).scalars()
+    )
 
 
 async def _planned(connection: AsyncConnection, batches: Select[Any]) -> dict[int, tuple[int, float]]:
     """rollout → (step, advantage)."""
-    return {member["rollout_id"]: (row.step, member["advantage"]) for row in await connection.execute(batches) for member in row.members}
+    return {
+        member["rollout_id"]: (row.step, member["advantage"])
+        for row in await connection.execute(batches)
+        for member in row.members
+    }
 
 
-async def _paged(connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, tuple[int, float]]) -> AsyncIterator[Sample]:
+async def _paged(
+    connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, tuple[int, float]]
+) -> AsyncIterator[Sample]:
     for start in range(0, len(rollout_ids), _PAGE_ROLLOUTS):
         page = rollout_ids[start : start + _PAGE_ROLLOUTS]
         facts = await _facts(connection, page)
         found = await chains.read(connection, page, trained_only=False)
-        versions = await _versions(connection, {int(one) for chain in found for one in np.unique(chain.turn_ids[chain.sampled])})
+        versions = await _versions(
+            connection, {int(one) for chain in found for one in np.unique(chain.turn_ids[chain.sampled])}
+        )
         for chain in found:
             yield _sample(chain, facts[chain.rollout_id], planned.get(chain.rollout_id), versions)
 
@@ -113,7 +127,18 @@ def _sample(chain: ChainArrays, row: Any, plan: tuple[int, float] | None, versio
 
 
 async def _facts(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, Any]:
-    names = ("run_id", "group_id", "task_id", "member", "purpose", "harness", "outcome", "reward", "reward_components", "agent_exit")
+    names = (
+        "run_id",
+        "group_id",
+        "task_id",
+        "member",
+        "purpose",
+        "harness",
+        "outcome",
+        "reward",
+        "reward_components",
+        "agent_exit",
+    )
     columns = [Rollout.id, Rollout.num_chains, Rollout.temperature, *(getattr(Rollout, name) for name in names)]
     statement = select(*columns, Task.dataset, Task.label, Task.spec).join(Task, Task.id == Rollout.task_id)
     rows = await connection.execute(
@@ -124,4 +149,6 @@ async def _facts(connection: AsyncConnection, rollout_ids: Collection[int]) -> d
 
 async def _versions(connection: AsyncConnection, turn_ids: Collection[int]) -> dict[int, list[str]]:
     statement = select(Turn.id, Turn.version_spans).where(Turn.id == any_(literal(sorted(turn_ids), ARRAY(BigInteger))))
-    return {row.id: [span["version"] for span in row.version_spans or []] for row in await connection.execute(statement)}
+    return {
+        row.id: [span["version"] for span in row.version_spans or []] for row in await connection.execute(statement)
+    }

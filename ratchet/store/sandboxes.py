@@ -58,7 +58,9 @@ async def installation(connection: AsyncConnection) -> UUID:
     return UUID(str((await connection.execute(select(Installation.uuid))).scalar_one()))
 
 
-async def unused(connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str) -> LedgerRow | None:
+async def unused(
+    connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
+) -> LedgerRow | None:
     """The box of an earlier try of the same boot, which nobody has used: a retried boot adopts it."""
     statement = (
         select(*_COLUMNS)
@@ -84,7 +86,9 @@ async def reserve(connection: AsyncConnection, values: dict[str, object], max_bo
     grading box would find room as well, and a tenth is kept for grading beside. So whoever is in gets through. The advisory lock
     orders the count and the insert of concurrent boots.
     """
-    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": values["provider"]})
+    await connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": values["provider"]}
+    )
     held = select(func.count()).where(Sandbox.provider == values["provider"], Sandbox.state.in_(_HELD))
     taken, allowed = (await connection.execute(held)).scalar_one(), max_boxes
     if values["role"] == SandboxRole.AGENT:
@@ -97,8 +101,12 @@ async def reserve(connection: AsyncConnection, values: dict[str, object], max_bo
 
 async def set_live(connection: AsyncConnection, sandbox_id: int, provider_id: str) -> str | None:
     """Returns the provider id that the ledger holds now: the caller's own, another try's, or None if the box is unwanted by now."""
-    statement = update(Sandbox).where(Sandbox.id == sandbox_id, Sandbox.state == SandboxState.CREATING, Sandbox.provider_id.is_(None))
-    result = await connection.execute(statement.values(provider_id=provider_id, state=SandboxState.LIVE, live_at=func.now()))
+    statement = update(Sandbox).where(
+        Sandbox.id == sandbox_id, Sandbox.state == SandboxState.CREATING, Sandbox.provider_id.is_(None)
+    )
+    result = await connection.execute(
+        statement.values(provider_id=provider_id, state=SandboxState.LIVE, live_at=func.now())
+    )
     if result.rowcount == 1:
         return provider_id
     row = (await connection.execute(select(Sandbox.provider_id, Sandbox.state).where(Sandbox.id == sandbox_id))).one()
@@ -110,8 +118,12 @@ async def spend(connection: AsyncConnection, sandbox_id: int, user: str) -> str:
 
     Raises BoxSpentError where another try was here, SandboxGoneError where the box has been released.
     """
-    statement = update(Sandbox).where(Sandbox.id == sandbox_id, Sandbox.used_by.is_(None), Sandbox.state == SandboxState.LIVE)
-    provider_id = (await connection.execute(statement.values(used_by=user).returning(Sandbox.provider_id))).scalar_one_or_none()
+    statement = update(Sandbox).where(
+        Sandbox.id == sandbox_id, Sandbox.used_by.is_(None), Sandbox.state == SandboxState.LIVE
+    )
+    provider_id = (
+        await connection.execute(statement.values(used_by=user).returning(Sandbox.provider_id))
+    ).scalar_one_or_none()
     if provider_id is not None:
         return str(provider_id)
     row = (await connection.execute(select(Sandbox.state, Sandbox.used_by).where(Sandbox.id == sandbox_id))).one()
@@ -123,7 +135,9 @@ async def spend(connection: AsyncConnection, sandbox_id: int, user: str) -> str:
 async def of_user(connection: AsyncConnection, workflow_id: str, user: str) -> list[LedgerRow]:
     """Boxes that this user of this workflow still holds, now marked for release."""
     mine = (Sandbox.workflow_id == workflow_id, Sandbox.used_by == user, Sandbox.state.in_(_HELD))
-    await connection.execute(update(Sandbox).where(*mine).values(state=SandboxState.RELEASE_WANTED, release_reason="tried again"))
+    await connection.execute(
+        update(Sandbox).where(*mine).values(state=SandboxState.RELEASE_WANTED, release_reason="tried again")
+    )
     return [LedgerRow(*row) for row in await connection.execute(select(*_COLUMNS).where(*mine))]
 
 
@@ -137,13 +151,17 @@ async def provider_id(connection: AsyncConnection, sandbox_id: int) -> str:
 
 async def want_release(connection: AsyncConnection, sandbox_id: int, reason: str) -> None:
     """In the transaction that stores what the box was for; the kill follows and may be repeated."""
-    statement = update(Sandbox).where(Sandbox.id == sandbox_id, Sandbox.state.in_([SandboxState.CREATING, SandboxState.LIVE]))
+    statement = update(Sandbox).where(
+        Sandbox.id == sandbox_id, Sandbox.state.in_([SandboxState.CREATING, SandboxState.LIVE])
+    )
     await connection.execute(statement.values(state=SandboxState.RELEASE_WANTED, release_reason=reason))
 
 
 async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, reason: str) -> list[LedgerRow]:
     """Every box of the rollout that is not released yet, now marked."""
-    marking = update(Sandbox).where(Sandbox.rollout_id == rollout_id, Sandbox.state.in_([SandboxState.CREATING, SandboxState.LIVE]))
+    marking = update(Sandbox).where(
+        Sandbox.rollout_id == rollout_id, Sandbox.state.in_([SandboxState.CREATING, SandboxState.LIVE])
+    )
     await connection.execute(marking.values(state=SandboxState.RELEASE_WANTED, release_reason=reason))
     statement = select(*_COLUMNS).where(Sandbox.rollout_id == rollout_id, Sandbox.state == SandboxState.RELEASE_WANTED)
     return [LedgerRow(*row) for row in await connection.execute(statement)]
@@ -171,7 +189,9 @@ async def old_creating(connection: AsyncConnection, provider: str, grace_seconds
 
 async def list_boxes(connection: AsyncConnection, every: bool) -> list[dict[str, Any]]:
     """The ledger for people, newest first; without `every` only what is held."""
-    age = func.extract("epoch", func.coalesce(Sandbox.released_at, func.now()) - Sandbox.created_at).label("age_seconds")
+    age = func.extract("epoch", func.coalesce(Sandbox.released_at, func.now()) - Sandbox.created_at).label(
+        "age_seconds"
+    )
     columns = (*_COLUMNS, Sandbox.image, Sandbox.used_by, Sandbox.release_reason, Sandbox.created_at, age)
     statement = select(*columns).order_by(Sandbox.id.desc())
     rows = await connection.execute(statement if every else statement.where(Sandbox.state.in_(_HELD)))

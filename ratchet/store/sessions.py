@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.errors import FencedError
-from ratchet.store.presence import away_seconds
+from ratchet.store.adapters import away_seconds
 from ratchet.store.schema import Engine, Rollout, Session, SessionToken, Turn
 from ratchet.types import SessionState, TurnState
 
@@ -64,11 +64,21 @@ def request_id(turn_id: int) -> str:
     return f"turn-{turn_id}"
 
 
-async def open_session(conn: AsyncConnection, rollout_id: int, attempt: int, temperature: float, model: str, limits: dict[str, Any]) -> int:
+async def open_session(
+    conn: AsyncConnection, rollout_id: int, attempt: int, temperature: float, model: str, limits: dict[str, Any]
+) -> int:
     """The session of this attempt, made if missing. A second try gets the same one with its first values, open or closed."""
-    values = {"rollout_id": rollout_id, "attempt": attempt, "temperature": temperature, "model": model, "limits": limits}
+    values = {
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+        "temperature": temperature,
+        "model": model,
+        "limits": limits,
+    }
     statement = insert(Session).values(**values)
-    same = statement.on_conflict_do_update(index_elements=["rollout_id", "attempt"], set_={"attempt": statement.excluded.attempt})
+    same = statement.on_conflict_do_update(
+        index_elements=["rollout_id", "attempt"], set_={"attempt": statement.excluded.attempt}
+    )
     return int((await conn.execute(same.returning(Session.id))).scalar_one())
 
 
@@ -78,7 +88,11 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
     Raises FencedError where the session is closed.
     """
     token = secrets.token_urlsafe(32)
-    is_open = select(Session.id).where(Session.id == session_id, Session.state == SessionState.OPEN).with_for_update(read=True)
+    is_open = (
+        select(Session.id)
+        .where(Session.id == session_id, Session.state == SessionState.OPEN)
+        .with_for_update(read=True)
+    )
     alive = is_open.cte("alive")
     columns = select(cast(literal(token_hash(token), LargeBinary), LargeBinary), cast(alive.c.id, BigInteger))
     added = await conn.execute(insert(SessionToken).from_select(["token_hash", "session_id"], columns))
@@ -93,14 +107,24 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     """The session that a token's sha256 belongs to, open or closed."""
     row = (
         await conn.execute(
-            select(Session.id, Session.rollout_id, Session.attempt, Session.state, Session.temperature, Session.model, Session.limits)
+            select(
+                Session.id,
+                Session.rollout_id,
+                Session.attempt,
+                Session.state,
+                Session.temperature,
+                Session.model,
+                Session.limits,
+            )
             .join(SessionToken, SessionToken.session_id == Session.id)
             .where(SessionToken.token_hash == digest)
         )
     ).one_or_none()
     if row is None:
         return None
-    return SessionRow(row.id, row.rollout_id, row.attempt, SessionState(row.state), row.temperature, row.model, row.limits)
+    return SessionRow(
+        row.id, row.rollout_id, row.attempt, SessionState(row.state), row.temperature, row.model, row.limits
+    )
 
 
 async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[tuple[str, str]]:
@@ -137,14 +161,18 @@ async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> Sess
     turns = (
         select(
             func.count(Turn.id).filter(Turn.state == TurnState.COMPLETED).label("num_turns"),
-            func.extract("epoch", func.now() - func.max(func.coalesce(Turn.completed_at, Turn.created_at))).label("age"),
+            func.extract("epoch", func.now() - func.max(func.coalesce(Turn.completed_at, Turn.created_at))).label(
+                "age"
+            ),
             func.count(Turn.id).filter(Turn.state == TurnState.IN_FLIGHT).label("num_in_flight"),
         )
         .where(Turn.session_id == Session.id)
         .lateral()
     )
     where = (Session.rollout_id == rollout_id) & (Session.attempt == attempt)
-    first_token = select(func.min(SessionToken.created_at)).where(SessionToken.session_id == Session.id).scalar_subquery()
+    first_token = (
+        select(func.min(SessionToken.created_at)).where(SessionToken.session_id == Session.id).scalar_subquery()
+    )
     opened = func.extract("epoch", func.now() - func.coalesce(first_token, Session.created_at)).label("opened")
     away = func.greatest(0.0, away_seconds() - func.coalesce(Session.away_before, away_seconds())).label("away")
     columns = (Session.engine_wait_seconds, away, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
@@ -163,7 +191,11 @@ async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> s
     if not found:
         return set()
     ids, values = cast(found, ARRAY(BigInteger)), cast([seconds[one] for one in found], ARRAY(Float(53)))
-    added = func.unnest(ids, values).table_valued(column("id", BigInteger), column("seconds", Float), name="added").render_derived()
+    added = (
+        func.unnest(ids, values)
+        .table_valued(column("id", BigInteger), column("seconds", Float), name="added")
+        .render_derived()
+    )
     statement = update(Session).where(Session.id == added.c.id)
     await conn.execute(statement.values(engine_wait_seconds=Session.engine_wait_seconds + added.c.seconds))
     return set(found)

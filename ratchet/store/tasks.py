@@ -1,7 +1,7 @@
 """Tasks: rows of datasets, imported once by digest.
 
 Why here: one file per aggregate.
-Called by: `activities/tasks.py`, `activities/runs.py`, `ratchet tasks` and the stages that need a task's image, repository and grader.
+Called by: `activities/dataset_import.py`, `activities/run_lifecycle.py`, `ratchet tasks` and the stages that need a task's image, repository and grader.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,9 @@ async def import_rows(connection: AsyncConnection, rows: Sequence[dict[str, Any]
 
 async def of_dataset(connection: AsyncConnection, dataset_digest: str) -> list[tuple[int, str, int]]:
     """(id, label, row number) of a dataset in file order."""
-    statement = select(Task.id, Task.label, Task.row_no).where(Task.dataset_digest == dataset_digest).order_by(Task.row_no)
+    statement = (
+        select(Task.id, Task.label, Task.row_no).where(Task.dataset_digest == dataset_digest).order_by(Task.row_no)
+    )
     return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
 
 
@@ -56,7 +58,9 @@ async def page(
     connection: AsyncConnection, dataset_digest: str, after: int, size: int, labels: Sequence[str], limit: int | None
 ) -> list[tuple[int, str, int]]:
     """(id, label, row number) of the next tasks behind row number `after`; `labels` empty means all, `limit` counts rows of the file."""
-    statement = select(Task.id, Task.label, Task.row_no).where(Task.dataset_digest == dataset_digest, Task.row_no > after)
+    statement = select(Task.id, Task.label, Task.row_no).where(
+        Task.dataset_digest == dataset_digest, Task.row_no > after
+    )
     if labels:
         statement = statement.where(Task.label.in_(list(labels)))
     if limit is not None:
@@ -85,21 +89,45 @@ async def listed(connection: AsyncConnection, dataset: str | None, limit: int) -
     """Tasks with their newest admission, newest dataset first."""
     newest = select(Admission).distinct(Admission.task_id).order_by(Admission.task_id, Admission.id.desc()).subquery()
     statement = (
-        select(Task.id, Task.label, Task.grader, Task.image, Task.dataset, newest.c.admitted, newest.c.reason, newest.c.gold_seconds)
+        select(
+            Task.id,
+            Task.label,
+            Task.grader,
+            Task.image,
+            Task.dataset,
+            newest.c.admitted,
+            newest.c.reason,
+            newest.c.gold_seconds,
+        )
         .outerjoin(newest, newest.c.task_id == Task.id)
         .order_by(Task.id.desc() if dataset is None else Task.row_no)
         .limit(limit)
     )
     if dataset is not None:
-        newest_digest = select(Task.dataset_digest).where(Task.dataset == dataset).order_by(Task.id.desc()).limit(1).scalar_subquery()
+        newest_digest = (
+            select(Task.dataset_digest)
+            .where(Task.dataset == dataset)
+            .order_by(Task.id.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
         statement = statement.where(Task.dataset_digest == newest_digest)
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
 async def admissions_of(connection: AsyncConnection, dataset: str) -> list[dict[str, Any]]:
     """Every admission of the newest import of a dataset, in file order; of a task by several grader versions the newest."""
-    newest_digest = select(Task.dataset_digest).where(Task.dataset == dataset).order_by(Task.id.desc()).limit(1).scalar_subquery()
-    columns = (Admission.grader, Admission.grader_version, Admission.admitted, Admission.reason, Admission.evidence, Admission.gold_seconds)
+    newest_digest = (
+        select(Task.dataset_digest).where(Task.dataset == dataset).order_by(Task.id.desc()).limit(1).scalar_subquery()
+    )
+    columns = (
+        Admission.grader,
+        Admission.grader_version,
+        Admission.admitted,
+        Admission.reason,
+        Admission.evidence,
+        Admission.gold_seconds,
+    )
     statement = (
         select(Task.row_no, Task.label, *columns)
         .join(Admission, Admission.task_id == Task.id)
@@ -112,7 +140,12 @@ async def admissions_of(connection: AsyncConnection, dataset: str) -> list[dict[
 
 async def shown(connection: AsyncConnection, task: str) -> dict[str, Any] | None:
     """One task by id or label (the newest of that label), with every admission."""
-    statement = select(Task).where(Task.id == int(task) if task.isdigit() else Task.label == task).order_by(Task.id.desc()).limit(1)
+    statement = (
+        select(Task)
+        .where(Task.id == int(task) if task.isdigit() else Task.label == task)
+        .order_by(Task.id.desc())
+        .limit(1)
+    )
     row = (await connection.execute(statement)).one_or_none()
     if row is None:
         return None
@@ -120,14 +153,20 @@ async def shown(connection: AsyncConnection, task: str) -> dict[str, Any] | None
     return {**row._mapping, "admissions": [dict(one._mapping) for one in await connection.execute(evidence)]}
 
 
-async def recent_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[tuple[int, str, int, int | None, float | None]]:
+async def recent_rates(
+    connection: AsyncConnection, run_id: str, since_step: int
+) -> list[tuple[int, str, int, int | None, float | None]]:
     """(id, label, position, number of the last group, mean reward of recent groups) of every training task of the run, in its order.
 
     Recent are groups that started at `since_step` or later; None: no group yet, no reward lately.
     """
     recent = RolloutGroup.started_step >= since_step
     counted = recent & Rollout.late.is_(False) & Rollout.replaced_by.is_(None)
-    mine = (RolloutGroup.run_id == RunTask.run_id) & (RolloutGroup.task_id == RunTask.task_id) & (RolloutGroup.purpose == Purpose.TRAIN)
+    mine = (
+        (RolloutGroup.run_id == RunTask.run_id)
+        & (RolloutGroup.task_id == RunTask.task_id)
+        & (RolloutGroup.purpose == Purpose.TRAIN)
+    )
     statement = (
         select(Task.id, Task.label, RunTask.position, func.max(RolloutGroup.group_no), func.avg(Rollout.reward))
         .select_from(RunTask)

@@ -1,7 +1,7 @@
 """Rows of `turn`: one model call each, written before the engine is asked and completed before the answer's last byte.
 
 Why here: a turn slips in behind a seal unless opening and completing lock the session's row; `write` is the only way to do either.
-Called by: `adapter/writer.py` (opens, completes), `adapter/capture.py` (life of a call), the finalise activity and the viewer.
+Called by: `adapter/turns/writer.py` (opens, completes), `adapter/turns/capture.py` (life of a call), the finalise activity and the viewer.
 
 `lease_expires_at`: somebody generates or delivers until then. `lease_owner`: the call whose client is connected; NULL once it has gone.
 """
@@ -190,7 +190,9 @@ def _columns(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-async def _open(conn: AsyncConnection, new: Sequence[NewTurn], lease_seconds: float) -> dict[tuple[int, str, bytes, int], int | None]:
+async def _open(
+    conn: AsyncConnection, new: Sequence[NewTurn], lease_seconds: float
+) -> dict[tuple[int, str, bytes, int], int | None]:
     if not new:
         return {}
     values = _columns(NewTurn.__slots__, new) | {"lease": timedelta(seconds=lease_seconds)}
@@ -209,7 +211,9 @@ async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
     """Notes where the call runs now, so that a seal can abort it there."""
-    await conn.execute(update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(engine_id=engine_id))
+    await conn.execute(
+        update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(engine_id=engine_id)
+    )
 
 
 async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None:
@@ -245,7 +249,9 @@ async def release_leases(conn: AsyncConnection, turn_ids: Sequence[int]) -> None
 
 async def load_prompt(conn: AsyncConnection, turn_id: int) -> tuple[int | None, int, bytes] | None:
     """(parent turn, kept tokens, suffix ids) as they were stored when the turn was opened."""
-    row = (await conn.execute(select(Turn.parent_turn_id, Turn.kept_tokens, Turn.suffix_ids).where(Turn.id == turn_id))).one_or_none()
+    row = (
+        await conn.execute(select(Turn.parent_turn_id, Turn.kept_tokens, Turn.suffix_ids).where(Turn.id == turn_id))
+    ).one_or_none()
     return None if row is None else (row.parent_turn_id, row.kept_tokens, row.suffix_ids)
 
 
@@ -253,8 +259,12 @@ async def attach(conn: AsyncConnection, turn_id: int, owner: str, seconds: float
     """A retry's client is connected to this call from now on; a completed turn is leased to it for the delivery."""
     until = func.greatest(func.coalesce(Turn.lease_expires_at, func.now()), func.now() + timedelta(seconds=seconds))
     of_completed = Turn.state == TurnState.COMPLETED
-    await conn.execute(update(Turn).where(Turn.id == turn_id, of_completed).values(lease_owner=owner, lease_expires_at=until))
-    await conn.execute(update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(lease_owner=owner))
+    await conn.execute(
+        update(Turn).where(Turn.id == turn_id, of_completed).values(lease_owner=owner, lease_expires_at=until)
+    )
+    await conn.execute(
+        update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(lease_owner=owner)
+    )
 
 
 _LEASED = func.coalesce(Turn.lease_expires_at > func.now(), False)
@@ -284,7 +294,14 @@ async def get_call(conn: AsyncConnection, turn_id: int) -> KnownCall | None:
 
 def _known(row: Any) -> KnownCall:
     return KnownCall(
-        row.id, row.ordinal, TurnState(row.state), row.delivered, bool(row.leased), bool(row.attached), row.lease_owner, row.answer
+        row.id,
+        row.ordinal,
+        TurnState(row.state),
+        row.delivered,
+        bool(row.leased),
+        bool(row.attached),
+        row.lease_owner,
+        row.answer,
     )
 
 
@@ -297,7 +314,7 @@ async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collectio
 
 
 async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[TurnMeta]:
-    """All completed turns of one attempt as `adapter.chains` takes them, parents before children. No arrays are read."""
+    """All completed turns of one attempt as `adapter.turns.chains` takes them, parents before children. No arrays are read."""
     num_suffix = cast(func.octet_length(Turn.suffix_ids) // 4, Turn.kept_tokens.type).label("num_suffix")
     names = [num_suffix if name == "num_suffix" else getattr(Turn, name) for name in TurnMeta.__slots__]
     where = (Turn.rollout_id == rollout_id) & (Turn.attempt == attempt) & (Turn.state == TurnState.COMPLETED)

@@ -23,14 +23,14 @@ import numpy as np
 import orjson
 from sqlalchemy import insert, select, text
 
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
-from ratchet.local.ports import free_port
-from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store import sessions
 from ratchet.store.arrays import ids_from_bytes
 from ratchet.store.database import Database, migrate
 from ratchet.store.schema import Engine, Rollout, Run, Task, Turn
+from stack.ports import free_port
+from stack.postgres import database_url, ensure_database
 from tests.benchmarks._workload import Conversation, model_directory
 from tests.standins.bulk_engine import digest_of
 
@@ -51,7 +51,9 @@ class Agent:
     async def turn(self, port: int) -> float:
         """One call over a connection of its own, streamed; the conversation goes on with its answer. Returns its seconds."""
         body = self.talk.body(stream=True)
-        head = f"POST /v1/messages?beta=true HTTP/1.1\r\nhost: adapter\r\nx-api-key: {self.token}\r\nconnection: close\r\n"
+        head = (
+            f"POST /v1/messages?beta=true HTTP/1.1\r\nhost: adapter\r\nx-api-key: {self.token}\r\nconnection: close\r\n"
+        )
         started = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -116,7 +118,9 @@ async def _postgres() -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
         port = free_port()
-        program = "import sys, pathlib; from ratchet.local.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+        program = (
+            "import sys, pathlib; from stack.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+        )
         async with _process("-c", program, f"{directory}/data", str(port)):
             await ensure_database(port)
             await asyncio.to_thread(migrate, database_url(port))
@@ -274,14 +278,21 @@ def _held(rows: dict[int, list[Any]], agents: list[Agent], seen: dict[str, Any])
             right = said[:2] == [digest_of(prompt), digest_of(sampled)] and row.state == "completed" and row.delivered
             num_wrong += not right
     assert num_rows == num_answers and not num_wrong, (num_rows, num_answers, num_wrong)
-    assert sum(map(len, rows.values())) == len(calls) == seen["num_calls"], (len(calls), seen["num_calls"])  # none asked twice
+    assert sum(map(len, rows.values())) == len(calls) == seen["num_calls"], (
+        len(calls),
+        seen["num_calls"],
+    )  # none asked twice
     return {"answers": num_answers, "rows": num_rows, "rows_that_differ": num_wrong, "calls_without_a_row": 0}
 
 
-def _added(rows: dict[int, list[Any]], agents: list[Agent], first_calls: dict[int, int], seen: dict[str, Any]) -> dict[str, float]:
+def _added(
+    rows: dict[int, list[Any]], agents: list[Agent], first_calls: dict[int, int], seen: dict[str, Any]
+) -> dict[str, float]:
     added = []
     for agent in agents:
-        for row, (seconds, _) in list(zip(rows[agent.session_id], agent.calls, strict=True))[first_calls[agent.session_id] :]:
+        for row, (seconds, _) in list(zip(rows[agent.session_id], agent.calls, strict=True))[
+            first_calls[agent.session_id] :
+        ]:
             added.append(1e3 * (seconds - seen["calls"][f"turn-{row.id}"][2]))
     return {f"p{one}": round(float(np.percentile(added, one)), 1) for one in (50, 95, 99)}
 
@@ -289,7 +300,9 @@ def _added(rows: dict[int, list[Any]], agents: list[Agent], first_calls: dict[in
 async def _store_costs(found: Rig, num_turns: int, before: tuple[int, int]) -> dict[str, Any]:
     wal, commits = await _store_counters(found)
     async with found.database.begin() as conn:
-        sizes = (await conn.exec_driver_sql("SELECT avg(pg_column_size(turn.*)), pg_total_relation_size('turn') FROM turn")).one()
+        sizes = (
+            await conn.exec_driver_sql("SELECT avg(pg_column_size(turn.*)), pg_total_relation_size('turn') FROM turn")
+        ).one()
     return {
         "rows_per_turn": 1,
         "transactions_per_turn": round((commits - before[1]) / num_turns, 2),
@@ -301,9 +314,7 @@ async def _store_costs(found: Rig, num_turns: int, before: tuple[int, int]) -> d
 
 async def _store_counters(found: Rig) -> tuple[int, int]:
     """(bytes of WAL, commits) since the server's start."""
-    query = (
-        "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint, xact_commit FROM pg_stat_database WHERE datname = current_database()"
-    )
+    query = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint, xact_commit FROM pg_stat_database WHERE datname = current_database()"
     async with found.database.begin() as conn:
         row = (await conn.exec_driver_sql(query)).one()
     return int(row[0]), int(row[1])
@@ -322,7 +333,10 @@ async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict
     num_arrived = sum(len(agent.calls) for agent in agents) - 6 * num_sessions
     calm, seen, rows = await found.clocks(), await found.get(found.engine + "/calls"), await _rows(found)
     tokens = [
-        sum(len(ids_from_bytes(one.suffix_ids)) + len(ids_from_bytes(one.sampled_ids)) for one in rows[agent.session_id][:6])
+        sum(
+            len(ids_from_bytes(one.suffix_ids)) + len(ids_from_bytes(one.sampled_ids))
+            for one in rows[agent.session_id][:6]
+        )
         for agent in agents
     ]
     return {
@@ -347,7 +361,9 @@ def _work(before: dict[str, Any], after: dict[str, Any], num_turns: int) -> dict
         "adapter_cpu_ms_per_turn": round(1e3 * (after["cpu_seconds"] - before["cpu_seconds"]) / num_turns, 2),
         "transactions": after["transactions"],
         "transaction_ms": round(1e3 * after["transaction_seconds"] / max(after["transactions"], 1), 2),
-        "share_of_transaction_time_in_commit": round(after["commit_seconds"] / max(after["transaction_seconds"], 1e-9), 3),
+        "share_of_transaction_time_in_commit": round(
+            after["commit_seconds"] / max(after["transaction_seconds"], 1e-9), 3
+        ),
     }
 
 
@@ -378,7 +394,9 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
         columns = ("suffix_ids", "sampled_ids", "logprobs", "request", "answer")
         sums = ", ".join(f"sum(pg_column_size({name}))" for name in ("turn.*", *columns))
         sizes = (await conn.exec_driver_sql(f"SELECT {sums} FROM turn WHERE session_id = {agent.session_id}")).one()
-    tokens = sum(len(ids_from_bytes(one.suffix_ids)) + len(ids_from_bytes(one.sampled_ids)) for one in rows[agent.session_id])
+    tokens = sum(
+        len(ids_from_bytes(one.suffix_ids)) + len(ids_from_bytes(one.sampled_ids)) for one in rows[agent.session_id]
+    )
     return {
         "turns": _held(rows, [agent], seen)["rows"],
         "final_stream_tokens": tokens,
@@ -396,7 +414,10 @@ async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any
     async with rig() as found:
         say("warming up (the output parsers take a while to import)")
         await _saturate(found, await _agents(found.database, 1, 1, RESULT_CHARS), 2, 1)
-        return {"one_long_conversation": await _long(found, say), "load": await _load(found, num_sessions, seconds, say)}
+        return {
+            "one_long_conversation": await _long(found, say),
+            "load": await _load(found, num_sessions, seconds, say),
+        }
 
 
 def measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any]:

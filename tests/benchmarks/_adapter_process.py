@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from adapter.app import create_app
-from adapter.collector import spare_what_stays
+from adapter.gc_tuning import spare_what_stays
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 
@@ -141,7 +141,9 @@ async def main(settings: AdapterSettings) -> None:
         database.num, database.seconds, database.commit_seconds = 0, 0.0, 0.0
         return JSONResponse(found)
 
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", access_log=False, timeout_keep_alive=75)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, log_level="warning", access_log=False, timeout_keep_alive=75
+    )
     await uvicorn.Server(config).serve()
 
 

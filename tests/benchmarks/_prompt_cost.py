@@ -5,7 +5,7 @@ Called by: the adapter's benchmark.
 
     full     parse everything, render everything, tokenise everything: what a server without memory does
     prefix   parse and render everything, tokenise what follows the text shared with the call before
-    ours     `adapter.prompts` as the server runs it, the turn's place in the tree and its growth included
+    ours     `adapter.prompt.prompt_builder` as the server runs it, the turn's place in the tree and its growth included
 """
 
 import asyncio
@@ -20,18 +20,18 @@ import msgspec
 import numpy as np
 import orjson
 
-from adapter.collector import spare_what_stays
 from adapter.conversation import Head, Message, ToolCall
 from adapter.dialects.base import Fields
 from adapter.dialects.messages import MessagesDialect
-from adapter.heads import Heads
-from adapter.prompts import Live, Prompts
-from adapter.reading import Reader
-from adapter.rendering import Renderer
-from adapter.routing import Router
+from adapter.gc_tuning import spare_what_stays
+from adapter.prompt.preamble_cache import Heads
+from adapter.prompt.prompt_builder import Live, Prompts
+from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import Reader
 from adapter.settings import AdapterSettings
-from adapter.tree import Grown
-from ratchet.engine_client import IdsText, Sampling, generate_body
+from adapter.turns.routing import Router
+from adapter.turns.tree import Grown
+from engine.client import IdsText, Sampling, generate_body
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -116,7 +116,9 @@ class Ours:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer, self.number = renderer, 0
         database = Database("postgresql://nobody@127.0.0.1:1/none")
-        self.prompts = WithoutStore(AdapterSettings(database_url="", model_path="."), database, renderer, Router(database))
+        self.prompts = WithoutStore(
+            AdapterSettings(database_url="", model_path="."), database, renderer, Router(database)
+        )
         limits = {"max_context_tokens": 10**6, "max_response_tokens": 4000}
         self.live = Live(SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), Reader(Heads()), loaded=True)
 
@@ -124,7 +126,9 @@ class Ours:
         prepared = await self.prompts.prepare(self.live, body, DIALECT, {})
         wire(self.live.wire.of(prepared.stream, prepared.lane))
         self.number += 1
-        message = Message("assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),))
+        message = Message(
+            "assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),)
+        )
         grown = Grown(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
         self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.ids
@@ -177,7 +181,9 @@ def measure(num_repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _report(seconds: dict[str, list[list[float]]], sizes: list[int], body_bytes: list[int]) -> dict[str, Any]:
-    per_turn = {name: [statistics.median(one) for one in zip(*repeats, strict=True)] for name, repeats in seconds.items()}
+    per_turn = {
+        name: [statistics.median(one) for one in zip(*repeats, strict=True)] for name, repeats in seconds.items()
+    }
     by_repeat = {name: [sum(repeat) for repeat in repeats] for name, repeats in seconds.items()}
     ratios = {name: sorted(_ratios(by_repeat[name], by_repeat["ours"])) for name in ("full", "prefix")}
     rows = []

@@ -16,9 +16,9 @@ import numpy as np
 import orjson
 from sqlalchemy import insert, select
 
-from adapter.chains import build_chains
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
+from adapter.turns.chains import build_chains
 from ratchet.store import chains, sessions, turns
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Rollout, Run, Task
@@ -26,8 +26,8 @@ from tests.benchmarks._adapter_load import _port, _postgres, _process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
 from tests.standins.tiny_model import make_tokenizer
-from training.batch import load_sequences
-from training.plan import TrainingSequence
+from training.plan_types import TrainingSequence
+from training.planner import load_sequences
 
 VOCABULARY = 4000
 """Ids stay below the 4096 of the benchmark's model."""
@@ -74,7 +74,9 @@ async def _rollout(http: httpx.AsyncClient, token: str, number: int, task: str) 
     for turn in range(NUM_TURNS):
         await main.turn()
         if turn == 1 and number % 2:
-            helper = Speaker(http, token, _talk(100 + number, f"Find where this is used. {main.talk.piece(300)}", 1), "agent-1")
+            helper = Speaker(
+                http, token, _talk(100 + number, f"Find where this is used. {main.talk.piece(300)}", 1), "agent-1"
+            )
             for _ in range(2):
                 await helper.turn()
     if number % 4 == 3:
@@ -90,7 +92,13 @@ async def _open(database: Database, number: int) -> tuple[int, str]:
     limits = {"max_context_tokens": 200_000, "max_response_tokens": 4000, "min_response_tokens": 8, "max_turns": None}
     async with database.begin() as connection:
         task_id = (await connection.execute(select(Task.id))).scalar_one()
-        values = {"run_id": "bench", "task_id": task_id, "member": number, "purpose": "train", "workflow_id": f"w{number}"}
+        values = {
+            "run_id": "bench",
+            "task_id": task_id,
+            "member": number,
+            "purpose": "train",
+            "workflow_id": f"w{number}",
+        }
         statement = insert(Rollout).values(**values, harness="bench", temperature=1.0).returning(Rollout.id)
         rollout_id = int((await connection.execute(statement)).scalar_one())
         session_id = await sessions.open_session(connection, rollout_id, 1, 1.0, "policy", limits)
@@ -135,7 +143,9 @@ async def _record(model: Path) -> list[TrainingSequence]:
                 await _rollout(http, token, number, task)
             async with database.begin() as connection:
                 for rollout_id, _ in opened:
-                    await chains.replace(connection, rollout_id, build_chains(await turns.load_metas(connection, rollout_id, 1)))
+                    await chains.replace(
+                        connection, rollout_id, build_chains(await turns.load_metas(connection, rollout_id, 1))
+                    )
                 found = await load_sequences(connection, [rollout_id for rollout_id, _ in opened], 0)
             await database.close()
     return found
@@ -150,7 +160,10 @@ def main() -> None:
         make_tokenizer(Path(directory), VOCABULARY, pieces)
         found = asyncio.run(_record(Path(directory)))
     numbers = {rollout_id: number for number, rollout_id in enumerate(sorted({one.rollout_id for one in found}))}
-    turns_seen = {turn: number for number, turn in enumerate(sorted({int(turn) for one in found for turn in np.unique(one.turn_ids)}))}
+    turns_seen = {
+        turn: number
+        for number, turn in enumerate(sorted({int(turn) for one in found for turn in np.unique(one.turn_ids)}))
+    }
     arrays = {
         "ids": np.concatenate([one.ids for one in found]),
         "mask": np.concatenate([one.mask for one in found]),
@@ -160,7 +173,9 @@ def main() -> None:
     }
     np.savez_compressed(RECORDED, **arrays)
     trained = int(arrays["mask"].sum())
-    print(f"{len(found)} chains, {arrays['lengths'].sum()} tokens, {trained} of them trained; lengths {arrays['lengths'].tolist()}")
+    print(
+        f"{len(found)} chains, {arrays['lengths'].sum()} tokens, {trained} of them trained; lengths {arrays['lengths'].tolist()}"
+    )
 
 
 if __name__ == "__main__":

@@ -28,4 +28,6 @@ TRAINING = {
 
 def settings(**training: Any) -> "RunConfig":
     """The defaults, but for `training`. A field that the learner reads and that is missing here is an AttributeError."""
-    return cast("RunConfig", SimpleNamespace(loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training})))
+    return cast(
+        "RunConfig", SimpleNamespace(loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training}))
+    )

@@ -21,16 +21,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ratchet.local.ports import free_port
+from stack.ports import free_port
 from tests.benchmarks._settings import settings
-from training.plan import Member, TrainingSequence
+from training.plan_types import Member, TrainingSequence
 
 Array = npt.NDArray[np.float32]
 HEADS = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151_936, "tie_word_embeddings": True}
 SIZES: dict[str, dict[str, Any]] = {
-    "0.6B": {**HEADS, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "0.6B": {
+        **HEADS,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
     "4B": {**HEADS, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "toy": {**HEADS, "vocab_size": 512, "head_dim": 16, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    "toy": {
+        **HEADS,
+        "vocab_size": 512,
+        "head_dim": 16,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+    }
     | {"num_attention_heads": 8},
 }
 LENGTHS = {"0.6B": (16_384, 65_536), "4B": (16_384, 65_536), "toy": (256,)}
@@ -51,7 +64,9 @@ class Ours:
         from training.learner import Learner
 
         dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-        self.learner = Learner(model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids)))
+        self.learner = Learner(
+            model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids))
+        )
         self.chain = chain
         self.members = {0: Member(0, 0, None, 0.0, 1.0, 1, 0, 1 / int(chain.mask.sum()))}
         self.flops = 0.0
@@ -62,9 +77,13 @@ class Ours:
         from training.packing import deal, make_bins
 
         learner = self.learner
-        (bin,) = make_bins(deal([self.chain], 1, learner.packing, learner.pair_cost)[0], len(self.chain.ids), learner.packing)
+        (bin,) = make_bins(
+            deal([self.chain], 1, learner.packing, learner.pair_cost)[0], len(self.chain.ids), learner.packing
+        )
         assert bin.positions is not None
-        ids, positions, sources, targets = (learner._tensor(part) for part in (bin.ids, bin.positions, bin.sources, bin.targets))
+        ids, positions, sources, targets = (
+            learner._tensor(part) for part in (bin.ids, bin.positions, bin.sources, bin.targets)
+        )
         with torch.no_grad():
             found, _ = learner.policy(ids, positions, bin.segments, sources, targets, 1.0)
         return found.float().cpu().numpy()  # type: ignore[no-any-return]
@@ -75,7 +94,10 @@ class Ours:
 
     def facts(self, seconds: float) -> dict[str, Any]:
         peak = self.learner.peak_flops
-        return {"tflop_per_second": round(self.flops / seconds / 1e12, 1), "mfu": round(self.flops / seconds / peak, 3) if peak else None}
+        return {
+            "tflop_per_second": round(self.flops / seconds / 1e12, 1),
+            "mfu": round(self.flops / seconds / peak, 3) if peak else None,
+        }
 
 
 class Plain:
@@ -113,7 +135,9 @@ class Plain:
         return {}
 
 
-def work(pipe: Connection, way: type[Ours] | type[Plain], model: Path, length: int, vocab_size: int, rounds: int) -> None:
+def work(
+    pipe: Connection, way: type[Ours] | type[Plain], model: Path, length: int, vocab_size: int, rounds: int
+) -> None:
     import torch
 
     found: dict[str, Any]

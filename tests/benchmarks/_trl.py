@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.plan import Member, TrainingSequence
+from training.plan_types import Member, TrainingSequence
 
 
 def _filled(rows: Sequence[Any], dtype: torch.dtype, left: bool) -> Tensor:
@@ -33,8 +33,18 @@ class TrlStep:
         from datasets import Dataset
 
         self.micro_batch = micro_batch
-        arguments = {"output_dir": str(directory), "use_cpu": True, "report_to": [], "bf16": False, "gradient_checkpointing": False}
-        arguments |= {"per_device_train_batch_size": micro_batch, "num_generations": group_size, "generation_batch_size": group_size}
+        arguments = {
+            "output_dir": str(directory),
+            "use_cpu": True,
+            "report_to": [],
+            "bf16": False,
+            "gradient_checkpointing": False,
+        }
+        arguments |= {
+            "per_device_train_batch_size": micro_batch,
+            "num_generations": group_size,
+            "generation_batch_size": group_size,
+        }
         arguments |= {"beta": 0.0, "disable_dropout": True}
         self.trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32),
@@ -60,7 +70,9 @@ class TrlStep:
                     "completion_ids": _filled(answers, torch.long, False),
                     "completion_mask": _filled(ones[1], torch.long, False),
                     "tool_mask": _filled([one.mask[start:] for one, start in part], torch.long, False),
-                    "old_per_token_logps": _filled([one.behaviour[start:] for one, start in part], torch.float32, False),
+                    "old_per_token_logps": _filled(
+                        [one.behaviour[start:] for one, start in part], torch.float32, False
+                    ),
                     "advantages": torch.tensor([members[one.rollout_id].advantage for one, _ in part]),
                     "num_items_in_batch": num_items,
                 }
@@ -82,4 +94,6 @@ class TrlStep:
 
     def gradient(self) -> Tensor:
         """Of the whole model, flat."""
-        return torch.cat([parameter.grad.flatten() for parameter in self.trainer.model.parameters() if parameter.grad is not None])
+        return torch.cat(
+            [parameter.grad.flatten() for parameter in self.trainer.model.parameters() if parameter.grad is not None]
+        )

@@ -31,7 +31,9 @@ def model_directory() -> Path:
 def corpus() -> str:
     """Python source, one file after the other."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    return "".join(file.read_text(errors="ignore") for file in sorted(library.glob("*.py")) + sorted(library.glob("[a-j]*/*.py")))
+    return "".join(
+        file.read_text(errors="ignore") for file in sorted(library.glob("*.py")) + sorted(library.glob("[a-j]*/*.py"))
+    )
 
 
 def source(rng: random.Random) -> Callable[[int], str]:
@@ -69,20 +71,39 @@ class Conversation:
         self.rng, self.result_chars = random.Random(f"conversation {seed}"), result_chars
         self.piece = source(self.rng)
         self.head = _head(shared_seed, system_chars)
-        self.messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": f"Task {seed}\n" + self.piece(1500)}]}]
+        self.messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [{"type": "text", "text": f"Task {seed}\n" + self.piece(1500)}]}
+        ]
 
     def body(self, **more: Any) -> bytes:
         last = self.messages[-1]
-        marked = last | {"content": [*last["content"][:-1], last["content"][-1] | {"cache_control": {"type": "ephemeral"}}]}
+        marked = last | {
+            "content": [*last["content"][:-1], last["content"][-1] | {"cache_control": {"type": "ephemeral"}}]
+        }
         messages = orjson.dumps([*self.messages[:-1], marked])
-        return b'{"model":"policy","messages":' + messages + b"," + self.head + b"," + orjson.dumps({"max_tokens": 4000} | more)[1:]
+        return (
+            b'{"model":"policy","messages":'
+            + messages
+            + b","
+            + self.head
+            + b","
+            + orjson.dumps({"max_tokens": 4000} | more)[1:]
+        )
 
     def answer(self) -> Answer:
-        return Answer(self.piece(160).strip() or "Looking.", f"call_{self.rng.getrandbits(64):016x}", "grep -n " + self.piece(40).strip())
+        return Answer(
+            self.piece(160).strip() or "Looking.",
+            f"call_{self.rng.getrandbits(64):016x}",
+            "grep -n " + self.piece(40).strip(),
+        )
 
     def go_on(self, answer: dict[str, Any], call_id: str) -> None:
         length = int(self.result_chars * self.rng.uniform(0.2, 1.8))
-        result = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": self.piece(length)}]}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": call_id,
+            "content": [{"type": "text", "text": self.piece(length)}],
+        }
         self.messages += [answer, {"role": "user", "content": [result]}]
 
 
@@ -91,8 +112,14 @@ def _head(seed: int, system_chars: int) -> bytes:
     """System blocks and tool schemas, half of the text each."""
     piece = source(random.Random(f"head {seed}"))
     names = ["Bash", "Read", "Edit", "Write", "Glob", "Grep", "Task", "TodoWrite", *(f"Tool{no}" for no in range(12))]
-    schema = {"type": "object", "properties": {"command": {"type": "string", "description": piece(120)}}, "required": ["command"]}
-    tools = [{"name": name, "description": piece(system_chars // 2 // len(names)), "input_schema": schema} for name in names]
+    schema = {
+        "type": "object",
+        "properties": {"command": {"type": "string", "description": piece(120)}},
+        "required": ["command"],
+    }
+    tools = [
+        {"name": name, "description": piece(system_chars // 2 // len(names)), "input_schema": schema} for name in names
+    ]
     system = [{"type": "text", "text": piece(system_chars // 4)} for _ in range(2)]
     return orjson.dumps({"system": system, "tools": tools})[1:-1]
 

@@ -14,7 +14,7 @@ import psutil
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ratchet.cli.console import say
+from cli.console import say
 from tests.benchmarks import _adapter_load, _prompt_cost
 from tests.benchmarks._commit import commit
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import orjson
 
-from ratchet.cli.console import say
-from ratchet.cli.store import query
+from cli.console import say
+from cli.store_access import query
 from ratchet.config_sources import load_config
-from ratchet.curve import draw, summary
 from ratchet.errors import ConfigError
-from ratchet.local.bring_up import bring_up
-from ratchet.local.runs import collect, start_run, watch
-from ratchet.local.stack import Stack
 from ratchet.store import reports, runs
+from stack.curve import draw, summary
+from stack.follow_run import collect, start_run, watch
+from stack.parts import Stack
+from stack.startup import bring_up
 from tests.benchmarks._commit import commit
 
 CONFIG = Path("configs/quickstart.yaml")
@@ -38,7 +38,8 @@ def variants(full: bool) -> dict[str, list[str]]:
     less = ["evaluation.start_temperatures=[]"]
     seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(3)}
     controls = {
-        control_of(f"seed {seed}"): [f"seed={seed}", "training.advantage=shuffled", *less] for seed in (range(3) if full else range(1))
+        control_of(f"seed {seed}"): [f"seed={seed}", "training.advantage=shuffled", *less]
+        for seed in (range(3) if full else range(1))
     }
     return seeds | controls
 
@@ -85,10 +86,19 @@ def main() -> None:
         for name, result in results.items()
     }
     PICTURE.parent.mkdir(exist_ok=True)
-    draw(curves, {name: result["summary"] for name, result in results.items()}, f"quickstart at commit {made_by}", PICTURE, controls)
+    draw(
+        curves,
+        {name: result["summary"] for name, result in results.items()},
+        f"quickstart at commit {made_by}",
+        PICTURE,
+        controls,
+    )
     found = {
         "commit": made_by,
-        "runs": {name: {key: result[key] for key in ("run_id", "state", "cost")} | result["summary"] for name, result in results.items()},
+        "runs": {
+            name: {key: result[key] for key in ("run_id", "state", "cost")} | result["summary"]
+            for name, result in results.items()
+        },
         "pooled": {
             "seeds": pooled([results[name] for name in seeds]),
             "controls": pooled([results[name] for name in controls]),

@@ -27,16 +27,16 @@ from typing import Any
 import orjson
 
 from activities.datasets.formats import read_rows
-from activities.datasets.recipes import PYTHON, read_recipes, write_rows
+from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
 from activities.grade import judge
 from activities.graders.registry import GRADERS
 from activities.sandboxes.base import SandboxProvider
+from cli.console import say
 from ratchet import paths
-from ratchet.cli.console import say
 from ratchet.config import DatasetConfig, RunConfig
-from ratchet.local.private_gateway import private_gateway
-from ratchet.local.sandbox_gateway.layers import ensure_python_layer
 from ratchet.store.tasks import TaskRow
+from sandbox_gateway.python_layer import ensure_python_layer
+from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
@@ -73,7 +73,9 @@ class Bare:
             if name == "repository_archive" and gold_of(task):
                 subprocess.run(["git", "apply", "-"], input=gold_of(task), cwd=directory, check=True)
         for command in task.spec["pre_commands"]:
-            subprocess.run(["bash", "-c", self._here(command, task)], cwd=directory, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                ["bash", "-c", self._here(command, task)], cwd=directory, check=True, stdout=subprocess.DEVNULL
+            )
 
     def _here(self, command: str, task: TaskRow) -> str:
         layer = ensure_python_layer(paths.cache()) / "bin" / "python3"
@@ -86,13 +88,17 @@ class Bare:
 
     def run(self) -> float:
         started = time.monotonic()
-        subprocess.run(["bash", "-c", self.command], cwd=self.directory, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            ["bash", "-c", self.command], cwd=self.directory, capture_output=True, stdin=subprocess.DEVNULL, check=False
+        )
         return time.monotonic() - started
 
 
 async def graded(provider: SandboxProvider, task: TaskRow) -> float:
     started = time.monotonic()
-    box = await provider.create(task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False)
+    box = await provider.create(
+        task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    )
     try:
         verdict, _ = await judge(box, GRADERS[task.grader], task, None, gold_of(task), CONFIG)
     finally:
@@ -132,11 +138,17 @@ async def throughput(provider: SandboxProvider, tasks: list[TaskRow], count: int
 
 
 async def measure(size: Size) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name, private_gateway(Path(name) / "gateway", max_boxes=SIDE_BY_SIDE + 1) as provider:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        private_gateway(Path(name) / "gateway", max_boxes=SIDE_BY_SIDE + 1) as provider,
+    ):
         labels = [recipe.bugs[0].label for recipe in read_recipes(RECIPES) if recipe.bugs][: size.tasks]
         write_rows(RECIPES, Path(name) / "packages.jsonl", paths.cache(), "host", PYTHON, frozenset(labels))
         load = os.getloadavg()[0]
-        sets = {"packages": tasks_of(Path(name) / "packages.jsonl", size.tasks), "quickstart": tasks_of(QUICKSTART, size.tasks)}
+        sets = {
+            "packages": tasks_of(Path(name) / "packages.jsonl", size.tasks),
+            "quickstart": tasks_of(QUICKSTART, size.tasks),
+        }
         results = {kind: await compared(provider, tasks, size, Path(name) / kind) for kind, tasks in sets.items()}
     facts = {"cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2), "side_by_side": SIDE_BY_SIDE}
     return {**facts, "repeats": size.repeats, "grades_for_throughput": size.throughput, **results}
@@ -145,7 +157,9 @@ async def measure(size: Size) -> dict[str, Any]:
 def main() -> None:
     size = Size(tasks=14, repeats=5, throughput=84) if "--full" in sys.argv else Size(tasks=4, repeats=2, throughput=12)
     result = asyncio.run(measure(size))
-    sys.stdout.buffer.write(orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 if __name__ == "__main__":

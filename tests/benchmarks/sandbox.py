@@ -25,8 +25,8 @@ from typing import Any
 import orjson
 
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from ratchet.cli.console import say
-from ratchet.local.private_gateway import private_gateway
+from cli.console import say
+from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
 
 BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
@@ -59,7 +59,9 @@ async def run_bare(command: list[str]) -> None:
     assert await process.wait() == 0, command
 
 
-async def in_turns(count: int, ours: Callable[[], Awaitable[Any]], bare: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+async def in_turns(
+    count: int, ours: Callable[[], Awaitable[Any]], bare: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
     pairs = [(await timed(ours), await timed(bare)) for _ in range(count)]
     box_seconds, bare_seconds = (list(side) for side in zip(*pairs, strict=True))
     return {
@@ -143,7 +145,12 @@ async def idle(provider: SandboxProvider, count: int) -> dict[str, Any]:
     used = used_bytes() - before
     alive = await in_turns(30, lambda: boxes[0].exec("true"), lambda: run_bare(LOGIN_SHELL))
     ending = await timed(lambda: asyncio.gather(*(_kill(box, slots) for box in boxes)))
-    facts = {"count": count, "create_seconds": round(seconds, 1), "kill_seconds": round(ending, 1), "exec_beside_them": alive}
+    facts = {
+        "count": count,
+        "create_seconds": round(seconds, 1),
+        "kill_seconds": round(ending, 1),
+        "exec_beside_them": alive,
+    }
     return {**facts, "mebibytes_per_box": round(used / count / (1 << 20), 2)}
 
 
@@ -154,7 +161,10 @@ async def _kill(box: Sandbox, slots: asyncio.Semaphore) -> None:
 
 async def measure(size: Size) -> dict[str, Any]:
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as name, private_gateway(Path(name) / "gateway", max_boxes=size.idle + CREATES_AT_ONCE) as provider:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        private_gateway(Path(name) / "gateway", max_boxes=size.idle + CREATES_AT_ONCE) as provider,
+    ):
         async with await make(provider) as box:
             say("create")
             found: dict[str, Any] = {"create": await creates(provider, size.creates)}
@@ -184,9 +194,15 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     full = "--full" in sys.argv
-    size = Size(creates=100, commands=500, transfers=20, idle=1000) if full else Size(creates=30, commands=100, transfers=5, idle=1000)
+    size = (
+        Size(creates=100, commands=500, transfers=20, idle=1000)
+        if full
+        else Size(creates=30, commands=100, transfers=5, idle=1000)
+    )
     result = asyncio.run(measure(size))
-    sys.stdout.buffer.write(orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
 if __name__ == "__main__":

@@ -26,18 +26,18 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cli.console import say
 from ratchet import paths
-from ratchet.cli.console import say
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
-from ratchet.local.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
-from ratchet.local.tiny_policy.build import make_tiny_policy
-from ratchet.local.tiny_policy.solving import Play, play_tasks, solve_rate
+from stack.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
+from stack.tiny_policy.build import make_tiny_policy
+from stack.tiny_policy.solve_tasks import Play, play_tasks, solve_rate
 from tests.benchmarks._commit import commit
-from training.batch import Lengths, draft, planned
+from training.group_selection import ReadyGroup
 from training.learner import Learner
-from training.plan import Plan, TrainingSequence
-from training.readiness import ReadyGroup
+from training.plan_types import Plan, TrainingSequence
+from training.planner import Lengths, draft, planned
 
 CONFIG = Path("configs/quickstart.yaml")
 WARM_START_SEEDS = (103, 104, 105)
@@ -85,10 +85,21 @@ class Simulation:
         training = self.config.training
         first = (number - 1) * training.groups_per_step
         tasks = [self.tasks[(first + at) % len(self.tasks)] for at in range(training.groups_per_step)]
-        plays = self.play([task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature)
-        rows = [SimpleNamespace(id=at, grade_id=None, reward=float(play.solved), agent_exit=None) for at, play in enumerate(plays)]
-        groups = [ReadyGroup(at, first + at, rows[at * training.group_size : (at + 1) * training.group_size]) for at in range(len(tasks))]
-        lengths = Lengths({at: len(play.ids) for at, play in enumerate(plays)}, {at: sum(play.sampled) for at, play in enumerate(plays)})
+        plays = self.play(
+            [task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature
+        )
+        rows = [
+            SimpleNamespace(id=at, grade_id=None, reward=float(play.solved), agent_exit=None)
+            for at, play in enumerate(plays)
+        ]
+        groups = [
+            ReadyGroup(at, first + at, rows[at * training.group_size : (at + 1) * training.group_size])
+            for at in range(len(tasks))
+        ]
+        lengths = Lengths(
+            {at: len(play.ids) for at, play in enumerate(plays)},
+            {at: sum(play.sampled) for at, play in enumerate(plays)},
+        )
         drafts = [draft(group, lengths, number, self.config) for group in groups if group.signal]
         if len(drafts) < training.min_groups:
             return
@@ -138,7 +149,10 @@ def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
 def spread(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean gain over these runs, and what one run scatters by (None for a single one)."""
     gains = {kind: [run["gained"][kind] for run in runs] for kind in ("sampled", "greedy")}
-    return {kind: {"mean": fmean(values), "scatter": stdev(values) if len(values) > 1 else None} for kind, values in gains.items()}
+    return {
+        kind: {"mean": fmean(values), "scatter": stdev(values) if len(values) > 1 else None}
+        for kind, values in gains.items()
+    }
 
 
 def cases(full: bool, repeats: int) -> list[Case]:
@@ -164,13 +178,17 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     options = parser.parse_args()
     with alone():
-        runs = [simulate(case, options.overrides) for case in cases(options.full, options.repeats or (2 if options.full else 1))]
+        runs = [
+            simulate(case, options.overrides)
+            for case in cases(options.full, options.repeats or (2 if options.full else 1))
+        ]
     found = {
         "commit": commit(),
         "overrides": options.overrides,
         "runs": runs,
         "gained": {
-            name: spread([run for run in runs if run["control"] == control]) for name, control in (("runs", False), ("controls", True))
+            name: spread([run for run in runs if run["control"] == control])
+            for name, control in (("runs", False), ("controls", True))
         },
     }
     json.dump(found, sys.stdout, indent=2)

@@ -29,14 +29,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ratchet.local.ports import free_port
+from stack.ports import free_port
 from tests.benchmarks import _sizes
 from tests.benchmarks._commit import commit
 from tests.benchmarks._settings import settings
-from training.plan import Member, TrainingSequence
+from training.plan_types import Member, TrainingSequence
 
 VOCAB = 4096
-SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
 WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl 8")
 TRL_GROUP = 8
 SAME_WITHIN = 1.05
@@ -100,7 +106,9 @@ class Recorded:
             mask = stored["mask"][part]
             behaviour = np.where(mask, -8.3 + 0.2 * random.standard_normal(len(mask)), 0).astype(np.float32)
             if rollout < self.samples:
-                chains.append(TrainingSequence(rollout, stored["ids"][part], mask, behaviour, stored["turns"][part], 1.0))
+                chains.append(
+                    TrainingSequence(rollout, stored["ids"][part], mask, behaviour, stored["turns"][part], 1.0)
+                )
         return chains
 
 
@@ -151,7 +159,13 @@ class Ours:
         with torch.no_grad():
             for bin in make_bins(share, learner.config.training.bin_tokens, learner.packing):
                 positions = None if bin.positions is None else learner._tensor(bin.positions)
-                where = (learner._tensor(bin.ids), positions, bin.segments, learner._tensor(bin.sources), learner._tensor(bin.targets))
+                where = (
+                    learner._tensor(bin.ids),
+                    positions,
+                    bin.segments,
+                    learner._tensor(bin.sources),
+                    learner._tensor(bin.targets),
+                )
                 found.append(learner.policy(*where, 1.0)[0].float().cpu().numpy()[bin.predictions])
                 order.append(np.stack([bin.turn_ids, bin.behaviour]))
         keys = np.concatenate(order, axis=1)
@@ -217,9 +231,13 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
 class Worker:
     def __init__(self, way: str, model: Path, directory: Path, threads: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"])
+        context.set_forkserver_preload(
+            ["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"]
+        )
         self.way, (self.pipe, theirs) = way, context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True)
+        self.process = context.Process(
+            target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True
+        )
         self.process.start()
         theirs.close()  # so that a process that dies is an end of file
 
@@ -254,12 +272,16 @@ def make_model(directory: Path) -> Path:
 
     torch.manual_seed(0)
     make_tokenizer(directory)
-    settings = Qwen3Config(vocab_size=VOCAB, head_dim=32, max_position_embeddings=32768, tie_word_embeddings=False, **SHAPE)
+    settings = Qwen3Config(
+        vocab_size=VOCAB, head_dim=32, max_position_embeddings=32768, tie_word_embeddings=False, **SHAPE
+    )
     Qwen3ForCausalLM(settings).save_pretrained(directory)
     return directory
 
 
-def take_turns(case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str) -> dict[str, list[Step]]:
+def take_turns(
+    case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str
+) -> dict[str, list[Step]]:
     """Every way's steps, interleaved, every second round backwards. `rounds` None: two or three."""
     times: dict[str, list[Step]] = {worker.way: [] for worker in workers}
     running = list(workers)
@@ -292,13 +314,20 @@ def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | Non
             "chain_tokens_per_second": round(chain_tokens / seconds),
             "chain_tokens_per_cpu_second": round(chain_tokens / cpu),
             "peak_extra_mib": round(max(step.peak for step in steps) / 2**20),
-            "max_abs_logprob_difference": None if shares[way][1] is None else float(np.abs(shares[way][1] - logprobs).max()),
+            "max_abs_logprob_difference": None
+            if shares[way][1] is None
+            else float(np.abs(shares[way][1] - logprobs).max()),
             "relative_gradient_error": float(np.linalg.norm(shares[way][0] - gradient) / np.linalg.norm(gradient)),
         }
     measures = ("cpu_seconds", "seconds") if measure == "cpu_seconds" else ("seconds",)
     against = {one: _ratios(ways, one) for one in measures}
     trained = sum(int(one.mask.sum()) for one in chains)
-    facts = {"chains": len(chains), "chain_tokens": chain_tokens, "trained_tokens": trained, "synthetic": case.synthetic}
+    facts = {
+        "chains": len(chains),
+        "chain_tokens": chain_tokens,
+        "trained_tokens": trained,
+        "synthetic": case.synthetic,
+    }
     print(f"{case.name}: {against}", file=sys.stderr)  # what is known should the machine's time run out
     return {"case": case.name, **facts, "ratios": against, "ways": ways}
 
@@ -306,7 +335,11 @@ def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | Non
 def _ratios(ways: Mapping[str, dict[str, Any]], measure: str) -> dict[str, float]:
     """How many times longer than the tree each way took."""
     tree = ways["tree"][measure]
-    found = {f"tree_over_{way}": round(ways[way][measure] / tree, 2) for way in ("packed", "separate", "padded") if way in ways}
+    found = {
+        f"tree_over_{way}": round(ways[way][measure] / tree, 2)
+        for way in ("packed", "separate", "padded")
+        if way in ways
+    }
     trl = [ways[way][measure] for way in ways if way.startswith("trl")]
     return found | ({"tree_over_best_trl": round(min(trl) / tree, 2)} if trl else {})
 
@@ -317,10 +350,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="in place of two or three, or of seven")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--only", type=int, action="append", choices=range(len(CASES)), help="number of a case; may be given again")
+    parser.add_argument(
+        "--only", type=int, action="append", choices=range(len(CASES)), help="number of a case; may be given again"
+    )
     parser.add_argument("--ways", default=",".join(WAYS), help="which of them; tree and separate are needed")
-    parser.add_argument("--size", choices=[*_sizes.SIZES], action="append", help="of a model, and nothing else; on a GPU both unless named")
-    parser.add_argument("--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it")
+    parser.add_argument(
+        "--size",
+        choices=[*_sizes.SIZES],
+        action="append",
+        help="of a model, and nothing else; on a GPU both unless named",
+    )
+    parser.add_argument(
+        "--scale", type=int, default=1, help="divides all lengths, for a machine with little time; figures then name it"
+    )
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.device == "cpu":
@@ -341,7 +383,11 @@ def main() -> None:
                 worker.end()
     sizes = options.size or (["0.6B", "4B"] if options.device == "cuda" and not options.only else [])
     at_size = [found for size in sizes for found in _sizes.measure(size, rounds or 3)]
-    machine = {"device": options.device, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    machine = {
+        "device": options.device,
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+    }
     machine |= {"threads": options.threads, "load_at_start": before, "load_at_end": os.getloadavg()[0]}
     setting = {"commit": commit(), **machine, "dtype": "float32", "model": SHAPE}
     print(json.dumps({**setting, "cases": results, "sizes": at_size}, indent=2))

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import psutil
 
-from ratchet.local.stack import Stack
-from ratchet.local.supervisor import Supervisor
+from stack.parts import Stack
+from stack.supervisor import Supervisor
 
 PARTS = ("worker", "adapter", "engine", "learner", "gateway", "temporal")
 
@@ -31,7 +31,9 @@ class Faults:
         self.killed: list[tuple[str, int]] = []
 
     def _supervised_pid(self, part: str) -> int | None:
-        return next((state.pid for state in self.supervisor.states() if state.name == part and state.state == "running"), None)
+        return next(
+            (state.pid for state in self.supervisor.states() if state.name == part and state.state == "running"), None
+        )
 
     def victim(self, part: str) -> int | None:
         """The process that does the part's work: vLLM itself for the engine, a rank for the learner, else what supervisord started."""
@@ -66,7 +68,9 @@ def _rank_pid(stack: Stack) -> int | None:
     """A rank of this stack's learner: Ray starts it, so it is found by its title and our mark."""
     for process in psutil.process_iter():
         try:
-            if "RayTrainWorker" in " ".join(process.cmdline()) and process.environ().get("RATCHET_STACK") == str(stack.home):
+            if "RayTrainWorker" in " ".join(process.cmdline()) and process.environ().get("RATCHET_STACK") == str(
+                stack.home
+            ):
                 return int(process.pid)
         except psutil.Error:
             continue

@@ -15,12 +15,12 @@ import pytest
 import yaml
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cli.console import say
 from ratchet import paths
-from ratchet.cli.console import say
-from ratchet.local.stack import Stack, free_ports
-from ratchet.local.supervisor import Supervisor
-from ratchet.local.tiny_policy.build import make_tiny_policy
 from ratchet.store.database import Database
+from stack.parts import Stack, free_ports
+from stack.supervisor import Supervisor
+from stack.tiny_policy.build import make_tiny_policy
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,13 @@ def config_path(home: Path, tiny_policy: Path) -> Path:
     config["model"] = str(tiny_policy)
     for dataset in config["datasets"]:
         dataset["path"] = str(ROOT / "datasets" / "quickstart" / Path(dataset["path"]).name)
-    config["training"] |= {"steps": 3, "groups_per_step": 3, "group_size": 4, "checkpoint_every": 2, "updates_per_step": 1}
+    config["training"] |= {
+        "steps": 3,
+        "groups_per_step": 3,
+        "group_size": 4,
+        "checkpoint_every": 2,
+        "updates_per_step": 1,
+    }
     config["training"]["max_groups_seen"] = 1000
     config["evaluation"] = {"at": []}
     config["sandbox"]["max_boxes"] = 16
@@ -68,9 +74,9 @@ def config_path(home: Path, tiny_policy: Path) -> Path:
 @pytest.fixture(scope="session")
 def stack(config_path: Path, home: Path) -> Iterator[Stack]:
     """Brought up; ended with all its boxes."""
-    from ratchet.cli.down import kill_boxes
+    from cli.down import kill_boxes
     from ratchet.config_sources import load_config
-    from ratchet.local.bring_up import bring_up
+    from stack.startup import bring_up
 
     free_ports(home)
     found = Stack(home)

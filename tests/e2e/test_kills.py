@@ -12,16 +12,16 @@ from temporalio.worker import Replayer
 
 from activities.boot import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
-from ratchet.cli.console import say
+from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from ratchet.local.bring_up import bring_up, connect
-from ratchet.local.runs import start_run
-from ratchet.local.stack import Stack
 from ratchet.store import learners, reports, sandboxes
 from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run, Sandbox
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.worker import WORKFLOWS
+from stack.follow_run import start_run
+from stack.parts import Stack
+from stack.startup import bring_up, connect
+from stack.worker import WORKFLOWS
 from tests.chaos.faults import PARTS, Faults, wait_until
 
 Read = Callable[[Callable[[AsyncConnection], Any]], Any]
@@ -42,16 +42,24 @@ def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
     with pytest.raises(ConfigError, match=f"run {run_id} is still open"):  # its engine is not taken away from it
         bring_up(stack, other, say)
     for number, part in enumerate(PARTS):
-        wait_until(lambda number=number: ended() >= 2 * number + 1 or _is_over(read, run_id), f"{2 * number + 1} rollouts have ended")
+        wait_until(
+            lambda number=number: ended() >= 2 * number + 1 or _is_over(read, run_id),
+            f"{2 * number + 1} rollouts have ended",
+        )
         if part == "learner":
-            wait_until(lambda: read(lambda connection: learners.get(connection, run_id)) is not None, "a rank has taken the lease")
+            wait_until(
+                lambda: read(lambda connection: learners.get(connection, run_id)) is not None,
+                "a rank has taken the lease",
+            )
         faults.kill(part)
     wait_until(lambda: _is_over(read, run_id), "the run is over", timeout_seconds=900)
     return run_id
 
 
 async def _ended(connection: AsyncConnection, run_id: str) -> int:
-    return int((await connection.execute(select(func.count(Rollout.outcome)).where(Rollout.run_id == run_id))).scalar_one())
+    return int(
+        (await connection.execute(select(func.count(Rollout.outcome)).where(Rollout.run_id == run_id))).scalar_one()
+    )
 
 
 def _is_over(read: Read, run_id: str) -> bool:
@@ -67,7 +75,9 @@ def test_the_run_is_done(killed_run: str, read: Read) -> None:
 
 def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Read) -> None:
     async def outcomes(connection: AsyncConnection) -> dict[str | None, int]:
-        statement = select(Rollout.outcome, func.count()).where(Rollout.run_id == killed_run, Rollout.claimed_at.is_not(None))
+        statement = select(Rollout.outcome, func.count()).where(
+            Rollout.run_id == killed_run, Rollout.claimed_at.is_not(None)
+        )
         return {row[0]: row[1] for row in await connection.execute(statement.group_by(Rollout.outcome))}
 
     found = read(outcomes)
@@ -76,7 +86,9 @@ def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Re
 
 def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:
     async def trained(connection: AsyncConnection) -> list[int]:
-        rows = await connection.execute(select(Batch.members).where(Batch.run_id == killed_run, Batch.state == "committed"))
+        rows = await connection.execute(
+            select(Batch.members).where(Batch.run_id == killed_run, Batch.state == "committed")
+        )
         return [group for (members,) in rows for group in {member["group_id"] for member in members}]
 
     async def items(connection: AsyncConnection) -> list[int]:
@@ -103,9 +115,15 @@ def test_no_box_is_left(killed_run: str, stack: Stack, read: Read) -> None:
     """In the ledger or at the provider, once the groups in flight at the end have ended, too."""
 
     async def held(connection: AsyncConnection) -> int:
-        open_groups = select(func.count()).select_from(RolloutGroup).where(RolloutGroup.run_id == killed_run, RolloutGroup.state == "open")
+        open_groups = (
+            select(func.count())
+            .select_from(RolloutGroup)
+            .where(RolloutGroup.run_id == killed_run, RolloutGroup.state == "open")
+        )
         boxes = select(func.count()).select_from(Sandbox).where(Sandbox.state != "released")
-        return int((await connection.execute(open_groups)).scalar_one()) + int((await connection.execute(boxes)).scalar_one())
+        return int((await connection.execute(open_groups)).scalar_one()) + int(
+            (await connection.execute(boxes)).scalar_one()
+        )
 
     wait_until(lambda: read(held) == 0, "every group has ended and every box is released")
     environment = stack.environment()
@@ -136,7 +154,9 @@ def test_every_history_replays(killed_run: str, stack: Stack) -> None:
         client = await connect(stack, load_temporal_settings())
         query = f"ratchet_run = '{killed_run}' AND ExecutionStatus = 'Completed'"
         replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
-        replayed = await replayer.replay_workflows(client.list_workflows(query).map_histories(), raise_on_replay_failure=False)
+        replayed = await replayer.replay_workflows(
+            client.list_workflows(query).map_histories(), raise_on_replay_failure=False
+        )
         return (await client.count_workflows(query)).count, dict(replayed.replay_failures)
 
     count, failures = asyncio.run(replay())

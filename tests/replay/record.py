@@ -18,9 +18,9 @@ from typing import Any
 
 from temporalio.client import Client
 
-from ratchet.local.bring_up import connect
-from ratchet.local.stack import Stack
 from ratchet.temporal_settings import load_temporal_settings
+from stack.parts import Stack
+from stack.startup import connect
 
 HISTORIES = Path(__file__).parent / "histories"
 NAMES = ("rollout", "rollout_group", "evaluate", "train_run", "sweep", "admit_tasks", "regrade")
@@ -42,7 +42,10 @@ def _clean(value: Any, stack: Stack) -> Any:
         cleaned = {key: _clean(item, stack) for key, item in value.items()}
         if isinstance(value.get("data"), str) and "metadata" in value:
             data = base64.b64decode(value["data"]).decode("utf-8", "replace")
-            cleaned |= {"metadata": value["metadata"], "data": base64.b64encode(_without_machine(data, stack).encode()).decode()}
+            cleaned |= {
+                "metadata": value["metadata"],
+                "data": base64.b64encode(_without_machine(data, stack).encode()).decode(),
+            }
         return cleaned
     return value
 

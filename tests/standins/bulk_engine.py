@@ -60,14 +60,23 @@ class BulkEngine:
         return Response(b"{}")
 
     def app(self) -> Starlette:
-        post = [Route("/texts", self.texts, methods=["POST"]), Route("/inference/v1/generate", self.generate, methods=["POST"])]
+        post = [
+            Route("/texts", self.texts, methods=["POST"]),
+            Route("/inference/v1/generate", self.generate, methods=["POST"]),
+        ]
         return Starlette(routes=[*post, Route("/calls", self.seen), Route("/health", self.health)])
 
 
 def _reply(ids: list[int]) -> bytes:
     content = [{"token_id": one, "logprob": -0.5, "rank": 1} for one in ids]
     spans = [{"version": "run/0.e1", "start": 0, "end": len(ids)}]
-    choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "logprobs": {"content": content}, "weight_versions": spans}
+    choice = {
+        "index": 0,
+        "token_ids": ids,
+        "finish_reason": "stop",
+        "logprobs": {"content": content},
+        "weight_versions": spans,
+    }
     return orjson.dumps({"request_id": "", "choices": [choice]})
 
 

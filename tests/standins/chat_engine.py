@@ -24,14 +24,21 @@ def says(text: str, finish_reason: str = "stop") -> Answer:
 
 def calls(*commands: str, name: str = "bash") -> Answer:
     tool_calls = [
-        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps({"command": command})}}
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps({"command": command})},
+        }
         for number, command in enumerate(commands)
     ]
     return completion({"role": "assistant", "content": None, "tool_calls": tool_calls}, "tool_calls")
 
 
 def completion(message: dict[str, Any], finish_reason: str) -> Answer:
-    return 200, {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}
+    return 200, {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+    }
 
 
 def refuses(status: int, code: str = "error") -> Answer:
@@ -83,7 +90,9 @@ class ChatEngine:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ratchet.engine_client import ROUTES
+from engine.client import ROUTES
 
 
 class Engine:
@@ -61,7 +61,13 @@ class Engine:
         return Response()
 
     async def seen(self, request: Request) -> Response:
-        seen = {"calls": self.calls, "aborted": self.aborted, "pauses": self.pauses, "updates": self.updates, "group": self.group}
+        seen = {
+            "calls": self.calls,
+            "aborted": self.aborted,
+            "pauses": self.pauses,
+            "updates": self.updates,
+            "group": self.group,
+        }
         return Response(orjson.dumps(seen), media_type="application/json")
 
     async def generate(self, request: Request) -> Response:
@@ -82,7 +88,9 @@ class Engine:
             return JSONResponse({"error": {"message": "scripted"}}, output["status"])
         ids = output["ids"]
         logprobs = output.get("logprobs", [-1.0] * len(ids))  # as many as given
-        content = [{"token_id": one, "logprob": logprob, "rank": 1} for one, logprob in zip(ids, logprobs, strict=False)]
+        content = [
+            {"token_id": one, "logprob": logprob, "rank": 1} for one, logprob in zip(ids, logprobs, strict=False)
+        ]
         choice = {
             "index": 0,
             "token_ids": ids,

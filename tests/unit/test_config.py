@@ -22,7 +22,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_precedence(path: Path) -> None:
     """--set over RATCHET_* over a variable of the environment over the file over the default."""
-    environment = {"SWE_AGENT_TIME_BUDGET_SEC": "12", "SWE_EVAL_TIMEOUT_SEC": "13", "RATCHET_TRAINING__STEPS": "4", "RATCHET_HOME": "/x"}
+    environment = {
+        "SWE_AGENT_TIME_BUDGET_SEC": "12",
+        "SWE_EVAL_TIMEOUT_SEC": "13",
+        "RATCHET_TRAINING__STEPS": "4",
+        "RATCHET_HOME": "/x",
+    }
     config = load_config(path, [], environment)
     assert (config.limits.agent_seconds, config.limits.eval_seconds, config.training.steps) == (12, 13, 4)
     environment["RATCHET_LIMITS__AGENT_SECONDS"] = "14"
@@ -35,7 +40,10 @@ def test_precedence(path: Path) -> None:
     [
         ("training.stepz=3", "training.stepz: unknown key"),
         ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
-        ("training.steps={a} b", "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')"),
+        (
+            "training.steps={a} b",
+            "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')",
+        ),
         ("nonsense", "expected KEY=VALUE"),
         ("model.x=1", "model"),
         ("training.group_size=1", "group_size must be at least 2"),

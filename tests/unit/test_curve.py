@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ratchet.curve import interval, summary
+from stack.curve import interval, summary
 
 
 def rows(label: str, rewards: dict[str, list[float]]) -> list[dict[str, object]]:

@@ -10,7 +10,11 @@ from activities.datasets.formats import read_rows
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
 
-GOOD: dict[str, Any] = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}
+GOOD: dict[str, Any] = {
+    "prompt": "fix it",
+    "label": "a",
+    "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"},
+}
 
 
 def write(path: Path, *rows: Any) -> DatasetConfig:
@@ -24,7 +28,9 @@ def changed(**metadata: Any) -> dict[str, Any]:
 
 
 def test_a_good_row(tmp_path: Path) -> None:
-    rows = list(read_rows(write(tmp_path / "d.jsonl", GOOD, changed(problem_statement="other", pre_commands="ls")), "digest"))
+    rows = list(
+        read_rows(write(tmp_path / "d.jsonl", GOOD, changed(problem_statement="other", pre_commands="ls")), "digest")
+    )
     assert rows[0]["spec"]["problem_statement"] == "fix it"
     assert (rows[1]["spec"]["problem_statement"], rows[1]["spec"]["pre_commands"]) == ("other", ["ls"])
     assert rows[0]["grader"] == "eval_cmd" and rows[0]["row_digest"] != rows[1]["row_digest"]
@@ -40,9 +46,18 @@ def test_a_good_row(tmp_path: Path) -> None:
         ({**GOOD, "metadata": None}, "row 2, field metadata: expected an object, found NoneType"),
         (changed(image="REMOVED"), "row 2, field metadata.image: expected a value, found nothing"),
         (changed(workdir="relative"), "row 2, field metadata.workdir: expected an absolute path, found 'relative'"),
-        (changed(empty_patch_fails="no"), "row 2, field metadata.empty_patch_fails: expected true or false, found 'no'"),
-        (changed(eval_cmd="REMOVED"), "row 2, field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script"),
-        ({**GOOD, "prompt": None}, "row 2, field prompt: expected a string where metadata.problem_statement is missing"),
+        (
+            changed(empty_patch_fails="no"),
+            "row 2, field metadata.empty_patch_fails: expected true or false, found 'no'",
+        ),
+        (
+            changed(eval_cmd="REMOVED"),
+            "row 2, field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script",
+        ),
+        (
+            {**GOOD, "prompt": None},
+            "row 2, field prompt: expected a string where metadata.problem_statement is missing",
+        ),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path: Path, row: Any, named: str) -> None:

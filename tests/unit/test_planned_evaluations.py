@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from activities.runs import planned_evaluations
+from activities.run_lifecycle import planned_evaluations
 from ratchet.config import RunConfig
 
 
 def config(evaluation: dict[str, Any]) -> RunConfig:
     datasets = [{"path": "tasks.jsonl"}, {"path": "heldout.jsonl", "use": "eval"}]
-    return RunConfig.model_validate({"model": "tiny", "datasets": datasets, "training": {"steps": 7}, "evaluation": evaluation})
+    return RunConfig.model_validate(
+        {"model": "tiny", "datasets": datasets, "training": {"steps": 7}, "evaluation": evaluation}
+    )
 
 
 def test_only_the_sampled_rate_before_and_after_takes_more_than_one_rollout_of_a_task() -> None:

@@ -10,10 +10,10 @@ from activities.sandboxes.docker import DockerProvider
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.local.stack import Stack
 from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.worker import adapter_url, sandbox_provider, slots
+from stack.parts import Stack
+from stack.worker import adapter_url, sandbox_provider, slots
 
 
 def test_the_environment_chooses_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,11 @@ def test_the_adapter_as_a_box_reaches_it(monkeypatch: pytest.MonkeyPatch) -> Non
     """A container without a network finds it on its own loopback, wherever it is."""
     monkeypatch.setenv("ADAPTER_PUBLIC_HOST", "10.1.2.3")
     monkeypatch.setenv("ADAPTER_PORT", "1800")
-    for provider, network, url in (("e2b", "", "10.1.2.3"), ("docker", "", "127.0.0.1"), ("docker", "mine", "10.1.2.3")):
+    for provider, network, url in (
+        ("e2b", "", "10.1.2.3"),
+        ("docker", "", "127.0.0.1"),
+        ("docker", "mine", "10.1.2.3"),
+    ):
         monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", provider)
         monkeypatch.setenv("RATCHET_DOCKER_NETWORK", network)
         assert adapter_url() == f"http://{url}:1800"
@@ -64,7 +68,9 @@ def test_the_stack_starts_what_the_boxes_need(
 async def test_limits_that_a_service_cannot_set_are_refused() -> None:
     provider = E2BProvider("e2b_x", "http://127.0.0.1:9", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="memory_mib"):
-        await provider.create("host", ttl_seconds=1, metadata={}, idempotency_key="x", limits=BoxLimits(memory_bytes=1 << 30))
+        await provider.create(
+            "host", ttl_seconds=1, metadata={}, idempotency_key="x", limits=BoxLimits(memory_bytes=1 << 30)
+        )
 
 
 def test_boots_at_once_are_the_briefs_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +88,9 @@ def test_boots_at_once_are_the_briefs_variable(monkeypatch: pytest.MonkeyPatch) 
 def test_a_service_that_ends_boxes_too_early_is_refused() -> None:
     settings = load_temporal_settings()
     configs = RunConfigs(Database("postgresql://nowhere/x", pool_size=1), settings)
-    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "limits": {"agent_seconds": 3000, "eval_seconds": 600}})
+    config = RunConfig.model_validate(
+        {"datasets": [{"path": "x"}], "limits": {"agent_seconds": 3000, "eval_seconds": 600}}
+    )
     assert configs.ttl_seconds(config, 86_400) == 3780 + settings.rollout.ttl_margin
     assert configs.ttl_seconds(config, 4000) == 4000
     with pytest.raises(ConfigError, match="3780 s"):

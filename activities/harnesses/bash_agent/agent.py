@@ -194,7 +194,9 @@ class Adapter:
 
     def complete(self, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
         """The answer and how often the call had to be repeated."""
-        body = json.dumps({"model": self.config.model, "messages": messages, "tools": [BASH_TOOL], "stream": False}).encode()
+        body = json.dumps(
+            {"model": self.config.model, "messages": messages, "tools": [BASH_TOOL], "stream": False}
+        ).encode()
         retries, started = 0, time.monotonic()
         while True:
             answer, problem, pause = self.ask(body, retries)
@@ -262,7 +264,9 @@ def run_call(call: dict[str, Any], config: Config) -> dict[str, Any]:
     command, observation = read_command(call)
     exit_code = None
     if command is not None:
-        observation, exit_code = run_bash(command, config.workdir, config.step_timeout_seconds, config.output_limit_bytes)
+        observation, exit_code = run_bash(
+            command, config.workdir, config.step_timeout_seconds, config.output_limit_bytes
+        )
     seconds = round(time.monotonic() - started, 3)
     write_event("step", command=command, observation=observation, exit_code=exit_code, seconds=seconds)
     return {"role": "tool", "tool_call_id": call.get("id") or "", "content": observation}
@@ -281,7 +285,12 @@ def run_turns(config: Config, adapter: Adapter) -> int:
         message = choice["message"]
         seconds = round(time.monotonic() - started, 3)
         write_event(
-            "turn", message=message, finish_reason=choice.get("finish_reason"), usage=answer.get("usage"), retries=retries, seconds=seconds
+            "turn",
+            message=message,
+            finish_reason=choice.get("finish_reason"),
+            usage=answer.get("usage"),
+            retries=retries,
+            seconds=seconds,
         )
         if choice.get("finish_reason") == "length":  # a call that was cut is not run: half a command is another command
             raise ContextFullError("the answer was cut at the token limit")

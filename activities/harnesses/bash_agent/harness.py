@@ -16,7 +16,9 @@ from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
 # Short, because a small policy's context is: every rollout pays for it on every turn that is not cached.
-DEFAULT_SYSTEM_PROMPT = "You are a coding agent. Use the tool bash to read and edit files. When the work is done, say so."
+DEFAULT_SYSTEM_PROMPT = (
+    "You are a coding agent. Use the tool bash to read and edit files. When the work is done, say so."
+)
 
 # -I: nothing of the working directory or the user's environment is imported; -S: no site-packages to scan.
 COMMAND = """\

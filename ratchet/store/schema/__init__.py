@@ -24,7 +24,18 @@ from ratchet.store.schema.rollouts import (
     Task,
     Turn,
 )
-from ratchet.store.schema.runs import Batch, BatchItem, Checkpoint, Engine, Evaluation, Installation, Learner, Metric, PolicyVersion, Run
+from ratchet.store.schema.runs import (
+    Batch,
+    BatchItem,
+    Checkpoint,
+    Engine,
+    Evaluation,
+    Installation,
+    Learner,
+    Metric,
+    PolicyVersion,
+    Run,
+)
 
 __all__ = [
     "GROUP_READY_SEQ",

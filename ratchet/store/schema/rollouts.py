@@ -37,7 +37,10 @@ class Task(Base):
     grader: Mapped[str]
     spec: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = now()
-    __table_args__ = (UniqueConstraint("dataset_digest", "row_digest"), Index("ix_task_dataset_digest_row_no", "dataset_digest", "row_no"))
+    __table_args__ = (
+        UniqueConstraint("dataset_digest", "row_digest"),
+        Index("ix_task_dataset_digest_row_no", "dataset_digest", "row_no"),
+    )
 
 
 class RunTask(Base):
@@ -113,10 +116,16 @@ class Rollout(Base):
     ended_at: Mapped[datetime | None]
     __table_args__ = (
         UniqueConstraint("run_id", "group_id", "member"),
-        CheckConstraint("(outcome IS NOT NULL AND outcome IN ('graded','rejected')) = (reward IS NOT NULL)", name="reward_needs_a_verdict"),
-        CheckConstraint("reward IS NULL OR (reward = reward AND abs(reward) < 'infinity'::float8)", name="reward_finite"),
         CheckConstraint(
-            "outcome IS NULL OR outcome IN ('graded','rejected','infra_failed','grader_failed','cancelled')", name="outcome_known"
+            "(outcome IS NOT NULL AND outcome IN ('graded','rejected')) = (reward IS NOT NULL)",
+            name="reward_needs_a_verdict",
+        ),
+        CheckConstraint(
+            "reward IS NULL OR (reward = reward AND abs(reward) < 'infinity'::float8)", name="reward_finite"
+        ),
+        CheckConstraint(
+            "outcome IS NULL OR outcome IN ('graded','rejected','infra_failed','grader_failed','cancelled')",
+            name="outcome_known",
         ),
         Index("ix_rollout_group_id", "group_id"),
         Index("ix_rollout_open", "run_id", postgresql_where=text("outcome IS NULL")),
@@ -209,7 +218,10 @@ class Turn(Base):
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = now()
     completed_at: Mapped[datetime | None]
-    __table_args__ = (UniqueConstraint("session_id", "lane", "digest", "ordinal"), Index("ix_turn_rollout_id", "rollout_id"))
+    __table_args__ = (
+        UniqueConstraint("session_id", "lane", "digest", "ordinal"),
+        Index("ix_turn_rollout_id", "rollout_id"),
+    )
 
 
 class Sandbox(Base):
@@ -231,7 +243,9 @@ class Sandbox(Base):
     created_at: Mapped[datetime] = now()
     live_at: Mapped[datetime | None]
     released_at: Mapped[datetime | None]
-    __table_args__ = (Index("ix_sandbox_not_released", "provider", "state", postgresql_where=text("state <> 'released'")),)
+    __table_args__ = (
+        Index("ix_sandbox_not_released", "provider", "state", postgresql_where=text("state <> 'released'")),
+    )
 
 
 class Patch(Base):

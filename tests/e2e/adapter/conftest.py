@@ -20,7 +20,7 @@ import pytest
 from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
 from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.codex import Codex
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 from tests.e2e.harnesses.conftest import require_program
@@ -55,7 +55,8 @@ class Cli:
 
 def call(tool: str, **arguments: Any) -> str:
     inner = "".join(
-        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n" for name, value in arguments.items()
+        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for name, value in arguments.items()
     )
     return f"<tool_call>\n<function={tool}>\n{inner}</function>\n</tool_call>"
 
@@ -91,8 +92,15 @@ def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -
     values: dict[str, Any] = {"model_name": "policy", "workdir": str(workdir), "prompt": "Make it so.", "max_turns": 30}
     spec = HarnessSpec(adapter_base_url=address, step_timeout_seconds=120, time_budget_seconds=600, **values | changes)
     for name, data in cli.harness().configure(spec).items():
-        (folder / name).write_bytes(data.replace(program.box_path.encode(), str(program.host_directory / "bin" / program.command).encode()))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(directory / "home"), "RATCHET_SESSION_TOKEN": token, "LANG": "C.UTF-8"}
+        (folder / name).write_bytes(
+            data.replace(program.box_path.encode(), str(program.host_directory / "bin" / program.command).encode())
+        )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory / "home"),
+        "RATCHET_SESSION_TOKEN": token,
+        "LANG": "C.UTF-8",
+    }
     output = folder / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -127,7 +135,9 @@ class Stage:
         self.num_rollouts += 1
         async with httpx.AsyncClient() as http:
             await http.post(self.engine.address + "/reset")
-        return await open_rollout(self.database, self.num_rollouts, **{"max_context_tokens": 400_000, "max_response_tokens": 2000} | limits)
+        return await open_rollout(
+            self.database, self.num_rollouts, **{"max_context_tokens": 400_000, "max_response_tokens": 2000} | limits
+        )
 
     async def rows(self, opened: Opened) -> list[Any]:
         """The session's turns, after a look at whether each holds the very prompt that the engine saw."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activities.harnesses import claude_code, codex
-from adapter.chains import build_chains
+from adapter.turns.chains import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
 from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, Running, Stage, call, cli_settings, start
@@ -40,7 +40,9 @@ def read_end(cli: Cli, running: Running) -> AgentExit:
 @BOTH
 async def test_a_tool_loop_is_one_stream(cli: Cli, stage: Stage, place: Path) -> None:
     opened = await stage.open()
-    await stage.engine.say("Writing.\n" + cli.call("echo hi > a.txt"), cli.call("cat a.txt; echo '<|im_end|>'"), "All done.")
+    await stage.engine.say(
+        "Writing.\n" + cli.call("echo hi > a.txt"), cli.call("cat a.txt; echo '<|im_end|>'"), "All done."
+    )
     running = start(cli, stage.address, opened.token, place)
     events = await running.end()
     rows = await stage.rows(opened)
@@ -54,7 +56,9 @@ async def test_a_tool_loop_is_one_stream(cli: Cli, stage: Stage, place: Path) ->
 async def test_a_malformed_call_ends_nothing(cli: Cli, stage: Stage, place: Path) -> None:
     """Half a call is plain text to the agent, as the model wrote it; the agent ends with it, in order."""
     opened = await stage.open()
-    await stage.engine.say(cli.call("echo hi > a.txt"), f"<tool_call>\n<function={cli.tool}>\n<parameter={cli.argument}>\nls")
+    await stage.engine.say(
+        cli.call("echo hi > a.txt"), f"<tool_call>\n<function={cli.tool}>\n<parameter={cli.argument}>\nls"
+    )
     running = start(cli, stage.address, opened.token, place)
     events = await running.end()
     assert running.process.returncode == 0 and "<tool_call>" in str(events[-4:]), events[-4:]
@@ -62,7 +66,9 @@ async def test_a_malformed_call_ends_nothing(cli: Cli, stage: Stage, place: Path
 
 
 @BOTH
-async def test_a_stream_that_is_dropped_is_asked_for_again_and_answered_once(cli: Cli, stage: Stage, place: Path) -> None:
+async def test_a_stream_that_is_dropped_is_asked_for_again_and_answered_once(
+    cli: Cli, stage: Stage, place: Path
+) -> None:
     """The network, not the adapter, goes away while the model thinks: the call goes on, and the program's retry gets its answer."""
     opened = await stage.open()
     await stage.engine.script({"ids": stage.engine.ids(cli.call("echo hi > a.txt")), "hold": "gate"})
@@ -89,7 +95,9 @@ async def test_a_full_context_is_understood_as_such(cli: Cli, stage: Stage, plac
     assert await opened.turns() == [] and (await stage.engine.seen())["calls"] == []
 
 
-@pytest.mark.parametrize(("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 26_500, 1)], ids=["claude_code", "codex"])
+@pytest.mark.parametrize(
+    ("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 26_500, 1)], ids=["claude_code", "codex"]
+)
 async def test_a_program_that_compacts_goes_on(cli: Cli, limit: int, words: int, stage: Stage, place: Path) -> None:
     """It is told the size of the context: it asks for a summary before it is full, and the conversation goes on from that."""
     opened = await stage.open(max_context_tokens=limit)
@@ -113,7 +121,13 @@ async def test_a_program_that_compacts_goes_on(cli: Cli, limit: int, words: int,
 async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage, place: Path) -> None:
     """Two at the same time with equal prompts: two samples, two lanes; the main conversation stays one stream."""
     opened = await stage.open()
-    task = call("Agent", description="look", prompt="Find where it breaks.", subagent_type="investigator", run_in_background=background)
+    task = call(
+        "Agent",
+        description="look",
+        prompt="Find where it breaks.",
+        subagent_type="investigator",
+        run_in_background=background,
+    )
     await stage.engine.say(task + "\n" + task, *["Nothing found, all is well."] * 12)
     running = start(CLAUDE_CODE, stage.address, opened.token, place)
     events = await running.end()
@@ -121,14 +135,19 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage
     assert running.process.returncode == 0, events[-3:]
     subs, mains = [row for row in rows if row.lane], [row for row in rows if not row.lane]
     assert len({row.lane for row in subs}) == 2 and {row.kind for row in subs} == {"sub_agent"}
-    assert [row.fork_cause for row in subs].count("sub_agent") == 2 and {row.fork_cause for row in subs} <= {"sub_agent", None}
+    assert [row.fork_cause for row in subs].count("sub_agent") == 2 and {row.fork_cause for row in subs} <= {
+        "sub_agent",
+        None,
+    }
     assert [row.fork_cause for row in mains] == ["root"] + [None] * (len(mains) - 1) and len(mains) >= 2
     assert {(row.state, row.delivered) for row in rows} == {("completed", True)}
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
 @BOTH
-async def test_an_adapter_killed_twice_in_mid_call(cli: Cli, stage: Stage, place: Path, postgres_url: str, model_dir: Path) -> None:
+async def test_an_adapter_killed_twice_in_mid_call(
+    cli: Cli, stage: Stage, place: Path, postgres_url: str, model_dir: Path
+) -> None:
     """Behind one address another process takes over each time. Only the calls in flight are made again, and the chain is that of a
     calm day."""
     opened, engine = await stage.open(), stage.engine
@@ -138,7 +157,11 @@ async def test_an_adapter_killed_twice_in_mid_call(cli: Cli, stage: Stage, place
     await engine.script({"ids": engine.ids("lost"), "hold": "second"})
     await engine.say(cli.call("echo three > c.txt"), "All done.")
     settings = [cli_settings(postgres_url, model_dir) for _ in range(2)]
-    async with adapter_process(settings[0]) as first, adapter_process(settings[1]) as second, line_to(settings[0].port) as (port, line):
+    async with (
+        adapter_process(settings[0]) as first,
+        adapter_process(settings[1]) as second,
+        line_to(settings[0].port) as (port, line),
+    ):
         running = start(cli, f"http://127.0.0.1:{port}", opened.token, place)
         await stage.wait_for_calls(2)
         line.port = settings[1].port
@@ -150,7 +173,9 @@ async def test_an_adapter_killed_twice_in_mid_call(cli: Cli, stage: Stage, place
         rows = await stage.rows(opened)
     assert [(running.workdir / name).is_file() for name in ("a.txt", "b.txt", "c.txt")] == [True] * 3, events[-3:]
     assert running.process.returncode == 0
-    assert [(row.fork_cause, row.state, row.ordinal) for row in rows] == [("root", "completed", 0)] + [(None, "completed", 0)] * 3
+    assert [(row.fork_cause, row.state, row.ordinal) for row in rows] == [("root", "completed", 0)] + [
+        (None, "completed", 0)
+    ] * 3
     assert len((await engine.seen())["calls"]) == 4 + 2
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
 

@@ -6,9 +6,9 @@ Called by: the tests of this folder.
 
 import pytest
 
-from activities.harnesses.programs import AgentProgram
+from activities.harnesses.agent_programs import AgentProgram
 from ratchet.errors import MachineError
-from ratchet.local.agents import FETCHABLE, fetch
+from stack.agent_programs import FETCHABLE, fetch
 from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
 
 

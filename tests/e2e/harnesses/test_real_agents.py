@@ -63,14 +63,20 @@ def agent(request: pytest.FixtureRequest) -> Agent:
 
 
 async def begin(loop: Loop, agent: Agent, **config: Any) -> Any:
-    return await loop.start(loop.dataset(**TASK), limits=LIMITS, harness={"name": agent.harness, "max_turns": 20}, **LONG, **config)
+    return await loop.start(
+        loop.dataset(**TASK), limits=LIMITS, harness={"name": agent.harness, "max_turns": 20}, **LONG, **config
+    )
 
 
 async def transcript(loop: Loop, rollout_id: int) -> str:
     from ratchet.store.arrays import unpack_text
 
     async with loop.database.begin() as connection:
-        data = (await connection.execute(select(Attempt.transcript).where(Attempt.rollout_id == rollout_id))).scalars().first()
+        data = (
+            (await connection.execute(select(Attempt.transcript).where(Attempt.rollout_id == rollout_id)))
+            .scalars()
+            .first()
+        )
     return unpack_text(data)[-3000:] if data else "no transcript"
 
 
@@ -82,7 +88,9 @@ async def test_an_agent_solves_a_task(loop: Loop, agent: Agent) -> None:
     assert (row.outcome, row.reward, row.agent_exit) == ("graded", 1.0, "done"), await transcript(loop, row.id)
     async with loop.database.begin() as connection:
         turns = (await connection.execute(select(Turn.state, Turn.delivered).where(Turn.rollout_id == row.id))).all()
-        version = (await connection.execute(select(Attempt.harness_version).where(Attempt.rollout_id == row.id))).scalar_one()
+        version = (
+            await connection.execute(select(Attempt.harness_version).where(Attempt.rollout_id == row.id))
+        ).scalar_one()
         boxes = (await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars().all()
     assert len(turns) >= 2 and set(turns) == {("completed", True)}
     assert version and boxes == ["released", "released"]
@@ -107,7 +115,9 @@ async def test_a_killed_worker_finds_the_same_agent_at_work(loop: Loop, agent: A
     assert (row.outcome, row.reward, row.attempt) == ("graded", 1.0, 1), await transcript(loop, row.id)
 
 
-async def test_at_its_deadline_an_agent_and_all_that_it_started_end_and_the_diff_is_taken(loop: Loop, agent: Agent) -> None:
+async def test_at_its_deadline_an_agent_and_all_that_it_started_end_and_the_diff_is_taken(
+    loop: Loop, agent: Agent
+) -> None:
     left_behind = "(setsid sh -c 'while :; do sleep 0.1; done' >/dev/null 2>&1 &)"
     await loop.script(agent.call(f"{FIX}; {left_behind}; tail -f /dev/null"))
     handle = await begin(loop, agent)
@@ -139,7 +149,9 @@ async def box_of_agent(loop: Loop, handle: Any, turn_state: str) -> str:
             turns = select(func.count()).where(Turn.rollout_id == row.id, Turn.state == turn_state)
             if not (await connection.execute(turns)).scalar_one():
                 return None
-            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
+            return (
+                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+            ).scalar_one()
 
     return str(await loop.until(found, f"a model call is {turn_state}"))
 

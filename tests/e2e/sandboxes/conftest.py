@@ -20,8 +20,8 @@ import pytest
 
 from activities.sandboxes.base import BoxLimits, Sandbox
 from activities.sandboxes.docker import DockerProvider
-from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
-from ratchet.local.stack import Stack
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from stack.parts import Stack
 from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
 from tests.integration.sandboxes import image_files
 from tests.integration.sandboxes.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
@@ -155,7 +155,7 @@ def egress(directory: Path, environment: dict[str, str]) -> Iterator[subprocess.
     """`ratchet egress` beside the daemon, for boxes of the adapter that the environment names."""
     own = {"DOCKER_HOST": f"unix://{directory}/docker.sock", "RATCHET_HOME": f"{directory}/home"}
     values = {**os.environ, **own, **environment}
-    with subprocess.Popen([sys.executable, "-m", "ratchet.cli.main", "egress"], cwd=CHECKOUT, env=values) as process:
+    with subprocess.Popen([sys.executable, "-m", "cli.main", "egress"], cwd=CHECKOUT, env=values) as process:
         try:
             yield process
         finally:

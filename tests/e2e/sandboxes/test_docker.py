@@ -39,7 +39,9 @@ async def test_limits_and_rights(docker_directory: Path, box: Sandbox) -> None:
 
 async def test_limits_that_a_run_asks_for(docker_directory: Path, provider: DockerProvider) -> None:
     limits = BoxLimits(memory_bytes=96 << 20, num_cpus=0.5, max_processes=100)
-    async with await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex, limits=limits) as box:
+    async with await provider.create(
+        "host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex, limits=limits
+    ) as box:
         form = "{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}} {{.HostConfig.PidsLimit}}"
         facts = docker(docker_directory, "inspect", "--format", form, box.id).stdout.decode()
         assert facts.strip() == f"{96 << 20} 500000000 100"
@@ -49,7 +51,9 @@ async def test_limits_that_a_run_asks_for(docker_directory: Path, provider: Dock
 
 
 async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -> None:
-    script = "import sys; from ratchet.cli.terminal import run_docker_terminal; sys.exit(run_docker_terminal(*sys.argv[1:]))"
+    script = (
+        "import sys; from cli.box_terminal import run_docker_terminal; sys.exit(run_docker_terminal(*sys.argv[1:]))"
+    )
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", script, box.id, "agent"],
@@ -65,7 +69,9 @@ async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -
 def outside(docker_pid: int) -> Iterator[tuple[str, int]]:
     """A web server on another machine, as the daemon sees it: in a namespace of its own at the other end of a cable."""
     server = subprocess.Popen(
-        ["unshare", "--net", sys.executable, "-m", "http.server", "8080"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["unshare", "--net", sys.executable, "-m", "http.server", "8080"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         ours, theirs = (("nsenter", "--net", "--target", str(pid), "ip") for pid in (docker_pid, server.pid))
@@ -120,10 +126,18 @@ async def test_a_box_reaches_the_adapter_and_nothing_else(
         assert await reaches(box, "127.0.0.1", adapter_port)
         assert await interfaces(box) == ["lo"]
         assert (await box.exec("cat /proc/net/route")).stdout.count("\n") <= 1
-        for address, port in (("127.0.0.1", other_port), ("127.0.0.1", 8080), outside, ("169.254.169.254", 80), ("172.17.0.1", other_port)):
+        for address, port in (
+            ("127.0.0.1", other_port),
+            ("127.0.0.1", 8080),
+            outside,
+            ("169.254.169.254", 80),
+            ("172.17.0.1", other_port),
+        ):
             assert not await reaches(box, address, port), (address, port)
         listeners = (await box.exec("cat /proc/net/tcp /proc/net/tcp6")).stdout
-        assert [line.split()[1] for line in listeners.splitlines() if " 0A " in line] == [f"0100007F:{adapter_port:04X}"]
+        assert [line.split()[1] for line in listeners.splitlines() if " 0A " in line] == [
+            f"0100007F:{adapter_port:04X}"
+        ]
 
 
 async def test_big_answers_and_many_connections_go_through_whole(box: Sandbox, adapter_port: int) -> None:
@@ -184,9 +198,18 @@ async def test_a_network_of_the_users_own(docker_directory: Path, outside: tuple
 
 async def test_an_image_that_docker_saves_is_one_that_we_import(docker_directory: Path, tmp_path: Path) -> None:
     """What `docker save` really writes, with a layer that docker made."""
-    from ratchet.local.sandbox_gateway.image_store import ImageStore
+    from sandbox_gateway.image_store import ImageStore
 
-    made = docker(docker_directory, "create", "--name", "changed", "host:latest", "/bin/bash", "-c", "rm /workspace -r; echo x > /srv/new")
+    made = docker(
+        docker_directory,
+        "create",
+        "--name",
+        "changed",
+        "host:latest",
+        "/bin/bash",
+        "-c",
+        "rm /workspace -r; echo x > /srv/new",
+    )
     assert made.returncode == 0, made.stderr
     assert docker(docker_directory, "start", "-a", "changed").returncode == 0
     change = ["--change", "ENV A=b", "--change", "WORKDIR /srv", "--change", "USER agent"]

@@ -24,7 +24,11 @@ async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work:
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK), sandbox={"memory_mib": 512}))
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", reward, "done", 2), row.outcome_reason
     async with loop.database.begin() as connection:
-        boxes = (await connection.execute(select(Sandbox.provider, Sandbox.role, Sandbox.state).where(Sandbox.rollout_id == row.id))).all()
+        boxes = (
+            await connection.execute(
+                select(Sandbox.provider, Sandbox.role, Sandbox.state).where(Sandbox.rollout_id == row.id)
+            )
+        ).all()
         turns = (await connection.execute(select(Turn.state, Turn.delivered).where(Turn.rollout_id == row.id))).all()
         used = (await connection.execute(select(Attempt.used_seconds).where(Attempt.rollout_id == row.id))).scalar_one()
     assert sorted(boxes) == [("docker", "agent", "released"), ("docker", "grade", "released")]
@@ -33,6 +37,6 @@ async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work:
 
 
 async def test_the_ledger_is_shown_beside_what_docker_has(loop: Loop) -> None:
-    command = [sys.executable, "-m", "ratchet.cli.main", "sandboxes", "--all", "--json"]
+    command = [sys.executable, "-m", "cli.main", "sandboxes", "--all", "--json"]
     shown = subprocess.run(command, env=loop.environment, capture_output=True, text=True, check=True)
     assert {(row["provider"], row["at_provider"]) for row in json.loads(shown.stdout)} == {("docker", "gone")}

@@ -20,13 +20,13 @@ import uvicorn
 from sqlalchemy import func, insert, select, text
 
 from adapter.app import create_app
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
-from ratchet.local.ports import free_port
-from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.schema import Base, Engine, Rollout, Run, Task, Turn
+from stack.ports import free_port
+from stack.postgres import database_url, ensure_database
 from tests.standins.tiny_model import make_tokenizer
 
 
@@ -41,8 +41,10 @@ def home() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_url(home: Path) -> Iterator[str]:
     data, port = home / "data", free_port()
-    program = "import sys, pathlib; from ratchet.local.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-    server = subprocess.Popen([sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    program = "import sys, pathlib; from stack.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
     async def prepare() -> None:
         await ensure_database(port, timeout_seconds=600)
@@ -136,14 +138,21 @@ async def engine_process() -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]
         process.wait()
 
 
-async def register(database: Database, renderer: Renderer, address: str, process: subprocess.Popen[bytes], *texts: str) -> ScriptedEngine:
+async def register(
+    database: Database, renderer: Renderer, address: str, process: subprocess.Popen[bytes], *texts: str
+) -> ScriptedEngine:
     """Ready for an hour, told to say `texts` and nothing else."""
     async with httpx.AsyncClient() as http:
         await http.post(address + "/reset")
     engine = ScriptedEngine(0, address, process, renderer)
     await engine.say(*texts)
     async with database.begin() as conn:
-        values = {"address": address, "state": "ready", "model_path": "", "heartbeat_at": func.now() + text("interval '1 hour'")}
+        values = {
+            "address": address,
+            "state": "ready",
+            "model_path": "",
+            "heartbeat_at": func.now() + text("interval '1 hour'"),
+        }
         engine.id = (await conn.execute(insert(Engine).values(**values).returning(Engine.id))).scalar_one()
     return engine
 
@@ -165,12 +174,20 @@ async def shared_engine() -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-async def engine(database: Database, renderer: Renderer, shared_engine: tuple[str, subprocess.Popen[bytes]]) -> ScriptedEngine:
+async def engine(
+    database: Database, renderer: Renderer, shared_engine: tuple[str, subprocess.Popen[bytes]]
+) -> ScriptedEngine:
     return await register(database, renderer, *shared_engine)
 
 
 def adapter_settings(postgres_url: str, model_dir: Path, **changes: Any) -> AdapterSettings:
-    values = {"database_url": postgres_url, "model_path": model_dir, "port": free_port(), "tool_parser": None, "ping_seconds": 0.2}
+    values = {
+        "database_url": postgres_url,
+        "model_path": model_dir,
+        "port": free_port(),
+        "tool_parser": None,
+        "ping_seconds": 0.2,
+    }
     return AdapterSettings.model_validate(values | {"lease_seconds": 1.5} | changes)
 
 
@@ -179,7 +196,9 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     """The app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
     app = create_app(settings, database)
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # signals stay with pytest
     task = asyncio.create_task(server.serve())
@@ -285,7 +304,9 @@ class Opened:
 
     async def turns(self) -> list[Any]:
         async with self.database.begin() as conn:
-            return list(await conn.execute(select(Turn.__table__).where(Turn.session_id == self.session_id).order_by(Turn.id)))
+            return list(
+                await conn.execute(select(Turn.__table__).where(Turn.session_id == self.session_id).order_by(Turn.id))
+            )
 
     async def wait_delivered(self, number: int) -> list[Any]:
         async with asyncio.timeout(300):
@@ -307,7 +328,13 @@ async def open_rollout(database: Database, member: int = 0, **limits: Any) -> Op
         task = {"dataset": "d", "dataset_digest": "d", "row_digest": f"r{member}", "row_no": member, "spec": {}}
         task |= {name: "" for name in ("label", "image", "workdir", "grader")}
         task_id = (await conn.execute(insert(Task).values(**task).returning(Task.id))).scalar_one()
-        rollout = {"run_id": "run-1", "task_id": task_id, "member": member, "purpose": "train", "workflow_id": f"w{member}"}
+        rollout = {
+            "run_id": "run-1",
+            "task_id": task_id,
+            "member": member,
+            "purpose": "train",
+            "workflow_id": f"w{member}",
+        }
         rollout |= {"harness": "test", "temperature": 1.0}
         rollout_id = (await conn.execute(insert(Rollout).values(**rollout).returning(Rollout.id))).scalar_one()
         session_id = await sessions.open_session(conn, rollout_id, 1, 0.7, "policy", LIMITS | limits)

@@ -28,7 +28,9 @@ VALID: dict[str, dict[str, Any]] = {
             {
                 "role": "assistant",
                 "content": "x",
-                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}],
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+                ],
             },
             {"role": "tool", "tool_call_id": "c1", "content": "a.py"},
         ],
@@ -52,7 +54,13 @@ VALID: dict[str, dict[str, Any]] = {
                     {"type": "tool_use", "id": "c1", "name": "bash", "input": {"command": "ls"}},
                 ],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "a.py"}, {"type": "text", "text": "on"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "a.py"},
+                    {"type": "text", "text": "on"},
+                ],
+            },
         ],
         "tools": [{"name": "bash", "description": "d", "input_schema": SCHEMA}],
         "tool_choice": {"type": "auto"},
@@ -70,7 +78,10 @@ VALID: dict[str, dict[str, Any]] = {
             {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"command": "ls"}'},
             {"type": "function_call_output", "call_id": "c1", "output": "a.py"},
         ],
-        "tools": [{"type": "function", "name": "bash", "description": "d", "parameters": SCHEMA}, {"type": "custom", "name": "patch"}],
+        "tools": [
+            {"type": "function", "name": "bash", "description": "d", "parameters": SCHEMA},
+            {"type": "custom", "name": "patch"},
+        ],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "max_output_tokens": 20,
@@ -94,10 +105,14 @@ def refused_well(path: str, reply: httpx.Response) -> bool:
         return True
     body = reply.json()
     shaped = body["type"] == "error" if path.startswith("/v1/messages") else "code" in body["error"]
-    return 400 <= reply.status_code < 500 and shaped and bool(body["error"]["type"]) and len(body["error"]["message"]) > 5
+    return (
+        400 <= reply.status_code < 500 and shaped and bool(body["error"]["type"]) and len(body["error"]["message"]) > 5
+    )
 
 
-async def post(address: str, token: str, path: str, content: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+async def post(
+    address: str, token: str, path: str, content: bytes, headers: dict[str, str] | None = None
+) -> httpx.Response:
     async with httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as http:
         return await http.post(path, content=content, headers={"authorization": f"Bearer {token}"} | (headers or {}))
 
@@ -120,7 +135,9 @@ def changed(body: Any, place: tuple[Any, ...], value: Any) -> Any:
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 @FUZZ
-async def test_any_value_in_any_place(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, data: st.DataObject) -> None:
+async def test_any_value_in_any_place(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, data: st.DataObject
+) -> None:
     body = VALID[path]
     for _ in range(data.draw(st.integers(1, 2))):
         body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(JSON))
@@ -131,7 +148,9 @@ async def test_any_value_in_any_place(adapter: str, engine: ScriptedEngine, open
 @pytest.mark.parametrize("path", PATHS)
 @given(data=st.data())
 @FUZZ
-async def test_broken_bytes(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, data: st.DataObject) -> None:
+async def test_broken_bytes(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, data: st.DataObject
+) -> None:
     body = bytearray(json.dumps(VALID[path]).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(body) - 1))
@@ -178,13 +197,17 @@ async def test_any_header(adapter: str, engine: ScriptedEngine, opened: Opened, 
     ],
     ids=["lists", "objects", "schemas", "no text"],
 )
-async def test_ten_megabytes_of_nesting(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: bytes) -> None:
+async def test_ten_megabytes_of_nesting(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: bytes
+) -> None:
     reply = await post(adapter, opened.token, path, body)
     assert reply.status_code == 400 and refused_well(path, reply), reply.text[:300]
     assert (await post(adapter, opened.token, path, json.dumps(VALID[path]).encode())).status_code == 200
 
 
-async def test_deep_but_well_formed_values_reach_no_recursion(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_deep_but_well_formed_values_reach_no_recursion(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     """Deep tool arguments and schemas inside an otherwise valid request."""
     deep: Any = 1
     for _ in range(3000):
@@ -194,7 +217,11 @@ async def test_deep_but_well_formed_values_reach_no_recursion(adapter: str, engi
         text = '{"a":' + text + "}"
     for path in PATHS:
         body = json.dumps(VALID[path])
-        for old, new in (('{"command": "ls"}', text), (json.dumps(SCHEMA), text), (r'"{\"command\": \"ls\"}"', json.dumps(text))):
+        for old, new in (
+            ('{"command": "ls"}', text),
+            (json.dumps(SCHEMA), text),
+            (r'"{\"command\": \"ls\"}"', json.dumps(text)),
+        ):
             reply = await post(adapter, opened.token, path, body.replace(old, new).encode())
             assert refused_well(path, reply), (path, old, reply.status_code, reply.text[:300])
 
@@ -220,11 +247,20 @@ BAD: list[tuple[str, str, tuple[Any, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("what", "path", "place", "value", "word"), BAD, ids=[f"{one[0]} {one[1]}" for one in BAD])
 async def test_each_mistake_is_named(
-    adapter: str, engine: ScriptedEngine, opened: Opened, what: str, path: str, place: tuple[Any, ...], value: Any, word: str
+    adapter: str,
+    engine: ScriptedEngine,
+    opened: Opened,
+    what: str,
+    path: str,
+    place: tuple[Any, ...],
+    value: Any,
+    word: str,
 ) -> None:
     for one in PATHS if path == "*" else (path,):
         reply = await post(adapter, opened.token, one, json.dumps(changed(VALID[one], place, value)).encode())
-        assert reply.status_code in (400, 404) and refused_well(one, reply) and word in reply.json()["error"]["message"], reply.text
+        assert (
+            reply.status_code in (400, 404) and refused_well(one, reply) and word in reply.json()["error"]["message"]
+        ), reply.text
         assert (await post(adapter, opened.token, one, json.dumps(VALID[one]).encode())).status_code == 200
 
 
@@ -263,7 +299,10 @@ OPENAPI = {
                                                             "type": "array",
                                                             "items": {
                                                                 "type": "object",
-                                                                "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
+                                                                "properties": {
+                                                                    "type": {"type": "string"},
+                                                                    "text": {"type": "string"},
+                                                                },
                                                             },
                                                         },
                                                     ]
@@ -282,14 +321,20 @@ OPENAPI = {
                 "responses": {"200": {"description": "an answer"}, "400": {"description": "the vendor's error"}},
             }
         }
-        for path, history in (("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input"))
+        for path, history in (
+            ("/v1/chat/completions", "messages"),
+            ("/v1/messages", "messages"),
+            ("/v1/responses", "input"),
+        )
     },
 }
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "breaking"])
 @pytest.mark.parametrize("path", list(OPENAPI["paths"]))
-async def test_schemathesis(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, mode: GenerationMode) -> None:
+async def test_schemathesis(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, mode: GenerationMode
+) -> None:
     """Requests drawn from a schema of the protocol, and requests drawn to break it."""
     operation = schemathesis.openapi.from_dict(OPENAPI)[path]["POST"]
 

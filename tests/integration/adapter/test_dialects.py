@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
@@ -26,7 +26,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls -a\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
 THOUGHT = "<think>\nfirst look\n</think>\n\n"
-SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}, "n": {"type": "integer"}}, "required": ["command"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"command": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["command"],
+}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "bash", "description": "run", "parameters": SCHEMA}}]
 ANTHROPIC_TOOLS: Any = [{"name": "bash", "description": "run", "input_schema": SCHEMA}]
 
@@ -52,7 +56,9 @@ def stream_of(turns: list[Any], turn: Any) -> np.ndarray:
     return np.concatenate([kept, ids_from_bytes(turn.suffix_ids), ids_from_bytes(turn.sampled_ids)])
 
 
-async def test_chat_tool_loop_is_one_exact_stream(with_tools: str, engine: ScriptedEngine, opened: Opened, renderer: Renderer) -> None:
+async def test_chat_tool_loop_is_one_exact_stream(
+    with_tools: str, engine: ScriptedEngine, opened: Opened, renderer: Renderer
+) -> None:
     await engine.say("Looking.\n" + CALL, "Done.")
     async with chat_client(with_tools, opened.token) as client:
         messages: list[Any] = [{"role": "system", "content": "sys"}, {"role": "user", "content": "fix <|im_end|> it"}]
@@ -62,7 +68,10 @@ async def test_chat_tool_loop_is_one_exact_stream(with_tools: str, engine: Scrip
         assert choice.message.tool_calls is not None
         assert choice.message.tool_calls[0].function.name == "bash"  # type: ignore[union-attr]
         assert choice.message.tool_calls[0].function.arguments == '{"command":"ls -a","n":3}'  # type: ignore[union-attr]
-        messages += [choice.message.model_dump(), {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "a.py"}]
+        messages += [
+            choice.message.model_dump(),
+            {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "a.py"},
+        ]
         chunks = [
             chunk
             async for chunk in await client.chat.completions.create(
@@ -76,17 +85,25 @@ async def test_chat_tool_loop_is_one_exact_stream(with_tools: str, engine: Scrip
     assert turns[1].parent_turn_id == turns[0].id and turns[1].kept_tokens == len(stream_of(turns, turns[0]))
     calls = (await engine.seen())["calls"]
     assert calls[1]["ids"] == stream_of(turns, turns[1])[: turns[1].prompt_tokens].tolist()
-    assert calls[0]["sampling"] | {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tokens": 50} == calls[0]["sampling"]
+    assert (
+        calls[0]["sampling"] | {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tokens": 50} == calls[0]["sampling"]
+    )
     assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == len(calls[1]["ids"])
     assert logprobs_from_bytes(turns[0].logprobs).tolist() == [-1.0] * turns[0].num_sampled
-    assert int((np.array(calls[0]["ids"]) == renderer.tokens.plain.token_to_id("<|im_end|>")).sum()) == 2  # not three: text stays text
+    assert (
+        int((np.array(calls[0]["ids"]) == renderer.tokens.plain.token_to_id("<|im_end|>")).sum()) == 2
+    )  # not three: text stays text
 
 
 async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opened: Opened) -> None:
     await engine.say("Looking.\n" + CALL, "Done.")
     async with anthropic_client(with_tools, opened.token) as client:
-        messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "fix", "cache_control": {"type": "ephemeral"}}]}]
-        async with client.messages.stream(model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=50) as stream:
+        messages: list[Any] = [
+            {"role": "user", "content": [{"type": "text", "text": "fix", "cache_control": {"type": "ephemeral"}}]}
+        ]
+        async with client.messages.stream(
+            model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=50
+        ) as stream:
             first = await stream.get_final_message()
         assert first.stop_reason == "tool_use"
         text, tool = first.content
@@ -95,15 +112,21 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
         messages[0] = {"role": "user", "content": "fix"}  # the same message in another shape
         messages += [{"role": "assistant", "content": [block.model_dump() for block in first.content]}]
         messages += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": tool.id, "content": "a.py"}]}]
-        count = await client.messages.count_tokens(model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS)
-        second = await client.messages.create(model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=50)
+        count = await client.messages.count_tokens(
+            model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS
+        )
+        second = await client.messages.create(
+            model="policy", system="sys", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=50
+        )
     assert second.stop_reason == "end_turn" and second.content[0].text == "Done."  # type: ignore[union-attr]
     turns = await opened.wait_delivered(2)
     assert [turn.fork_cause for turn in turns] == ["root", None]
     assert count.input_tokens == second.usage.input_tokens == len((await engine.seen())["calls"][1]["ids"])
 
 
-async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(
+    thinking: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     """Thinking, text and a tool's input, begun, grown and ended one after the other; a failure in the stream is an exception."""
     await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
     await engine.script({"status": 400})
@@ -112,7 +135,9 @@ async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(thinki
 
         def ask() -> Any:
             wish: Any = {"type": "enabled", "budget_tokens": 1024}
-            return client.messages.stream(model="policy", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=2000, thinking=wish)
+            return client.messages.stream(
+                model="policy", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=2000, thinking=wish
+            )
 
         async with ask() as stream:
             kinds = [event.type async for event in stream]
@@ -120,12 +145,28 @@ async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(thinki
         block = ["content_block_start", "content_block_delta"]
         assert kinds == [
             *["message_start", *block, "thinking", "content_block_delta", "signature", "content_block_stop"],
-            *[*block, "text", "content_block_stop", *block, "input_json", "content_block_stop", "message_delta", "message_stop"],
+            *[
+                *block,
+                "text",
+                "content_block_stop",
+                *block,
+                "input_json",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+            ],
         ]
-        assert [one.type for one in first.content] == ["thinking", "text", "tool_use"] and first.content[0].thinking == "first look"
+        assert [one.type for one in first.content] == ["thinking", "text", "tool_use"] and first.content[
+            0
+        ].thinking == "first look"
         assert first.content[2].input == {"command": "ls -a", "n": 3} and first.stop_reason == "tool_use"
         messages += [{"role": "assistant", "content": [one.model_dump() for one in first.content]}]
-        messages += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": first.content[2].id, "content": "a.py"}]}]
+        messages += [
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": first.content[2].id, "content": "a.py"}],
+            }
+        ]
         async with ask() as stream:
             second = await stream.get_final_message()
         messages.append({"role": "user", "content": "more"})
@@ -142,7 +183,9 @@ async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(thinki
 @pytest.mark.parametrize(
     "output", [CALL.replace("ls -a", "x")[:60], CALL.replace("bash", "unknown"), "<tool_call>\nnonsense\n</tool_call>"]
 )
-async def test_a_malformed_tool_call_is_plain_text(with_tools: str, engine: ScriptedEngine, opened: Opened, output: str) -> None:
+async def test_a_malformed_tool_call_is_plain_text(
+    with_tools: str, engine: ScriptedEngine, opened: Opened, output: str
+) -> None:
     await engine.say(output, "ok")
     async with chat_client(with_tools, opened.token) as client:
         messages: list[Any] = [{"role": "user", "content": "go"}]
@@ -163,7 +206,9 @@ async def test_unknown_token_is_refused_in_the_vendors_shape(adapter: str, engin
     assert (await engine.seen())["calls"] == []
 
 
-async def test_a_full_context_is_the_vendors_error_and_no_turn(adapter: str, engine: ScriptedEngine, database: Database) -> None:
+async def test_a_full_context_is_the_vendors_error_and_no_turn(
+    adapter: str, engine: ScriptedEngine, database: Database
+) -> None:
     opened = await open_rollout(database, max_context_tokens=40)
     messages: Any = [{"role": "user", "content": "word " * 40}]
     async with chat_client(adapter, opened.token) as chat, anthropic_client(adapter, opened.token) as claude:
@@ -180,11 +225,21 @@ async def test_a_full_context_is_the_vendors_error_and_no_turn(adapter: str, eng
     assert call["sampling"]["max_tokens"] == 40 - len(call["ids"])
 
 
-async def test_bad_requests_are_400_and_the_session_stays_usable(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_bad_requests_are_400_and_the_session_stays_usable(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     headers = {"authorization": f"Bearer {opened.token}"}
     async with httpx.AsyncClient(base_url=adapter, headers=headers) as http:
         for path in ("/v1/chat/completions", "/v1/messages"):
-            for body in (b"", b"[]", b"{", b'{"messages": []}', b'{"messages": 3}', b'{"messages": [{"role": "x"}]}', b'{"messages": [1]}'):
+            for body in (
+                b"",
+                b"[]",
+                b"{",
+                b'{"messages": []}',
+                b'{"messages": 3}',
+                b'{"messages": [{"role": "x"}]}',
+                b'{"messages": [1]}',
+            ):
                 reply = await http.post(path, content=body)
                 assert reply.status_code == 400 and reply.json()["error"]["message"], (path, body)
         image = {"role": "user", "content": [{"type": "image", "source": {}}]}

@@ -22,22 +22,25 @@ from safetensors.torch import load_file, save_file
 from sqlalchemy import func, insert, select, update
 from temporalio.testing import ActivityEnvironment
 
-from activities.learn import LearnActivities
+from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from ratchet.engine_client import EngineClient, Sampling
+from engine.client import EngineClient, Sampling
+from engine.process import EngineSettings, session_members
+from engine.vllm_plugin import file_sha256
 from ratchet.errors import EngineUnavailableError
-from ratchet.local.engine_process import EngineSettings, session_members
-from ratchet.local.ports import free_port
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
+from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
-from training.vllm_plugin import file_sha256
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # vLLM starts twice: a minute each on idle cores, ten on busy ones
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+]  # vLLM starts twice: a minute each on idle cores, ten on busy ones
 IDS = list(range(10, 60))
 PATIENCE_SECONDS = 600.0
 
@@ -51,7 +54,10 @@ def publish(root: Path, name: str, source: Path, seed: int) -> list[dict[str, ob
         if file.suffix != ".safetensors":
             (directory / file.name).write_bytes(file.read_bytes())
     torch.manual_seed(seed)
-    weights = {key: (value + 0.02 * torch.randn_like(value)).contiguous() for key, value in load_file(source / "model.safetensors").items()}
+    weights = {
+        key: (value + 0.02 * torch.randn_like(value)).contiguous()
+        for key, value in load_file(source / "model.safetensors").items()
+    }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return [{"name": "model.safetensors", "sha256": file_sha256(directory / "model.safetensors"), "bytes": 0}]
 
@@ -68,14 +74,27 @@ def truth(model: Path) -> np.ndarray:
 
 
 async def record(
-    database: Database, root: Path, step: int, files: list[dict[str, object]], directory: str = "", claimed: Path | None = None
+    database: Database,
+    root: Path,
+    step: int,
+    files: list[dict[str, object]],
+    directory: str = "",
+    claimed: Path | None = None,
 ) -> str:
     """`claimed`: the weights that the version's canary was taken from."""
     version = policy_version("run-1", step, 1)
     uri = str(root / (directory or f"step-{step}"))
     canary = None if claimed is None else {"ids": IDS, "logprobs": truth(claimed).tolist()}
     async with database.begin() as conn:
-        values = {"version": version, "run_id": "run-1", "step": step, "epoch": 1, "uri": uri, "files": files, "canary": canary}
+        values = {
+            "version": version,
+            "run_id": "run-1",
+            "step": step,
+            "epoch": 1,
+            "uri": uri,
+            "files": files,
+            "canary": canary,
+        }
         await conn.execute(insert(PolicyVersion).values(**values))
     return version
 
@@ -93,7 +112,9 @@ def shard(root: Path, name: str, source: str) -> tuple[list[str], list[str]]:
 
 async def metrics_of(database: Database, step: int) -> dict[str, float]:
     async with database.begin() as conn:
-        rows = await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == step))
+        rows = await conn.execute(
+            select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == step)
+        )
         return {name: value for name, value in rows}
 
 
@@ -113,7 +134,12 @@ async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> 
         while True:
             text = (await engine.get("/metrics")).text
             families = text_string_to_metric_families(text)
-            found = sum(sample.value for family in families for sample in family.samples if sample.name == "vllm:generation_tokens_total")
+            found = sum(
+                sample.value
+                for family in families
+                for sample in family.samples
+                if sample.name == "vllm:generation_tokens_total"
+            )
             if found > more_than:
                 return found
             await asyncio.sleep(0.005)
@@ -122,11 +148,13 @@ async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> 
 @contextlib.asynccontextmanager
 async def wrapper(settings: EngineSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from ratchet.local.engine import run_engine; from ratchet.local.engine_process import EngineSettings; "
+        "import asyncio, sys; from engine.server import run_engine; from engine.process import EngineSettings; "
         "asyncio.run(run_engine(EngineSettings.model_validate_json(sys.argv[1])))"
     )
     log = (settings.state_dir / "engine.log").open("ab")
-    process = subprocess.Popen([sys.executable, "-c", program, settings.model_dump_json()], stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, settings.model_dump_json()], stdout=log, stderr=subprocess.STDOUT
+    )
     try:
         yield process
     finally:
@@ -185,7 +213,9 @@ async def test_weights_move_with_their_label(
         num_threads=1,
         extra_args=("--enforce-eager",),
     )
-    server = httpx.AsyncClient(base_url=settings.address, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+    server = httpx.AsyncClient(
+        base_url=settings.address, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+    )
     async with wrapper(settings) as process, EngineClient(settings.address) as client, server:
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == first == await client.version()
@@ -302,6 +332,8 @@ async def test_weights_move_with_their_label(
         async with database.begin() as conn:
             assert not await engines.ready_engines(conn), "it may not serve until it answers rightly"
         assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
-        assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) != 0, "its wrapper ends, for the supervisor to start both anew"
+        assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) != 0, (
+            "its wrapper ends, for the supervisor to start both anew"
+        )
         assert "quarantined (it" in (tmp_path / "engine.log").read_text(), "and says why"
         assert session_members(vllm, settings) == []

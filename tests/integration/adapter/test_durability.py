@@ -13,9 +13,9 @@ import httpx
 import openai
 import pytest
 
-from adapter.chains import build_chains
-from adapter.rendering import Renderer
-from ratchet.engine_client import EngineClient
+from adapter.prompt.renderer import Renderer
+from adapter.turns.chains import build_chains
+from engine.client import EngineClient
 from ratchet.store import engines, sessions, turns
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import (
@@ -35,7 +35,9 @@ ASK: Any = [{"role": "user", "content": "x"}]
 
 
 async def ask(address: str, token: str, headers: dict[str, str] | None = None, messages: Any = ASK) -> Any:
-    async with httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"} | (headers or {}), timeout=300) as http:
+    async with httpx.AsyncClient(
+        base_url=address, headers={"authorization": f"Bearer {token}"} | (headers or {}), timeout=300
+    ) as http:
         return await http.post("/v1/chat/completions", json={"messages": messages})
 
 
@@ -63,7 +65,10 @@ async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
 async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: Database, opened: Opened) -> None:
     """Several sessions, the same call twice, a closed session, answers of several policy versions."""
     other, closed = await open_rollout(database, 1), await open_rollout(database, 2)
-    spans = [[{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 2}], [{"version": "a", "start": 0, "end": 2}]]
+    spans = [
+        [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 2}],
+        [{"version": "a", "start": 0, "end": 2}],
+    ]
 
     def new(one: Opened) -> turns.NewTurn:
         places = {
@@ -74,21 +79,49 @@ async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: D
             "prompt_tokens": 1,
             "suffix_ids": b"1234",
         }
-        values: dict[str, Any] = {"session_id": one.session_id, "rollout_id": one.rollout_id, "attempt": 1, "lane": "", "digest": b"d"}
-        values |= {"ordinal": 0, "kind": "main", "temperature": 1.0, "request": b"r", "engine_id": None, "lease_owner": "me"}
+        values: dict[str, Any] = {
+            "session_id": one.session_id,
+            "rollout_id": one.rollout_id,
+            "attempt": 1,
+            "lane": "",
+            "digest": b"d",
+        }
+        values |= {
+            "ordinal": 0,
+            "kind": "main",
+            "temperature": 1.0,
+            "request": b"r",
+            "engine_id": None,
+            "lease_owner": "me",
+        }
         return turns.NewTurn(**values | places)
 
     def done(turn_id: int, one: Opened, at: int) -> turns.CompletedTurn:
-        values: dict[str, Any] = {"sampled_ids": b"12345678", "logprobs": b"l", "num_sampled": 2, "logprobs_valid": True, "answer": b"a"}
-        values |= {"version_spans": spans[at], "finish_reason": "stop", "engine_id": None, "engine_wait_seconds": 0.5 * at}
+        values: dict[str, Any] = {
+            "sampled_ids": b"12345678",
+            "logprobs": b"l",
+            "num_sampled": 2,
+            "logprobs_valid": True,
+            "answer": b"a",
+        }
+        values |= {
+            "version_spans": spans[at],
+            "finish_reason": "stop",
+            "engine_id": None,
+            "engine_wait_seconds": 0.5 * at,
+        }
         return turns.CompletedTurn(id=turn_id, session_id=one.session_id, **values)
 
     async with database.begin() as conn:
         await sessions.close_session(conn, closed.rollout_id, 1)
-        first, twice, late, second = (await turns.write(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)).opened
+        first, twice, late, second = (
+            await turns.write(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)
+        ).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
     async with database.begin() as conn:
-        assert (await turns.write(conn, [], [done(second, opened, 1)], [], 60)).completed == [False]  # of another session
+        assert (await turns.write(conn, [], [done(second, opened, 1)], [], 60)).completed == [
+            False
+        ]  # of another session
         answers = [done(first, opened, 0), done(second, other, 1)]
         assert (await turns.write(conn, [], answers, [first], 60)).completed == [True, True]
         assert (await turns.write(conn, [], answers[:1], [], 60)).completed == [False]
@@ -97,7 +130,9 @@ async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: D
     assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
 
 
-async def test_identical_calls_at_the_same_time_are_two_samples(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_identical_calls_at_the_same_time_are_two_samples(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.script({"ids": engine.ids("one"), "hold": "gate"}, {"ids": engine.ids("two"), "hold": "gate"})
     calls = [asyncio.create_task(ask(adapter, opened.token)) for _ in range(2)]
     await engine.wait_for_calls(2)
@@ -122,7 +157,9 @@ async def test_identical_calls_through_two_processes_are_two_samples(
     assert [row.ordinal for row in await opened.wait_delivered(2)] == [0, 1]
 
 
-async def test_a_delivered_answer_is_sampled_anew_unless_the_sdk_says_retry(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_delivered_answer_is_sampled_anew_unless_the_sdk_says_retry(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.say("one", "two")
     texts = []
     for headers in ({}, {}, {"x-stainless-retry-count": "1"}):
@@ -157,7 +194,9 @@ async def test_a_client_that_leaves_while_it_is_told_apart_leaves_nothing_behind
 ) -> None:
     """Its retry waited for a dead process's lease. The next one gets the row's answer: it is no second client beside a first."""
     settings = adapter_settings(postgres_url, model_dir, lease_seconds=6.0)
-    await engine.script({"ids": engine.ids("lost"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")})
+    await engine.script(
+        {"ids": engine.ids("lost"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")}
+    )
     async with adapter_process(settings) as process:
         lost = asyncio.create_task(ask(f"http://127.0.0.1:{settings.port}", opened.token))
         await engine.wait_for_calls(1)
@@ -232,7 +271,9 @@ async def test_a_seal_ends_what_is_in_flight(adapter: str, engine: ScriptedEngin
         assert await sessions.close_session(conn, opened.rollout_id, 1) == []
 
 
-async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.say("after")
     async with opened.database.begin() as conn:
         assert await engines.begin_pause(conn, engine.id, 60)
@@ -253,7 +294,9 @@ async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(adapter: s
     assert row.engine_wait_seconds > 0.4
 
 
-async def test_an_engine_that_dies_is_replaced(adapter: str, opened: Opened, database: Database, renderer: Renderer) -> None:
+async def test_an_engine_that_dies_is_replaced(
+    adapter: str, opened: Opened, database: Database, renderer: Renderer
+) -> None:
     async with engine_process() as (address, process), engine_process() as other_process:
         mortal = await register(database, renderer, address, process)
         await mortal.script({"die": True})
@@ -289,7 +332,9 @@ async def test_sub_agents_have_their_own_lane(adapter: str, engine: ScriptedEngi
     assert (await ask(adapter, opened.token, messages=[{"role": "user", "content": "4th"}])).status_code == 403
 
 
-async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(adapter: str, engine: ScriptedEngine, database: Database) -> None:
+async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(
+    adapter: str, engine: ScriptedEngine, database: Database
+) -> None:
     """Its connection broke: the retry is no turn more. A new sample of it is, and so is any other call."""
     opened = await open_rollout(database, max_turns=1)
     await engine.script({"ids": engine.ids("one"), "hold": "gate"}, {"ids": engine.ids("two")})
@@ -304,14 +349,18 @@ async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(adapter: str
             await asyncio.sleep(0.02)
     assert (await ask(adapter, opened.token)).json()["choices"][0]["message"]["content"] == "one"
     await opened.wait_delivered(1)
-    assert (await ask(adapter, opened.token, {"x-stainless-retry-count": "1"})).json()["choices"][0]["message"]["content"] == "one"
+    assert (await ask(adapter, opened.token, {"x-stainless-retry-count": "1"})).json()["choices"][0]["message"][
+        "content"
+    ] == "one"
     for messages in (ASK, [{"role": "user", "content": "y"}]):
         refused = await ask(adapter, opened.token, messages=messages)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "turn_limit_reached")
     assert len(await opened.turns()) == len((await engine.seen())["calls"]) == 1
 
 
-async def test_many_conversations_at_once_lose_and_double_nothing(adapter: str, engine: ScriptedEngine, database: Database) -> None:
+async def test_many_conversations_at_once_lose_and_double_nothing(
+    adapter: str, engine: ScriptedEngine, database: Database
+) -> None:
     """Completing, renewing and waiting lock the same rows: no deadlock, one row per call, one chain per conversation."""
     await engine.say(*["fine"] * 60)
     async with database.begin() as conn:
@@ -333,4 +382,8 @@ async def test_many_conversations_at_once_lose_and_double_nothing(adapter: str, 
     assert len((await engine.seen())["calls"]) == 60
     for opened in members:
         rows = await opened.wait_delivered(3)
-        assert [(row.state, row.fork_cause) for row in rows] == [("completed", "root"), ("completed", None), ("completed", None)]
+        assert [(row.state, row.fork_cause) for row in rows] == [
+            ("completed", "root"),
+            ("completed", None),
+            ("completed", None),
+        ]

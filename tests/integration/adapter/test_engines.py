@@ -9,16 +9,16 @@ from pathlib import Path
 
 from sqlalchemy import func, insert, text, update
 
-from adapter.routing import Router
-from ratchet.engine_client import EngineClient
-from ratchet.local.engine import _Wrapper
-from ratchet.local.engine_process import EngineSettings
+from adapter.turns.routing import Router
+from engine.client import EngineClient
+from engine.process import EngineSettings
+from engine.server import _Wrapper
+from engine.vllm_plugin import file_sha256
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, PolicyVersion, Run
 from ratchet.types import EngineState
 from tests.integration.adapter.conftest import ScriptedEngine, cut_off
-from training.vllm_plugin import file_sha256
 
 
 async def change(database: Database, engine: ScriptedEngine, **values: object) -> None:
@@ -26,7 +26,9 @@ async def change(database: Database, engine: ScriptedEngine, **values: object) -
         await conn.execute(update(Engine).where(Engine.id == engine.id).values(**values))
 
 
-async def test_silence_counts_once_the_store_was_there_to_hear(database: Database, postgres_url: str, engine: ScriptedEngine) -> None:
+async def test_silence_counts_once_the_store_was_there_to_hear(
+    database: Database, postgres_url: str, engine: ScriptedEngine
+) -> None:
     long_ago = func.now() - text("interval '30 seconds'")
     async with cut_off(postgres_url) as (url, line), Database(url) as through_line, asyncio.timeout(300):
         router = Router(through_line)
@@ -47,7 +49,9 @@ async def test_silence_counts_once_the_store_was_there_to_hear(database: Databas
         await Router(database).wait_until_gone(engine.id)  # who could hear all the time believes it
 
 
-async def test_an_engine_is_heard_while_it_loads(database: Database, postgres_url: str, engine: ScriptedEngine, tmp_path: Path) -> None:
+async def test_an_engine_is_heard_while_it_loads(
+    database: Database, postgres_url: str, engine: ScriptedEngine, tmp_path: Path
+) -> None:
     """After a silence it catches up first, out of service; from then on it is heard, however long that takes."""
     directory = tmp_path / "policies" / "run-1" / "1.e1"
     directory.mkdir(parents=True)
@@ -56,7 +60,14 @@ async def test_an_engine_is_heard_while_it_loads(database: Database, postgres_ur
     async with database.begin() as conn:
         run = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
         await conn.execute(insert(Run).values(**run))
-        version = {"version": "run-1/1.e1", "run_id": "run-1", "step": 1, "epoch": 1, "uri": str(directory), "files": files}
+        version = {
+            "version": "run-1/1.e1",
+            "run_id": "run-1",
+            "step": 1,
+            "epoch": 1,
+            "uri": str(directory),
+            "files": files,
+        }
         await conn.execute(insert(PolicyVersion).values(**version))
     await change(database, engine, heartbeat_at=func.now() - text("interval '30 seconds'"))
     await engine.hold_updates()

@@ -16,16 +16,16 @@ import orjson
 import pytest
 from sqlalchemy import insert, select, update
 
-from adapter.chains import build_chains
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
+from adapter.turns.chains import build_chains
 from ratchet.errors import ConfigError
-from ratchet.exports import export_run
-from ratchet.store import chains, forks, metrics, turns
+from ratchet.store import chains, fork_report, metrics, turns
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, Metric, Rollout, Turn
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
+from training.sample_export import export_run
 
 REWARD, ADVANTAGE = 1.0, 0.25
 
@@ -44,10 +44,17 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
     async with database.begin() as conn:
         built = build_chains(await turns.load_metas(conn, opened.rollout_id, 1))
         await chains.replace(conn, opened.rollout_id, built)
-        verdict = {"outcome": "graded", "reward": REWARD, "num_chains": sum(1 for one in built if one.num_trained), "agent_exit": "done"}
+        verdict = {
+            "outcome": "graded",
+            "reward": REWARD,
+            "num_chains": sum(1 for one in built if one.num_trained),
+            "agent_exit": "done",
+        }
         await conn.execute(update(Rollout).where(Rollout.id == opened.rollout_id).values(**verdict))
         member = {"rollout_id": opened.rollout_id, "group_id": 1, "advantage": ADVANTAGE}
-        await conn.execute(insert(Batch).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0))
+        await conn.execute(
+            insert(Batch).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0)
+        )
     assert second.rollout_id != opened.rollout_id
     return rows
 
@@ -66,14 +73,24 @@ def check(samples: list[dict[str, Any]], rows: list[Any], tokens: str = "tokens"
     for sample in samples:
         ids, length = np.asarray(sample[tokens]), sample["response_length"]
         assert len(sample["loss_mask"]) == len(sample["rollout_log_probs"]) == len(sample["turn_ids"]) == length
-        response = {name: np.asarray(sample[name]) for name in ("loss_mask", "rollout_log_probs", "turn_ids", "policy_steps")}
+        response = {
+            name: np.asarray(sample[name]) for name in ("loss_mask", "rollout_log_probs", "turn_ids", "policy_steps")
+        }
         for turn_id in dict.fromkeys(response["turn_ids"].tolist()):
             row, here = by_turn[turn_id], response["turn_ids"] == turn_id
             sampled = ids_from_bytes(row.sampled_ids)
             assert ids[-length:][here][-len(sampled) :].tolist() == sampled.tolist()
-            assert response["rollout_log_probs"][here][-len(sampled) :].tolist() == logprobs_from_bytes(row.logprobs).tolist()
+            assert (
+                response["rollout_log_probs"][here][-len(sampled) :].tolist()
+                == logprobs_from_bytes(row.logprobs).tolist()
+            )
             trained[turn_id] += int(response["loss_mask"][here].sum())
-        assert (sample["rollout_reward"], sample["num_chains"], sample["advantage"], sample["step"]) == (REWARD, 2, ADVANTAGE, 3)
+        assert (sample["rollout_reward"], sample["num_chains"], sample["advantage"], sample["step"]) == (
+            REWARD,
+            2,
+            ADVANTAGE,
+            3,
+        )
         assert sample["remove_sample"] == (not any(sample["loss_mask"])) and sample["status"] == "completed"
         assert sample["rollout_id"] == main.rollout_id and sample["weight_versions"] == ["default"]
     assert sum(one["reward"] for one in samples) == REWARD
@@ -101,20 +118,31 @@ async def test_parquet_opens_in_datasets(finished: list[Any], database: Database
     from datasets import load_dataset
 
     assert await written(database, tmp_path, "parquet") == {tmp_path / "samples.parquet": 3}
-    loaded = load_dataset("parquet", data_files=str(tmp_path / "samples.parquet"), cache_dir=str(tmp_path / "cache"), split="train")
+    loaded = load_dataset(
+        "parquet", data_files=str(tmp_path / "samples.parquet"), cache_dir=str(tmp_path / "cache"), split="train"
+    )
     rows = list(loaded)
     check(rows, finished, tokens="input_ids")
     assert all(
-        len(row["completion_mask"]) == len(row["input_ids"]) and sum(row["completion_mask"]) == sum(row["loss_mask"]) for row in rows
+        len(row["completion_mask"]) == len(row["input_ids"]) and sum(row["completion_mask"]) == sum(row["loss_mask"])
+        for row in rows
     )
     assert not list(tmp_path.glob(".*.partial"))
 
 
-async def test_forks_are_counted_and_the_template_is_named(finished: list[Any], database: Database, renderer: Renderer) -> None:
+async def test_forks_are_counted_and_the_template_is_named(
+    finished: list[Any], database: Database, renderer: Renderer
+) -> None:
     async with database.begin() as conn:
-        found = await forks.of_run(conn, "run-1")
-        provenance = (await conn.execute(select(Rollout.provenance).where(Rollout.id == finished[0].rollout_id))).scalar_one()
-    assert found.causes == {"root": 2, "sub_agent": 1, "none": 1} and found.kinds == {"main": 2, "sub_agent": 1, "auxiliary": 1}
+        found = await fork_report.of_run(conn, "run-1")
+        provenance = (
+            await conn.execute(select(Rollout.provenance).where(Rollout.id == finished[0].rollout_id))
+        ).scalar_one()
+    assert found.causes == {"root": 2, "sub_agent": 1, "none": 1} and found.kinds == {
+        "main": 2,
+        "sub_agent": 1,
+        "auxiliary": 1,
+    }
     assert (found.num_rollouts, found.most_chains, found.alarms) == (1, 2, [])
     assert provenance == {"template_digest": renderer.template.digest, "chat_template_kwargs": {}}
 
@@ -123,9 +151,13 @@ async def test_drift_and_unexplained_chains_raise_an_alarm(finished: list[Any], 
     async with database.begin() as conn:
         await conn.execute(update(Turn).where(Turn.id == finished[3].id).values(fork_cause="drift"))
         await conn.execute(update(Rollout).where(Rollout.id == finished[0].rollout_id).values(num_chains=6))
-        found = await forks.of_run(conn, "run-1")
+        found = await fork_report.of_run(conn, "run-1")
         await metrics.record(conn, "run-1", 3, found.numbers())
-        recorded = dict((await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == 3))).all())
+        recorded = dict(
+            (
+                await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == 3))
+            ).all()
+        )
     alarms = found.alarms
     assert (recorded["fork_alarms"], recorded["fork_drift_share"]) == (2.0, 0.25)
     assert len(alarms) == 2 and "1 of 4 turns drifted" in alarms[0] and f"{finished[0].rollout_id} (K=6)" in alarms[1]
@@ -142,8 +174,10 @@ async def test_the_commands_do_the_same(finished: list[Any], postgres_url: str, 
 
     async def ratchet(*arguments: str) -> Any:
         environment = {**os.environ, "RATCHET_DATABASE_URL": postgres_url, "RATCHET_HOME": str(tmp_path / "home")}
-        command = [sys.executable, "-m", "ratchet.cli.main", *arguments, "--json"]
-        done = await asyncio.to_thread(subprocess.run, command, env=environment, cwd=tmp_path, capture_output=True, timeout=300)
+        command = [sys.executable, "-m", "cli.main", *arguments, "--json"]
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=environment, cwd=tmp_path, capture_output=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr.decode()
         return orjson.loads(done.stdout)
 

@@ -41,7 +41,9 @@ async def held(opened: Opened) -> AsyncIterator[AsyncConnection]:
         yield conn
 
 
-async def test_a_session_that_a_finalise_holds_holds_up_nobody_else(adapter: str, engine: ScriptedEngine, database: Database) -> None:
+async def test_a_session_that_a_finalise_holds_holds_up_nobody_else(
+    adapter: str, engine: ScriptedEngine, database: Database
+) -> None:
     ending, other = await open_rollout(database), await open_rollout(database, 1)
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
     await engine.say("fine", "fine")
@@ -72,7 +74,9 @@ async def test_what_was_written_apart_is_written_once(adapter: str, engine: Scri
     assert [(row.state, row.ordinal) for row in await opened.wait_delivered(1)] == [("completed", 0)]
 
 
-async def test_a_turn_is_opened_while_its_rollout_is_locked(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_turn_is_opened_while_its_rollout_is_locked(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     """It refers to the rollout and holds the session; finalise holds the rollout and takes the session next: neither waits in a circle."""
     await engine.say("fine", "fine")
     assert (await ask(adapter, opened.token)).status_code == 200
@@ -86,7 +90,9 @@ async def test_a_client_that_leaves_while_its_row_is_made_leaves_a_turn_for_its_
 ) -> None:
     """Its new row waited for a lock when it left. The row is generated all the same, and its next retry gets that: no second sample, and
     nothing in flight that nobody works on."""
-    await engine.script({"ids": engine.ids("aborted"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")})
+    await engine.script(
+        {"ids": engine.ids("aborted"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")}
+    )
     headers = {"authorization": f"Bearer {opened.token}", "x-stainless-retry-count": "1"}
     one, other = (adapter_settings(postgres_url, model_dir, lease_seconds=900.0) for _ in range(2))
     async with adapter_here(one) as address, adapter_here(other) as second, asyncio.timeout(900):

@@ -30,14 +30,21 @@ def asked(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-async def test_a_tool_loop_with_thinking_is_one_exact_stream(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_tool_loop_with_thinking_is_one_exact_stream(
+    thinking: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.say(THOUGHT + "Looking.\n" + CALL, THOUGHT + PATCH, "<think>\n\n</think>\n\nDone.")
     history: list[Any] = [asked("fix <|im_end|> it")]
     async with chat_client(thinking, opened.token) as client:
 
         async def ask() -> Any:
             return await client.responses.create(
-                model="policy", instructions="sys", input=history, tools=TOOLS, store=False, include=["reasoning.encrypted_content"]
+                model="policy",
+                instructions="sys",
+                input=history,
+                tools=TOOLS,
+                store=False,
+                include=["reasoning.encrypted_content"],
             )
 
         first = await ask()
@@ -52,7 +59,11 @@ async def test_a_tool_loop_with_thinking_is_one_exact_stream(thinking: str, engi
         assert second.output[1].input == "*** Begin Patch\n*** End Patch"
         history += [item.model_dump(exclude_none=True) for item in second.output]
         history.append(
-            {"type": "custom_tool_call_output", "call_id": second.output[1].call_id, "output": [{"type": "input_text", "text": "ok"}]}
+            {
+                "type": "custom_tool_call_output",
+                "call_id": second.output[1].call_id,
+                "output": [{"type": "input_text", "text": "ok"}],
+            }
         )
         third = await ask()
     assert third.status == "completed" and third.output_text == "Done."
@@ -62,7 +73,11 @@ async def test_a_tool_loop_with_thinking_is_one_exact_stream(thinking: str, engi
         assert call["ids"] == stream_of(turns, turn)[: turn.prompt_tokens].tolist()
         assert reply.usage.input_tokens == len(call["ids"]) and reply.usage.output_tokens == turn.num_sampled
     thought = len(engine.ids(THOUGHT.rstrip("\n"), stop=False))
-    assert [reply.usage.output_tokens_details.reasoning_tokens for reply in (first, second, third)] == [thought, thought, 0]
+    assert [reply.usage.output_tokens_details.reasoning_tokens for reply in (first, second, third)] == [
+        thought,
+        thought,
+        0,
+    ]
 
 
 async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
@@ -96,7 +111,9 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     assert done == [one.id for one in final.output]
 
 
-async def test_what_clients_leave_out_of_the_items_changes_nothing(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_what_clients_leave_out_of_the_items_changes_nothing(
+    thinking: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     """Codex sends reasoning back sealed, without its text, and drops ids and states of all items."""
     await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
     history: list[Any] = [asked("go")]
@@ -105,7 +122,11 @@ async def test_what_clients_leave_out_of_the_items_changes_nothing(thinking: str
         reasoning, message, call = (item.model_dump(exclude_none=True) for item in first.output)
         history += [
             {"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": message["content"][0]["text"]}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": message["content"][0]["text"]}],
+            },
             {"type": "function_call", "name": "bash", "arguments": call["arguments"], "call_id": call["call_id"]},
             {"type": "function_call_output", "call_id": call["call_id"], "output": "a.py"},
         ]
@@ -118,7 +139,9 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
 ) -> None:
     opened = await open_rollout(database, max_context_tokens=40)
     async with chat_client(adapter, opened.token) as client:
-        events = [event async for event in await client.responses.create(model="policy", input="word " * 40, stream=True)]
+        events = [
+            event async for event in await client.responses.create(model="policy", input="word " * 40, stream=True)
+        ]
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(model="policy", input="word " * 40)
         short = await client.responses.create(model="policy", input="a", max_output_tokens=16)
@@ -134,7 +157,10 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "keeps no responses"),
-        ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text only"),
+        (
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "text only",
+        ),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, asked("x")]}, "not made here"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "no corresponding tool call"),
         ({"input": []}, "at least one message"),

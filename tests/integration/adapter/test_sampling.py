@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from adapter.chains import build_chains
+from adapter.turns.chains import build_chains
 from ratchet.store import turns
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, SCHEMA
@@ -42,7 +42,9 @@ WISHES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def post(address: str, opened: Opened, path: str, body: dict[str, Any]) -> Any:
-    async with httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {opened.token}"}, timeout=300) as http:
+    async with httpx.AsyncClient(
+        base_url=address, headers={"authorization": f"Bearer {opened.token}"}, timeout=300
+    ) as http:
         return await http.post(path, json={"model": "policy"} | body)
 
 
@@ -56,28 +58,56 @@ async def test_what_a_client_wishes_never_reaches_the_sampler(
     stop_ids = call["sampling"].pop("stop_token_ids")
     assert set(stop_ids) >= {engine.renderer.tokens.plain.token_to_id("<|im_end|>")}
     assert call["sampling"] == {
-        **{"max_tokens": 20, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "detokenize": False, "seed": None},
+        **{
+            "max_tokens": 20,
+            "temperature": 0.7,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "logprobs": 0,
+            "detokenize": False,
+            "seed": None,
+        },
         **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     }
 
 
-async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.say("one STOP two", "three", "one STOP two")
-    stopped = (await post(adapter, opened, "/v1/messages", {"messages": ASK, "max_tokens": 50, "stop_sequences": ["no", "STOP"]})).json()
-    assert (stopped["stop_reason"], stopped["stop_sequence"], stopped["content"][0]["text"]) == ("stop_sequence", "STOP", "one ")
+    stopped = (
+        await post(
+            adapter, opened, "/v1/messages", {"messages": ASK, "max_tokens": 50, "stop_sequences": ["no", "STOP"]}
+        )
+    ).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"], stopped["content"][0]["text"]) == (
+        "stop_sequence",
+        "STOP",
+        "one ",
+    )
     messages = [*ASK, {"role": "assistant", "content": stopped["content"]}, {"role": "user", "content": "on"}]
     assert (await post(adapter, opened, "/v1/messages", {"messages": messages, "max_tokens": 50})).status_code == 200
     rows = await opened.wait_delivered(2)
     assert [row.fork_cause for row in rows] == ["root", None]  # it came back as it was sent: as it was sampled
     assert rows[0].num_sampled == len(engine.ids("one STOP two"))
-    chat = (await post(adapter, opened, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stop": "STOP"})).json()
+    chat = (
+        await post(
+            adapter, opened, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stop": "STOP"}
+        )
+    ).json()
     assert (chat["choices"][0]["finish_reason"], chat["choices"][0]["message"]["content"]) == ("stop", "one ")
 
 
-async def test_wishes_about_tools_act_on_what_was_sampled(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_wishes_about_tools_act_on_what_was_sampled(
+    thinking: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     """None wanted: text. One at a time: the first. A strict schema that the call breaks: text."""
     strict = [{"type": "function", "function": CHAT_TOOLS[0]["function"] | {"strict": True}}]
-    strict[0]["function"]["parameters"] = SCHEMA | {"additionalProperties": False, "properties": {"command": {"enum": ["pwd"]}, "n": {}}}
+    strict[0]["function"]["parameters"] = SCHEMA | {
+        "additionalProperties": False,
+        "properties": {"command": {"enum": ["pwd"]}, "n": {}},
+    }
     cases: list[tuple[dict[str, Any], int]] = [
         ({"tools": CHAT_TOOLS}, 2),
         ({"tools": CHAT_TOOLS, "parallel_tool_calls": False}, 1),
@@ -98,7 +128,10 @@ async def test_a_strict_schema_fetches_nothing(thinking: str, engine: ScriptedEn
     """It comes from the box, and the adapter reaches what no box may reach. A call that cannot be checked goes back as text."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         reference = {"$ref": f"http://127.0.0.1:{elsewhere.getsockname()[1]}/schema.json"}
-        function = CHAT_TOOLS[0]["function"] | {"strict": True, "parameters": SCHEMA | {"properties": {"command": reference}}}
+        function = CHAT_TOOLS[0]["function"] | {
+            "strict": True,
+            "parameters": SCHEMA | {"properties": {"command": reference}},
+        }
         await engine.say(CALL)
         body = {"messages": ASK, "tools": [{"type": "function", "function": function}]}
         choice = (await post(thinking, opened, "/v1/chat/completions", body)).json()["choices"][0]
@@ -138,11 +171,17 @@ def json_of(num_chars: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": "x" * num_chars}]
 
 
-SIGNS = [("/v1/messages", "event: ping"), ("/v1/chat/completions", ": ping"), ("/v1/responses", "event: response.in_progress")]
+SIGNS = [
+    ("/v1/messages", "event: ping"),
+    ("/v1/chat/completions", ": ping"),
+    ("/v1/responses", "event: response.in_progress"),
+]
 
 
 @pytest.mark.parametrize(("path", "sign"), SIGNS, ids=[path for path, _ in SIGNS])
-async def test_a_silent_stream_is_pinged(adapter: str, engine: ScriptedEngine, opened: Opened, path: str, sign: str) -> None:
+async def test_a_silent_stream_is_pinged(
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, sign: str
+) -> None:
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
     body = dict(WISHES)[path] | {"stream": True, "model": "policy"}
     lines: list[str] = []

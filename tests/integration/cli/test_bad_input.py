@@ -32,9 +32,11 @@ class Machine:
 
     def train(self, prefix: Sequence[str] = (), **environment: str) -> str:
         """Runs `ratchet train`, expects it to be refused, and returns the sentence."""
-        command = [*prefix, sys.executable, "-m", "ratchet.cli.main", "train", str(self.directory / "run.yaml")]
+        command = [*prefix, sys.executable, "-m", "cli.main", "train", str(self.directory / "run.yaml")]
         variables = {**os.environ, "RATCHET_HOME": str(self.home), **environment}
-        ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
+        ended = subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False
+        )
         assert ended.returncode == 2, (ended.returncode, ended.stdout, ended.stderr)
         assert "Traceback" not in ended.stderr and ended.stdout == ""
         lines = [line for line in ended.stderr.splitlines() if line.startswith("ratchet: ")]
@@ -89,7 +91,9 @@ def test_a_taken_port(machine: Machine) -> None:
         port = other.getsockname()[1]
         machine.home.mkdir()
         (machine.home / "ports.json").write_text(json.dumps({"postgres": port}))
-        assert f"port {port} (postgres) is taken by another program; end that, or remove the line from" in machine.train()
+        assert (
+            f"port {port} (postgres) is taken by another program; end that, or remove the line from" in machine.train()
+        )
     assert not (machine.home / "supervisord.pid").exists()
 
 
@@ -104,7 +108,15 @@ def test_bubblewrap_is_missing(machine: Machine) -> None:
 def test_user_namespaces_are_switched_off(machine: Machine) -> None:
     unshare = shutil.which("unshare")
     assert unshare is not None
-    switched_off = [unshare, "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    switched_off = [
+        unshare,
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"',
+        "sh",
+    ]
     assert "user namespaces are switched off; run `sysctl" in machine.train(switched_off)
     assert not machine.home.exists()
 

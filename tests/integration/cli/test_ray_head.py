@@ -9,15 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from ratchet.cli.parts.ray import LOOK_SECONDS
+from cli.parts.ray import LOOK_SECONDS
 
 PATIENCE_SECONDS = 240
 
 
 def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM is how a raylet ends that has given up; Ray itself goes on after it."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RATCHET_HOME": str(tmp_path)}
-    arguments = [sys.executable, "-m", "ratchet.cli.main", "ray"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "RATCHET_HOME": str(tmp_path)
+    }
+    arguments = [sys.executable, "-m", "cli.main", "ray"]
     with (tmp_path / "ray.log").open("w") as log:
         head = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
     own = psutil.Process(head.pid)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ratchet.config import RunConfig
-from ratchet.local.plan import ServingPlan, load_plan, wants_other, write_plan
-from ratchet.local.stack import Part, Stack, free_ports
-from ratchet.local.supervisor import Supervisor
+from stack.parts import Part, Stack, free_ports
+from stack.serving_plan import ServingPlan, load_plan, wants_other, write_plan
+from stack.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120
@@ -59,7 +59,9 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
 def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> None:
     """The plan is what the parts serve when they start: as long as it is not written, the next `up` ends them again."""
     stack = Stack(tmp_path)
-    one, other = (RunConfig.model_validate({"model": f"/{name}", "datasets": [{"path": "x"}]}) for name in ("one", "other"))
+    one, other = (
+        RunConfig.model_validate({"model": f"/{name}", "datasets": [{"path": "x"}]}) for name in ("one", "other")
+    )
     assert not wants_other(stack, one)
     write_plan(stack, ServingPlan(config=one, model_path=Path("/one")))
     assert wants_other(stack, other) and not wants_other(stack, one)
@@ -68,17 +70,19 @@ def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> No
 
 
 def test_down_goes_on_where_the_gateway_is_away(stack: Sleepers) -> None:
-    command = [sys.executable, "-m", "ratchet.cli.main", "down", "--boxes"]
+    command = [sys.executable, "-m", "cli.main", "down", "--boxes"]
     variables = {**os.environ, "RATCHET_HOME": str(stack.home)}
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0 and "the gateway does not end them" in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+    assert (
+        ended.returncode == 0 and "the gateway does not end them" in ended.stderr and "Traceback" not in ended.stderr
+    ), ended.stderr
     assert not Supervisor(stack).is_up()
 
 
 def test_an_error_with_a_name_is_a_sentence() -> None:
     program = """
 import sys
-from ratchet.cli import main
+from cli import main
 from ratchet.errors import EngineUnavailableError
 
 @main.app.command()
@@ -88,5 +92,7 @@ def fails() -> None:
 sys.argv = ["ratchet", "fails"]
 main.main()
 """
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "ratchet: no engine answers\n")

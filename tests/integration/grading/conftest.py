@@ -18,11 +18,11 @@ from activities.graders.registry import GRADERS
 from activities.sandboxes.base import Sandbox
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
-from ratchet.local.ports import free_port
-from ratchet.local.sandbox_gateway import probe
-from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
-from ratchet.local.sandbox_gateway.settings import GatewaySettings
 from ratchet.store.tasks import TaskRow
+from sandbox_gateway import machine_probe
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.settings import GatewaySettings
+from stack.ports import free_port
 from tests.integration.grading import shop
 from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, provider_of
 
@@ -32,7 +32,7 @@ EVAL_SECONDS = 60.0
 @pytest.fixture(scope="session")
 def grading_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     try:
-        probe.require()
+        machine_probe.require()
     except MachineError as reason:
         pytest.skip(str(reason))
     settings = GatewaySettings(
@@ -56,14 +56,18 @@ def grading_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatewa
 @pytest.fixture
 async def box(grading_gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
     provider = provider_of(grading_gateway)
-    async with await provider.create("host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False) as made:
+    async with await provider.create(
+        "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    ) as made:
         yield made
 
 
 @pytest.fixture
 async def second_box(grading_gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
     provider = provider_of(grading_gateway)
-    async with await provider.create("host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False) as made:
+    async with await provider.create(
+        "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    ) as made:
         yield made
 
 

@@ -29,7 +29,11 @@ class Honest:
 
 
 _PYPROJECT, _CFG = BASE["pyproject.toml"], BASE["setup.cfg"]
-_MOVED: Edits = {"shop/price.py": None, "shop/money.py": TOTAL + FIX, "shop/__init__.py": "from shop.money import discount, total\n"}
+_MOVED: Edits = {
+    "shop/price.py": None,
+    "shop/money.py": TOTAL + FIX,
+    "shop/__init__.py": "from shop.money import discount, total\n",
+}
 
 HONEST: tuple[Honest, ...] = (
     Honest("the fix alone", {}),

@@ -113,7 +113,12 @@ RUN = f"{PYTHON} -B -m pytest -rA -q -p no:cacheprovider {TESTS}"
 
 def task(grader: str, test_patch: str, **spec: Any) -> TaskRow:
     """The same task for either grader; `eval_cmd` learns the hidden tests from an archive of theirs."""
-    values: dict[str, Any] = {"pre_commands": [_pre_command()], "problem_statement": "discount must round", "gold_patch": "", **spec}
+    values: dict[str, Any] = {
+        "pre_commands": [_pre_command()],
+        "problem_statement": "discount must round",
+        "gold_patch": "",
+        **spec,
+    }
     if grader == "swe_bench":
         values["swe_bench"] = {"fail_to_pass": F2P, "pass_to_pass": P2P, "test_patch": test_patch, "test_cmd": RUN}
     else:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from activities.graders.rules import TAMPERED, table
+from activities.graders.integrity_rules import TAMPERED, table
 from tests.integration.grading.attacks import ATTACKS, Attack
 
 PAGE = Path(__file__).parents[3] / "docs" / "integrity.md"
@@ -27,18 +27,24 @@ def _answer(attack: Attack) -> str:
 
 def rules() -> str:
     rows = table()
-    return _markdown(list(rows[0]), [[f"`{value}`" if name == "files" else value for name, value in row.items()] for row in rows])
+    return _markdown(
+        list(rows[0]), [[f"`{value}`" if name == "files" else value for name, value in row.items()] for row in rows]
+    )
 
 
 def attacks() -> str:
-    rows = [[str(number), one.name, ", ".join(one.graders), _answer(one)] for number, one in enumerate(ATTACKS, start=1)]
+    rows = [
+        [str(number), one.name, ", ".join(one.graders), _answer(one)] for number, one in enumerate(ATTACKS, start=1)
+    ]
     return _markdown(["", "attack", "graders", "what it gets"], rows)
 
 
 def filled(page: str) -> str:
     for name, text in (("rules", rules()), ("attacks", attacks())):
         block = f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
-        page, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL)  # type: ignore[misc]
+        page, count = re.subn(
+            rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL
+        )  # type: ignore[misc]
         assert count == 1, name
     return page
 

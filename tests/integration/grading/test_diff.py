@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities import repository
+from activities import git_scripts
 from activities.graders.patches import join, split
 from activities.sandboxes.base import Sandbox
 from tests.integration.sandboxes.conftest import GatewayProcess, provider_of
@@ -32,19 +32,19 @@ LISTING = (
 
 async def prepare(box: Sandbox, role: str, pre: list[str] = PRE, workdir: str = WORKDIR) -> str:
     agent = role == "agent"
-    script = repository.prepare_script(workdir, pre, "fix it" if agent else None, keep_history=not agent)
+    script = git_scripts.prepare_script(workdir, pre, "fix it" if agent else None, keep_history=not agent)
     return (await box.exec(script, user="root", timeout=120)).stdout.strip().splitlines()[-1]
 
 
 async def taken(box: Sandbox, workdir: str = WORKDIR) -> bytes:
-    result = await box.exec(repository.diff_script(workdir, MAX_BYTES), user="root", timeout=120)
+    result = await box.exec(git_scripts.diff_script(workdir, MAX_BYTES), user="root", timeout=120)
     _, _, body = result.stdout.partition("\n")
     return base64.b64decode(body)
 
 
 async def put(box: Sandbox, diff: bytes, workdir: str = WORKDIR) -> None:
-    await box.write_file(repository.PATCH, diff, user="root")
-    script = repository.apply_script(workdir, patch=True, test_patch=False, test_archive=False, test_commands=())
+    await box.write_file(git_scripts.PATCH, diff, user="root")
+    script = git_scripts.apply_script(workdir, patch=True, test_patch=False, test_archive=False, test_commands=())
     await box.exec(script, user="root", timeout=120)
 
 
@@ -56,13 +56,22 @@ STATES: dict[str, tuple[str, str]] = {
     "staged": ("echo new > a.txt && git add a.txt", "a.txt"),
     "committed": (f"echo new > a.txt && {GIT} commit -qam mine", "a.txt"),
     "amended": (f"echo new > a.txt && {GIT} commit -q --amend -am mine", "a.txt"),
-    "on a new branch": (f"git checkout -q -b other && echo new > a.txt && {GIT} commit -qam mine && git checkout -q main", ""),
-    "on a new branch and left there": (f"git checkout -q -b other && echo new > a.txt && {GIT} commit -qam mine", "a.txt"),
+    "on a new branch": (
+        f"git checkout -q -b other && echo new > a.txt && {GIT} commit -qam mine && git checkout -q main",
+        "",
+    ),
+    "on a new branch and left there": (
+        f"git checkout -q -b other && echo new > a.txt && {GIT} commit -qam mine",
+        "a.txt",
+    ),
     "detached": (f"git checkout -q --detach && echo new > a.txt && {GIT} commit -qam mine", "a.txt"),
     "without .git": ("echo new > a.txt && rm -rf .git", "a.txt"),
     "with a broken .git": ("echo new > a.txt && echo nonsense > .git/HEAD && rm -rf .git/objects", "a.txt"),
     "stashed": ("echo new > a.txt && git stash -q", ""),
-    "a nested repository": (f"mkdir n && cd n && git init -q . && echo y > f && git add f && {GIT} commit -qm n", "n/f"),
+    "a nested repository": (
+        f"mkdir n && cd n && git init -q . && echo y > f && git add f && {GIT} commit -qm n",
+        "n/f",
+    ),
     "a nested repository without a commit": ("mkdir n && cd n && git init -q . && echo y > f", "n/f"),
     "assumed unchanged": ("git update-index --assume-unchanged a.txt && echo new > a.txt", "a.txt"),
     "hidden by info/exclude": ("echo secret > hid && echo hid >> .git/info/exclude", "hid"),
@@ -83,7 +92,10 @@ STATES: dict[str, tuple[str, str]] = {
     "binary": ("head -c 5000 /dev/urandom > bin", "bin"),
     "line ends": ("printf 'crlf\\r\\nmore\\r\\n' > win.txt && printf 'x\\r\\n' > a.txt", "win.txt"),
     "everything": ("find . -mindepth 1 -maxdepth 1 -not -name .git -exec rm -rf {} +", "a.txt"),
-    "strange names": ("echo 1 > $'tab\\tnew\\nline' && echo 2 > '\"quoted\"' && echo 3 > -dash && mkdir -p ' ' && echo 4 > ' / '", ""),
+    "strange names": (
+        "echo 1 > $'tab\\tnew\\nline' && echo 2 > '\"quoted\"' && echo 3 > -dash && mkdir -p ' ' && echo 4 > ' / '",
+        "",
+    ),
     "an unreadable file": ("echo 1 > locked && chmod 000 locked && chmod 000 src", "locked"),
     "a fifo and a socket": ("mkfifo pipe; echo new > a.txt", "a.txt"),
     "no newline": ("printf end > a.txt", "a.txt"),
@@ -115,7 +127,7 @@ async def test_whatever_was_done_to_git(box: Sandbox, second_box: Sandbox, state
 async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     await prepare(box, "agent")
     await box.exec("head -c 5000 /dev/urandom > big", user="agent", cwd=WORKDIR)
-    result = await box.exec(repository.diff_script(WORKDIR, 1000), user="root")
+    result = await box.exec(git_scripts.diff_script(WORKDIR, 1000), user="root")
     assert result.stdout.splitlines()[1].startswith("too_large ")
 
 
@@ -124,7 +136,7 @@ async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) ->
     await prepare(box, "agent")
     await box.exec("echo new > new.txt", user="agent", cwd=WORKDIR)
     expected = await taken(box)
-    await box.exec(f"touch {repository.BASE_GIT}/index.lock; echo half > {repository.STATE}/patch", user="root")
+    await box.exec(f"touch {git_scripts.BASE_GIT}/index.lock; echo half > {repository.STATE}/patch", user="root")
     assert await taken(box) == expected != b""
 
 
@@ -158,10 +170,16 @@ async def test_odd_repositories(box: Sandbox, second_box: Sandbox, kind: str) ->
     workdir = "/workspace/odd ü"
     assert await prepare(box, "agent", [ODD[kind]], workdir) == await prepare(second_box, "grade", [ODD[kind]], workdir)
     status = await box.exec(
-        "git status --porcelain; git log --oneline | wc -l; git remote; git stash list; git tag", user="agent", cwd=workdir
+        "git status --porcelain; git log --oneline | wc -l; git remote; git stash list; git tag",
+        user="agent",
+        cwd=workdir,
     )
     assert status.stdout.strip() == "1", status.stdout
-    await box.exec("echo changed > a.txt; for d in sub sub2; do [ -d $d ] && echo more > $d/s.txt; done; true", user="agent", cwd=workdir)
+    await box.exec(
+        "echo changed > a.txt; for d in sub sub2; do [ -d $d ] && echo more > $d/s.txt; done; true",
+        user="agent",
+        cwd=workdir,
+    )
     diff = await taken(box, workdir)
     await put(second_box, diff, workdir)
     assert await listing(box, workdir) == await listing(second_box, workdir)
@@ -188,11 +206,31 @@ async def test_the_agents_box_keeps_no_future(box: Sandbox) -> None:
 # ---------------------------------------------------------------- the law
 
 _NAMES = st.sampled_from(
-    ["a.txt", "src", "src/b.py", "src/c/d.py", "new", "new/x y", "link", "bin", "d ir/ü.txt", "win.txt", ".gitattributes"]
+    [
+        "a.txt",
+        "src",
+        "src/b.py",
+        "src/c/d.py",
+        "new",
+        "new/x y",
+        "link",
+        "bin",
+        "d ir/ü.txt",
+        "win.txt",
+        ".gitattributes",
+    ]
 )
 _CONTENT = st.one_of(
     st.sampled_from(
-        [b"", b"one\n", b"two\r\n", b"no newline", b"\x00\x01\xff", b"diff --git a/x b/x\n--- a/x\n", b"* text=auto eol=crlf\n"]
+        [
+            b"",
+            b"one\n",
+            b"two\r\n",
+            b"no newline",
+            b"\x00\x01\xff",
+            b"diff --git a/x b/x\n--- a/x\n",
+            b"* text=auto eol=crlf\n",
+        ]
     ),
     st.binary(max_size=300),
     st.lists(st.sampled_from([b"a\n", b"b\n", b"c\r\n", b"\n"]), max_size=60).map(b"".join),
@@ -204,7 +242,9 @@ _EDIT = st.one_of(
     st.tuples(st.just("chmod"), _NAMES, st.sampled_from([b"755", b"644"])),
     st.tuples(st.just("move"), _NAMES, st.sampled_from([b"moved", b"src2", b"deep/er/name"])),
     st.tuples(
-        st.just("git"), _NAMES, st.sampled_from([b"add -A", b"commit -qam x", b"checkout -q -b b", b"stash -q", b"rm -q --cached a.txt"])
+        st.just("git"),
+        _NAMES,
+        st.sampled_from([b"add -A", b"commit -qam x", b"checkout -q -b b", b"stash -q", b"rm -q --cached a.txt"]),
     ),
 )
 
@@ -258,7 +298,9 @@ def examples(number: int) -> list[list[tuple[str, str, bytes]]]:
     """Drawn by hypothesis in one place, because its runner and an event loop do not mix; the same every time."""
     found: list[list[tuple[str, str, bytes]]] = []
 
-    @settings(max_examples=number, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=number, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     @given(st.lists(_EDIT, min_size=1, max_size=8))
     def draw(edits: list[tuple[str, str, bytes]]) -> None:
         found.append(edits)

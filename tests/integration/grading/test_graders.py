@@ -9,8 +9,8 @@ import pytest
 from activities.datasets.formats import read_rows
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
-from ratchet.local.tiny_policy.bug_tasks import FAMILIES
 from ratchet.store.tasks import TaskRow
+from stack.tiny_policy.bug_tasks import FAMILIES
 from tests.integration.grading import shop
 from tests.integration.grading.conftest import Judge
 
@@ -54,7 +54,9 @@ async def test_an_f2p_script_is_run_as_its_own_program(judged: Judge, tree: Path
 async def test_an_f2p_script_and_the_empty_patch(judged: Judge, test_patch: str) -> None:
     task = shop.task("eval_cmd", test_patch)
     script = f"import sys\n\nimport pytest\n\nsys.exit(pytest.main(['-q', {shop.TESTS!r}]))\n"
-    verdict, _ = await judged(replace(task, grader="f2p_script", spec={**task.spec, "remote_env_info": {"f2p_script": script}}), b"")
+    verdict, _ = await judged(
+        replace(task, grader="f2p_script", spec={**task.spec, "remote_env_info": {"f2p_script": script}}), b""
+    )
     assert not verdict.solved and verdict.tests[shop.F2P[0]] == "failed", (verdict.reason, verdict.log)
 
 
@@ -80,18 +82,28 @@ def pro_task(test_patch: str, **changes: object) -> TaskRow:
         "run_script": f"{shop.PYTHON} -B -m pytest -rA -q -p no:cacheprovider ${{1//,/ }}",
         "parser_script": _PARSER,
     }
-    spec = {"pre_commands": [task.spec["pre_commands"][0] + _LATER], "problem_statement": "x", "swepro": {**row, **changes}}
+    spec = {
+        "pre_commands": [task.spec["pre_commands"][0] + _LATER],
+        "problem_statement": "x",
+        "swepro": {**row, **changes},
+    }
     return replace(task, grader="swepro", spec=spec)
 
 
 async def test_swe_bench_pro_solved(judged: Judge, tree: Path, test_patch: str) -> None:
     verdict, _ = await judged(pro_task(test_patch), shop.diff(tree, SOLUTION))
-    assert verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((2, 2), (1, 1)), (verdict.reason, verdict.log)
+    assert verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((2, 2), (1, 1)), (
+        verdict.reason,
+        verdict.log,
+    )
 
 
 async def test_swe_bench_pro_counts_what_fails(judged: Judge, test_patch: str) -> None:
     verdict, _ = await judged(pro_task(test_patch), b"")
-    assert not verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((0, 2), (1, 1)), (verdict.reason, verdict.log)
+    assert not verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((0, 2), (1, 1)), (
+        verdict.reason,
+        verdict.log,
+    )
 
 
 async def test_swe_bench_pro_does_not_believe_what_was_printed(judged: Judge, tree: Path, test_patch: str) -> None:

@@ -24,9 +24,14 @@ async def test_no_reward(judged: Judge, tree: Path, test_patch: str, attack: Att
     assert not verdict.solved, (verdict.reason, verdict.log)
     for name in ("solved", "fraction", "weighted"):
         won, _ = reward(name, verdict, FACTS)
-        lost, _ = reward(name, verdict.__class__(False, "", "", 0.0, tests={}, fail_to_pass=(0, 2), pass_to_pass=(1, 1)), FACTS)
+        lost, _ = reward(
+            name, verdict.__class__(False, "", "", 0.0, tests={}, fail_to_pass=(0, 2), pass_to_pass=(1, 1)), FACTS
+        )
         assert won <= lost, f"the reward {name} of {won} is above an honest failure's {lost}"
-    assert not attack.rule or attack.rule in {verdict.rule, *(finding.rule for finding in findings)}, (verdict.reason, findings)
+    assert not attack.rule or attack.rule in {verdict.rule, *(finding.rule for finding in findings)}, (
+        verdict.reason,
+        findings,
+    )
 
 
 def test_there_are_enough() -> None:

@@ -28,13 +28,13 @@ from temporalio.client import Client, WorkflowHandle
 from tokenizers import Tokenizer
 
 from activities.sandboxes.e2b import E2BProvider
-from ratchet import temporal
-from ratchet.local.postgres import ensure_database
-from ratchet.local.stack import Stack, free_ports
+from ratchet import temporal_client
 from ratchet.store.database import Database, migrate
 from ratchet.store.schema import Engine, Rollout
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
+from stack.parts import Stack, free_ports
+from stack.postgres import ensure_database
 from tests.standins.tiny_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ class Loop:
 
     def spawn(self, part: str, *arguments: str) -> None:
         """`ratchet PART`, or the module that `arguments` name."""
-        command = [sys.executable, "-m", *(arguments or ("ratchet.cli.main", part))]
+        command = [sys.executable, "-m", *(arguments or ("cli.main", part))]
         with self.log(part).open("ab") as log:
             self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
 
@@ -94,7 +94,9 @@ class Loop:
 
     async def script(self, *texts: str, **more: Any) -> None:
         stop = self.tokenizer.token_to_id("<|im_end|>")
-        outputs = [{"ids": [*self.tokenizer.encode(text, add_special_tokens=False).ids, stop], **more} for text in texts]
+        outputs = [
+            {"ids": [*self.tokenizer.encode(text, add_special_tokens=False).ids, stop], **more} for text in texts
+        ]
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/script", json={"outputs": outputs})
 
@@ -103,7 +105,11 @@ class Loop:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/release", json={"hold": hold})
 
     def dataset(self, **metadata: Any) -> str:
-        row = {"prompt": "make it right", "label": "task", "metadata": {"image": "host", "workdir": "/workspace/repo", **metadata}}
+        row = {
+            "prompt": "make it right",
+            "label": "task",
+            "metadata": {"image": "host", "workdir": "/workspace/repo", **metadata},
+        }
         path = self.home / f"{uuid4().hex[:8]}.jsonl"
         path.write_text(json.dumps(row) + "\n")
         return str(path)
@@ -112,7 +118,9 @@ class Loop:
         """By plain JSON, as the stock CLI would."""
         values = {"model": str(self.model), "limits": {"agent_seconds": 60, "eval_seconds": 20}, **config}
         argument = {"dataset": dataset, "task": 0, "config": values}
-        return await self.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
+        return await self.client.start_workflow(
+            "Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control"
+        )
 
     def provider(self) -> E2BProvider:
         return E2BProvider(*(self.environment[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
@@ -144,7 +152,9 @@ class Loop:
 
     def require_alive(self) -> None:
         for part, process in self.processes.items():
-            assert process.poll() is None, f"{part} has ended by itself, exit code {process.returncode}: {self.last_words(part)}"
+            assert process.poll() is None, (
+                f"{part} has ended by itself, exit code {process.returncode}: {self.last_words(part)}"
+            )
 
     async def answers(self, address: str) -> bool:
         with contextlib.suppress(httpx.TransportError):
@@ -182,7 +192,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _serving_plan(home: Path, model: Path) -> None:
     from ratchet.config import RunConfig
-    from ratchet.local.plan import ServingPlan
+    from stack.serving_plan import ServingPlan
 
     config = RunConfig.model_validate({"model": str(model), "datasets": [{"path": "unused"}]})
     (home / "stack.json").write_text(ServingPlan(config=config, model_path=model).model_dump_json())
@@ -193,7 +203,9 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
     values = {"state": EngineState.READY, "model_path": str(model), "details": {}}
     async with database.begin() as connection:
         await connection.execute(
-            insert(Engine).values(address=address, **values).on_conflict_do_update(index_elements=["address"], set_=values)
+            insert(Engine)
+            .values(address=address, **values)
+            .on_conflict_do_update(index_elements=["address"], set_=values)
         )
     while True:
         async with database.begin() as connection:
@@ -204,7 +216,9 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
 @pytest.fixture(scope="session")
 async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
     stack = Stack(home)
-    settings = load_temporal_settings(_short(home)).model_copy(update={"address": f"127.0.0.1:{stack.ports['temporal']}"})
+    settings = load_temporal_settings(_short(home)).model_copy(
+        update={"address": f"127.0.0.1:{stack.ports['temporal']}"}
+    )
     environment = {
         **os.environ,
         **stack.environment(),
@@ -214,7 +228,14 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
     _serving_plan(home, model)
     url = environment["RATCHET_DATABASE_URL"]
     found = Loop(
-        home, environment, stack, settings, Database(url, pool_size=3), None, Tokenizer.from_file(str(model / "tokenizer.json")), model
+        home,
+        environment,
+        stack,
+        settings,
+        Database(url, pool_size=3),
+        None,
+        Tokenizer.from_file(str(model / "tokenizer.json")),
+        model,
     )  # type: ignore[arg-type]
     keeper: asyncio.Task[None] | None = None
     try:
@@ -223,11 +244,13 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
         found.spawn("engine", "tests.standins.engine", str(stack.ports["engine"]))
         await ensure_database(stack.ports["postgres"])
         await asyncio.to_thread(migrate, url)
-        found.client = await temporal.connect(settings, wait_seconds=60)
-        await temporal.register(found.client, settings)
+        found.client = await temporal_client.connect(settings, wait_seconds=60)
+        await temporal_client.register(found.client, settings)
         found.spawn("worker")
         for part in ("gateway", "adapter"):
-            await found.until(lambda part=part: found.answers(f"http://127.0.0.1:{stack.ports[part]}/health"), f"{part} answers")
+            await found.until(
+                lambda part=part: found.answers(f"http://127.0.0.1:{stack.ports[part]}/health"), f"{part} answers"
+            )
         keeper = asyncio.create_task(_engine_row(found.database, f"http://127.0.0.1:{stack.ports['engine']}", model))
         yield found
     finally:
@@ -242,7 +265,7 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
 
 
 async def _end_boxes(found: Loop) -> None:
-    from ratchet.cli.down import kill_boxes
+    from cli.down import kill_boxes
 
     with contextlib.suppress(Exception):
         await kill_boxes(found.environment)

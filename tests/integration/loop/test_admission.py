@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import func, select
 
+from activities.dataset_import import import_dataset, usable
 from activities.datasets.formats import dataset_digest, read_rows
-from activities.datasets.recipes import PYTHON, write_rows
-from activities.tasks import import_dataset, usable
+from activities.datasets.package_recipes import PYTHON, write_rows
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
@@ -27,7 +27,12 @@ GOLD = "diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-one\
 def dataset(loop: Loop, **rows: dict[str, Any]) -> str:
     path = loop.home / f"{uuid4().hex[:8]}.jsonl"
     base = {"image": "host", "workdir": "/workspace/repo", "pre_commands": [PRE], "gold_patch": GOLD}
-    path.write_text("".join(json.dumps({"prompt": "p", "label": label, "metadata": {**base, **row}}) + "\n" for label, row in rows.items()))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": "p", "label": label, "metadata": {**base, **row}}) + "\n"
+            for label, row in rows.items()
+        )
+    )
     return str(path)
 
 
@@ -53,7 +58,10 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
     async with loop.database.begin() as connection:
         found = select(Task.label, Admission.admitted, Admission.reason, Admission.evidence, Admission.gold_seconds)
         rows = {
-            row.label: row for row in await connection.execute(found.join(Task, Task.id == Admission.task_id).where(Task.dataset == path))
+            row.label: row
+            for row in await connection.execute(
+                found.join(Task, Task.id == Admission.task_id).where(Task.dataset == path)
+            )
         }
         held = select(func.count()).where(Sandbox.rollout_id.is_(None), Sandbox.state != "released")
         assert (await connection.execute(held)).scalar_one() == 0
@@ -63,7 +71,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
     assert "no gold_patch" in rows["no_gold"].reason
     assert "could not run" in rows["cannot_run"].reason
     assert not rows["flaky"].admitted
-    command = [sys.executable, "-m", "ratchet.cli.main", "tasks", "report", path]
+    command = [sys.executable, "-m", "cli.main", "tasks", "report", path]
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "7 tasks examined: 1 admitted, 6 quarantined." in report
     assert "| good | eval_cmd 2 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 2 | 2/2 | 0/2 | " in report
@@ -115,7 +123,11 @@ async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_n
         async with loop.database.begin() as connection:
             assert await import_dataset(connection, config) == expected
     async with loop.database.begin() as connection:
-        assert [label for _, label, _ in await tasks.of_dataset(connection, dataset_digest(config))] == ["one", "two", "three"]
+        assert [label for _, label, _ in await tasks.of_dataset(connection, dataset_digest(config))] == [
+            "one",
+            "two",
+            "three",
+        ]
 
 
 async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
@@ -125,7 +137,9 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
         config = RunConfig.model_validate({"datasets": [{"path": path}], "grading": grading})
         async with loop.database.begin() as connection:
             ids = await usable(connection, config.datasets[0], dataset_digest(config.datasets[0]), config)
-            return list((await connection.execute(select(Task.label).where(Task.id.in_(ids)).order_by(Task.row_no))).scalars())
+            return list(
+                (await connection.execute(select(Task.label).where(Task.id.in_(ids)).order_by(Task.row_no))).scalars()
+            )
 
     await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1, "labels": ["nobody"]})
     with pytest.raises(DatasetError, match="none of its 2 tasks is admitted"):
@@ -139,11 +153,16 @@ async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -
     """The verdict of a grader that could not run is given later, three times, and pays the rollout."""
     await loop.script(call("echo two > a.txt"), "Done.")
     switch = "test -e /usr/bin/env && no-such-program"
-    started = await loop.start(loop.dataset(pre_commands=[PRE], eval_cmd=switch), limits={"agent_seconds": 300, "eval_seconds": 60})
+    started = await loop.start(
+        loop.dataset(pre_commands=[PRE], eval_cmd=switch), limits={"agent_seconds": 300, "eval_seconds": 60}
+    )
     _, row = await finish(loop, started)
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("grader_failed", None, "done", 2)
     async with loop.database.begin() as connection:
-        spec = {**(await connection.execute(select(Task.spec).where(Task.id == row.task_id))).scalar_one(), "eval_cmd": TASK["eval_cmd"]}
+        spec = {
+            **(await connection.execute(select(Task.spec).where(Task.id == row.task_id))).scalar_one(),
+            "eval_cmd": TASK["eval_cmd"],
+        }
         await connection.execute(Task.__table__.update().where(Task.id == row.task_id).values(spec=spec))  # type: ignore[attr-defined]
         turns = (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one()
     looked = await run(loop, "Regrade", {"rollout_id": row.id, "repeats": 3})
@@ -155,7 +174,9 @@ async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -
     async with loop.database.begin() as connection:
         paid = (await connection.execute(select(Rollout.outcome, Rollout.reward).where(Rollout.id == row.id))).one()
         given = (
-            await connection.execute(select(Grade.solved, Grade.repeat, Grade.reason).where(Grade.rollout_id == row.id).order_by(Grade.id))
+            await connection.execute(
+                select(Grade.solved, Grade.repeat, Grade.reason).where(Grade.rollout_id == row.id).order_by(Grade.id)
+            )
         ).all()
         states = set((await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars())
         assert (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one() == turns

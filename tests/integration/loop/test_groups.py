@@ -13,7 +13,11 @@ from tests.integration.loop.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
 
-TASK = {"pre_commands": ["git init -q . && echo one > a.txt && git add -A && git -c user.name=x -c user.email=x@x commit -qm first"]}
+TASK = {
+    "pre_commands": [
+        "git init -q . && echo one > a.txt && git add -A && git -c user.name=x -c user.email=x@x commit -qm first"
+    ]
+}
 
 
 class Training:
@@ -32,11 +36,20 @@ class Training:
             "limits": {"agent_seconds": 120, "eval_seconds": 20},
             "evaluation": {"at": []},
         }
-        await self.loop.client.start_workflow("TrainRun", {"config": config}, id=f"run/{self.run_id}", task_queue="control")
+        await self.loop.client.start_workflow(
+            "TrainRun", {"config": config}, id=f"run/{self.run_id}", task_queue="control"
+        )
 
     async def rows(self) -> list[Any]:
         async with self.loop.database.begin() as connection:
-            statement = select(Rollout.workflow_id, Rollout.outcome, Rollout.num_turns, Rollout.replaced_by, Rollout.claimed_at, Rollout.id)
+            statement = select(
+                Rollout.workflow_id,
+                Rollout.outcome,
+                Rollout.num_turns,
+                Rollout.replaced_by,
+                Rollout.claimed_at,
+                Rollout.id,
+            )
             return list(await connection.execute(statement.where(Rollout.run_id == self.run_id).order_by(Rollout.id)))
 
     async def working(self) -> list[Any]:
@@ -46,7 +59,9 @@ class Training:
 
     async def group_state(self) -> str:
         async with self.loop.database.begin() as connection:
-            statement = select(RolloutGroup.state).where(RolloutGroup.run_id == self.run_id).order_by(RolloutGroup.id).limit(1)
+            statement = (
+                select(RolloutGroup.state).where(RolloutGroup.run_id == self.run_id).order_by(RolloutGroup.id).limit(1)
+            )
             return str((await connection.execute(statement)).scalar_one())
 
     async def let_go(self) -> None:
@@ -69,7 +84,9 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
 
     await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(Run.state).where(Run.run_id == found.run_id))).scalar_one() == "cancelled"
+        assert (
+            await connection.execute(select(Run.state).where(Run.run_id == found.run_id))
+        ).scalar_one() == "cancelled"
 
 
 async def test_a_member_that_is_cancelled_by_hand_is_replaced(training: Training, loop: Loop) -> None:

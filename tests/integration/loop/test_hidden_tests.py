@@ -26,9 +26,7 @@ async def test_the_agents_box_holds_nothing_of_the_grader(loop: Loop) -> None:
     """The search is written so that it does not find itself; the grader sees whether it found anything, and has the tests itself."""
     half = len(MARKER) // 2
     pattern = f'"{MARKER[:half]}""{MARKER[half:]}"'
-    search = (
-        f"grep -rIl {pattern} /workspace /tmp /run /home /var /etc /proc/self/environ 2>/dev/null > found.txt; echo searched >> done.txt"
-    )
+    search = f"grep -rIl {pattern} /workspace /tmp /run /home /var /etc /proc/self/environ 2>/dev/null > found.txt; echo searched >> done.txt"
     await loop.script(call(search), "Done.")
     spec = {
         "pre_commands": [PRE],

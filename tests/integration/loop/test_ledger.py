@@ -44,7 +44,9 @@ async def installation_of(loop: Loop) -> str:
 
 
 async def sweep(loop: Loop) -> dict[str, Any]:
-    found = await loop.client.execute_workflow("Sweep", {"force": True}, id=f"sweep/{uuid4().hex[:8]}", task_queue="control")
+    found = await loop.client.execute_workflow(
+        "Sweep", {"force": True}, id=f"sweep/{uuid4().hex[:8]}", task_queue="control"
+    )
     return dict(found)
 
 
@@ -57,7 +59,11 @@ async def assert_nothing_is_left(loop: Loop) -> None:
 
 async def boxes_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> list[Any]:
     async with loop.database.begin() as connection:
-        return list((await connection.execute(select(Sandbox).where(Sandbox.workflow_id == handle.id).order_by(Sandbox.id))).all())
+        return list(
+            (
+                await connection.execute(select(Sandbox).where(Sandbox.workflow_id == handle.id).order_by(Sandbox.id))
+            ).all()
+        )
 
 
 @contextlib.contextmanager
@@ -148,9 +154,13 @@ async def test_killed_in_create_and_terminated(loop: Loop) -> None:
     handle = await _kill_worker_in_create(loop)
     await handle.terminate("in the UI")
     loop.spawn("worker")
-    dry = await loop.client.execute_workflow("Sweep", {"force": True, "dry_run": True}, id=f"sweep/{uuid4().hex[:8]}", task_queue="control")
+    dry = await loop.client.execute_workflow(
+        "Sweep", {"force": True, "dry_run": True}, id=f"sweep/{uuid4().hex[:8]}", task_queue="control"
+    )
     assert len(dry["boxes"]) == 1 and handle.id in dry["boxes"][0]
-    assert len(await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})) == 1, "a dry run ends nothing"
+    assert len(await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})) == 1, (
+        "a dry run ends nothing"
+    )
     result = await sweep(loop)
     assert (result["boxes_released"], result["rollouts_ended"]) == (1, 1), result
     await assert_nothing_is_left(loop)
@@ -196,13 +206,17 @@ async def test_killed_in_kill(loop: Loop, moment: str) -> None:
     await assert_nothing_is_left(loop)
 
 
-async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await loop.script("never delivered", hold="sweep asks")
     handle = await loop.start(loop.dataset(**TASK))
     await loop.until(lambda: works(loop, handle), "the agent waits for its model")
     await handle.terminate()
     rollout_id = (await loop.rollout(handle)).id
-    activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client, UUID(await installation_of(loop)))
+    activities = SweepActivities(
+        loop.database, loop.provider(), loop.settings, loop.client, UUID(await installation_of(loop))
+    )
     ask = activities._alive
 
     async def ask_too_long(workflow_ids: set[str]) -> dict[str, bool]:
@@ -236,7 +250,11 @@ async def _answers(loop: Loop) -> bool:
 async def test_two_installations_share_a_provider(loop: Loop) -> None:
     """Boxes of others, and boxes that nobody marked, are never touched; a box of ours that the ledger does not know is."""
     provider, ours = loop.provider(), await installation_of(loop)
-    marks = {"ours": {INSTALLATION_KEY: ours, "ratchet_box": str(uuid4())}, "theirs": {INSTALLATION_KEY: str(uuid4())}, "nobody's": {}}
+    marks = {
+        "ours": {INSTALLATION_KEY: ours, "ratchet_box": str(uuid4())},
+        "theirs": {INSTALLATION_KEY: str(uuid4())},
+        "nobody's": {},
+    }
     made = {
         name: await provider.create("host", ttl_seconds=300, metadata=metadata, idempotency_key=uuid4().hex)
         for name, metadata in marks.items()

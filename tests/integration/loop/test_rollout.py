@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 
 from ratchet.store import runs
 from ratchet.store.schema import Attempt, ChainSpan, Grade, Installation, Patch, Sandbox, Session, Turn
-from ratchet.temporal import root_cause
+from ratchet.temporal_client import root_cause
 from tests.integration.loop.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,11 +38,17 @@ async def test_a_solved_task(loop: Loop) -> None:
         trained = trained.where(ChainSpan.turn_id.in_(select(Turn.id).where(Turn.rollout_id == row.id)))
         sampled = select(func.sum(Turn.num_sampled)).where(Turn.rollout_id == row.id)
         assert (
-            (await connection.execute(trained)).scalar_one() == (await connection.execute(sampled)).scalar_one() == row.num_trained_tokens
+            (await connection.execute(trained)).scalar_one()
+            == (await connection.execute(sampled)).scalar_one()
+            == row.num_trained_tokens
         )
-        boxes = (await connection.execute(select(Sandbox.state, Sandbox.role).where(Sandbox.rollout_id == row.id))).all()
+        boxes = (
+            await connection.execute(select(Sandbox.state, Sandbox.role).where(Sandbox.rollout_id == row.id))
+        ).all()
         assert sorted(boxes) == [("released", "agent"), ("released", "grade")]
-        assert (await connection.execute(select(Session.state).where(Session.rollout_id == row.id))).scalar_one() == "closed"
+        assert (
+            await connection.execute(select(Session.state).where(Session.rollout_id == row.id))
+        ).scalar_one() == "closed"
 
 
 async def test_nothing_done_is_a_verdict_not_a_failure(loop: Loop) -> None:
@@ -55,7 +61,10 @@ async def test_nothing_done_is_a_verdict_not_a_failure(loop: Loop) -> None:
 
 async def test_whatever_the_agent_does_to_git_its_files_count(loop: Loop) -> None:
     """Staged, committed, new, deleted, binary, mode: all in one patch, which applies in the fresh box."""
-    pre = PRE + " && echo gone > b.txt && echo 'echo hi' > run.sh && git add -A && git -c user.name=x -c user.email=x@x commit -qm second"
+    pre = (
+        PRE
+        + " && echo gone > b.txt && echo 'echo hi' > run.sh && git add -A && git -c user.name=x -c user.email=x@x commit -qm second"
+    )
     work = (
         "echo two > a.txt && git add a.txt && git -c user.name=x -c user.email=x@x commit -qm mine && rm b.txt"
         " && printf '\\000\\001\\377' > new.bin && chmod +x run.sh && mkdir 'd ir' && echo späß > 'd ir/ü.txt' && git add new.bin && rm -rf .git"
@@ -91,11 +100,15 @@ async def test_a_grader_that_cannot_run_gives_no_reward(loop: Loop) -> None:
     assert "no-such-program" in row.outcome_reason
     async with loop.database.begin() as connection:
         roles = (
-            await connection.execute(select(Sandbox.role, func.count()).where(Sandbox.rollout_id == row.id).group_by(Sandbox.role))
+            await connection.execute(
+                select(Sandbox.role, func.count()).where(Sandbox.rollout_id == row.id).group_by(Sandbox.role)
+            )
         ).all()
         assert dict(roles) == {"agent": 1, "grade": 3}, "a grader's fault costs no agent tokens"
         reasons = select(Sandbox.release_reason).where(Sandbox.rollout_id == row.id, Sandbox.role == "grade")
-        assert (await connection.execute(reasons)).scalars().all() == ["no verdict"] * 3, "each is given back before the next is asked for"
+        assert (await connection.execute(reasons)).scalars().all() == ["no verdict"] * 3, (
+            "each is given back before the next is asked for"
+        )
 
 
 async def test_a_reward_function_that_breaks_gives_no_reward_and_is_named(loop: Loop) -> None:
@@ -135,7 +148,9 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
             flying = select(Turn.id).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
             if (await connection.execute(flying)).scalar_one_or_none() is None:
                 return None
-            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
+            return (
+                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+            ).scalar_one()
 
     box = await loop.until(in_flight, "the agent waits for its model")
     await loop.script(call("echo two > a.txt"), "Done.")
@@ -143,7 +158,11 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
     async with loop.database.begin() as connection:
-        attempts = (await connection.execute(select(Attempt.state).where(Attempt.rollout_id == row.id).order_by(Attempt.n))).scalars().all()
+        attempts = (
+            (await connection.execute(select(Attempt.state).where(Attempt.rollout_id == row.id).order_by(Attempt.n)))
+            .scalars()
+            .all()
+        )
     assert attempts == ["superseded", "sealed"]
 
 
@@ -181,7 +200,9 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
         async with loop.database.begin() as connection:
             if not (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one():
                 return None
-            return (await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))).scalar_one()
+            return (
+                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+            ).scalar_one()
 
     box_id = await loop.until(waits, "the agent waits for its model")
     loop.end("worker", kill=True)
@@ -210,7 +231,13 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
     async with loop.database.begin() as connection:
         exits = (
-            (await connection.execute(select(Attempt.agent_exit).where(Attempt.rollout_id == row.id).order_by(Attempt.n))).scalars().all()
+            (
+                await connection.execute(
+                    select(Attempt.agent_exit).where(Attempt.rollout_id == row.id).order_by(Attempt.n)
+                )
+            )
+            .scalars()
+            .all()
         )
     assert exits == ["starved", "done"]
 
@@ -234,8 +261,12 @@ async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
     row = await loop.rollout(handle)
     assert (row.outcome, row.reward) == ("cancelled", None)
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars().all() == ["released"]
-        assert (await connection.execute(select(Turn.state).where(Turn.rollout_id == row.id))).scalars().all() == ["aborted"]
+        assert (
+            await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))
+        ).scalars().all() == ["released"]
+        assert (await connection.execute(select(Turn.state).where(Turn.rollout_id == row.id))).scalars().all() == [
+            "aborted"
+        ]
 
 
 async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> None:
@@ -270,8 +301,12 @@ async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> Non
         ("TrainRun", {"config_path": "a", "run_id": "b"}, "exactly one of"),
     ],
 )
-async def test_bad_json_ends_failed_with_the_field_named(loop: Loop, workflow: str, argument: dict[str, Any], named: str) -> None:
-    handle = await loop.client.start_workflow(workflow, argument, id=f"run/bad-{workflow}-{abs(hash(named))}", task_queue="control")
+async def test_bad_json_ends_failed_with_the_field_named(
+    loop: Loop, workflow: str, argument: dict[str, Any], named: str
+) -> None:
+    handle = await loop.client.start_workflow(
+        workflow, argument, id=f"run/bad-{workflow}-{abs(hash(named))}", task_queue="control"
+    )
     with pytest.raises(WorkflowFailureError):
         await loop.result(handle, 120)
     history = await handle.fetch_history()
@@ -282,7 +317,9 @@ async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
     """A second workflow for the same row returns the stored outcome and boots nothing."""
     await loop.script(call("echo two > a.txt"), "Done.")
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
-    again = await loop.client.execute_workflow("Rollout", {"rollout_id": row.id}, id=f"rollout/again/{row.id}", task_queue="control")
+    again = await loop.client.execute_workflow(
+        "Rollout", {"rollout_id": row.id}, id=f"rollout/again/{row.id}", task_queue="control"
+    )
     assert (again["outcome"], again["reward"]) == ("graded", 1.0)
     async with loop.database.begin() as connection:
         assert (await connection.execute(select(func.count()).where(Sandbox.rollout_id == row.id))).scalar_one() == 2
@@ -298,7 +335,9 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            return (await connection.execute(select(Patch.rollout_id).where(Patch.rollout_id == row.id))).scalar_one_or_none()
+            return (
+                await connection.execute(select(Patch.rollout_id).where(Patch.rollout_id == row.id))
+            ).scalar_one_or_none()
 
     rollout_id = await loop.until(patch_stored, "the patch is stored")
     await handle.terminate()
@@ -376,7 +415,12 @@ async def test_search_attributes_are_visible(loop: Loop) -> None:
 
     async def listed() -> bool:
         try:
-            found = [one async for one in loop.client.list_workflows(f"ratchet_outcome = 'graded' AND WorkflowId = '{handle.id}'")]
+            found = [
+                one
+                async for one in loop.client.list_workflows(
+                    f"ratchet_outcome = 'graded' AND WorkflowId = '{handle.id}'"
+                )
+            ]
         except RPCError:
             return False
         return len(found) == 1
@@ -385,11 +429,16 @@ async def test_search_attributes_are_visible(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"), [({"model": "/models/other"}, "model /models/other"), ({"policy_version": "run/3.e1"}, "policy version run/3.e1")]
+    ("asked", "named"),
+    [({"model": "/models/other"}, "model /models/other"), ({"policy_version": "run/3.e1"}, "policy version run/3.e1")],
 )
-async def test_a_rollout_under_weights_that_are_not_served_is_refused(loop: Loop, asked: dict[str, str], named: str) -> None:
+async def test_a_rollout_under_weights_that_are_not_served_is_refused(
+    loop: Loop, asked: dict[str, str], named: str
+) -> None:
     argument = {"dataset": loop.dataset(**TASK), "task": 0, "config": {"model": str(loop.model)}, **asked}
-    handle = await loop.client.start_workflow("Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control")
+    handle = await loop.client.start_workflow(
+        "Rollout", argument, id=f"rollout/adhoc/{uuid4().hex[:8]}", task_queue="control"
+    )
     with pytest.raises(WorkflowFailureError) as refused:
         await loop.result(handle, 100)
     assert f"{named} is not served; the engines serve" in str(root_cause(refused.value))

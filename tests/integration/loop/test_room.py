@@ -18,7 +18,14 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
 
     async def ask(role: SandboxRole, rollout_id: int, max_boxes: int = 3) -> Any:
         """Of three boxes one is kept for grading: two agents may be in."""
-        values = {"provider": provider, "role": role, "rollout_id": rollout_id, "attempt": 1, "workflow_id": run_id, "image": "host"}
+        values = {
+            "provider": provider,
+            "role": role,
+            "rollout_id": rollout_id,
+            "attempt": 1,
+            "workflow_id": run_id,
+            "image": "host",
+        }
         async with loop.database.begin() as connection:
             return await sandboxes.reserve(connection, values, max_boxes)
 
@@ -26,7 +33,9 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
         await make_group(connection, run_id, 0, [0.0, 0.0, 0.0])
         statement = select(Rollout.id).where(Rollout.run_id == run_id).order_by(Rollout.id)
         first, second, third = (await connection.execute(statement)).scalars()
-        await connection.execute(update(Rollout).where(Rollout.run_id == run_id).values(outcome=None, reward=None, agent_exit=None))
+        await connection.execute(
+            update(Rollout).where(Rollout.run_id == run_id).values(outcome=None, reward=None, agent_exit=None)
+        )
 
     box = await ask(SandboxRole.AGENT, first)
     assert box is not None and await ask(SandboxRole.AGENT, second) is not None

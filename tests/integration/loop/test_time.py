@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from temporalio.client import WorkflowHandle
 
 from activities.sandboxes.base import Sandbox
-from ratchet import temporal
+from ratchet import temporal_client
 from ratchet.store import schema
 from tests.integration.loop.conftest import Loop
 from tests.integration.loop.test_ledger import boxes_of
@@ -48,14 +48,19 @@ async def test_at_its_deadline_the_whole_tree_ends_without_us_and_the_diff_is_st
     await loop.script(call(BUSY))
     handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
     box = await box_of(loop, handle)
-    await loop.until(lambda: holds(box, "grep -q two /workspace/repo/a.txt && pgrep -u agent -f 'while :'"), "the agent has its edit made")
+    await loop.until(
+        lambda: holds(box, "grep -q two /workspace/repo/a.txt && pgrep -u agent -f 'while :'"),
+        "the agent has its edit made",
+    )
     loop.end("worker", kill=True)
     await box.exec("echo 0.00 > /run/ratchet/1/deadline")  # the box's clock has come so far
     await loop.until(lambda: holds(box, "test -s /run/ratchet/1/exit.json"), "the launcher writes down the end")
     assert not await holds(box, "pgrep -u agent")
     loop.spawn("worker")
     _, row = await finish(loop, handle)
-    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "time_budget", 1), row.outcome_reason
+    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "time_budget", 1), (
+        row.outcome_reason
+    )
 
 
 async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_model_is_not(loop: Loop) -> None:
@@ -74,9 +79,13 @@ async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_mo
     await loop.until(still_there, "the model has taken its time")
     await loop.release("slow")
     _, row = await finish(loop, handle)
-    assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", 1.0, "time_budget", 1), row.outcome_reason
+    assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", 1.0, "time_budget", 1), (
+        row.outcome_reason
+    )
     async with loop.database.begin() as connection:
-        used = (await connection.execute(select(schema.Attempt.used_seconds).where(schema.Attempt.rollout_id == row.id))).scalar_one()
+        used = (
+            await connection.execute(select(schema.Attempt.used_seconds).where(schema.Attempt.rollout_id == row.id))
+        ).scalar_one()
     assert used < LIMITS["agent_seconds"]
 
 
@@ -108,11 +117,11 @@ async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:
         found = (await handle.describe()).schedule
         return found.spec.intervals[0].every, found.policy.catchup_window, found.state.paused
 
-    handle = loop.client.get_schedule_handle(temporal.SWEEP_SCHEDULE)
+    handle = loop.client.get_schedule_handle(temporal_client.SWEEP_SCHEDULE)
     await handle.pause()
     numbers = loop.settings.sweep.model_copy(update={"interval": 777, "catchup_window": 33})
-    await temporal.register(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
+    await temporal_client.register(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
     assert await seen() == (timedelta(seconds=777), timedelta(seconds=33), True)
     await handle.unpause()
-    await temporal.register(loop.client, loop.settings)
+    await temporal_client.register(loop.client, loop.settings)
     assert await seen() == (timedelta(seconds=3600), timedelta(seconds=60), False)

@@ -26,10 +26,10 @@ import pytest
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import MachineError
-from ratchet.local.ports import free_port
-from ratchet.local.sandbox_gateway import probe
-from ratchet.local.sandbox_gateway.layers import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
-from ratchet.local.sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway import machine_probe
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.settings import GatewaySettings
+from stack.ports import free_port
 
 pytest.register_assert_rewrite("tests.integration.sandboxes.contract")
 
@@ -39,8 +39,8 @@ DEADLINE_SECONDS = 120.0
 ADAPTER_ANSWER = b"the adapter"
 NUM_REPEATS_BIG = 1_000_000
 _SERVE = (
-    "import sys; from ratchet.local.sandbox_gateway.serve import serve;"
-    "from ratchet.local.sandbox_gateway.settings import GatewaySettings; serve(GatewaySettings.model_validate_json(sys.argv[1]))"
+    "import sys; from sandbox_gateway.serve import serve;"
+    "from sandbox_gateway.settings import GatewaySettings; serve(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
 
 
@@ -88,11 +88,19 @@ class GatewayProcess:
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"X-API-KEY": API_KEY, **options.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options)
+        return httpx.request(
+            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
+        )
 
     def call_box(self, box: dict[str, Any], method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"E2b-Sandbox-Id": box["sandboxID"], "X-Access-Token": box["envdAccessToken"], **options.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options)
+        headers = {
+            "E2b-Sandbox-Id": box["sandboxID"],
+            "X-Access-Token": box["envdAccessToken"],
+            **options.pop("headers", {}),
+        }
+        return httpx.request(
+            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
+        )
 
     def box_directory(self, box_id: str) -> Path:
         return self.settings.root_directory / "boxes" / box_id
@@ -124,7 +132,7 @@ def adapter_port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def python_layer() -> Path:
     try:
-        probe.require()
+        machine_probe.require()
     except MachineError as reason:
         pytest.skip(str(reason))
     return ensure_python_layer(default_cache_directory())
@@ -160,7 +168,9 @@ def _running(settings: GatewaySettings) -> Iterator[GatewayProcess]:
 
 
 @pytest.fixture(scope="session")
-def gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+def gateway(
+    make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
     """Shared by the tests that leave it running."""
     yield from _running(make_settings(tmp_path_factory.mktemp("gateway")))
 
@@ -186,7 +196,9 @@ def own_provider(own_gateway: GatewayProcess) -> E2BProvider:
 
 
 async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 900) -> Sandbox:
-    return await provider.create("host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex)
+    return await provider.create(
+        "host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex
+    )
 
 
 @pytest.fixture

@@ -140,7 +140,13 @@ async def test_a_killed_box_is_gone(provider: SandboxProvider) -> None:
     await box.kill()
     await box.kill()
     assert await provider.kill(box.id) is False
-    for call in (box.exec("true"), box.read_file("/x"), box.write_file("/tmp/x", b""), box.set_ttl(5), provider.connect(box.id)):
+    for call in (
+        box.exec("true"),
+        box.read_file("/x"),
+        box.write_file("/tmp/x", b""),
+        box.set_ttl(5),
+        provider.connect(box.id),
+    ):
         with pytest.raises(SandboxGoneError):
             await call
 

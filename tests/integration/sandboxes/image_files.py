@@ -76,14 +76,21 @@ def tree_layer(tree: Path) -> bytes:
 def make_config(layers: list[bytes]) -> bytes:
     diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     return json.dumps(
-        {"architecture": ARCHITECTURE, "os": "linux", "config": CONFIG, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+        {
+            "architecture": ARCHITECTURE,
+            "os": "linux",
+            "config": CONFIG,
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }
     ).encode()
 
 
 def write_docker_archive(path: Path, layers: list[bytes], tags: list[str], config: bytes | None = None) -> Path:
     files = {"config.json": config or make_config(layers)}
     files |= {f"{number}/layer.tar": layer for number, layer in enumerate(layers)}
-    manifest = [{"Config": "config.json", "RepoTags": tags, "Layers": [f"{number}/layer.tar" for number in range(len(layers))]}]
+    manifest = [
+        {"Config": "config.json", "RepoTags": tags, "Layers": [f"{number}/layer.tar" for number in range(len(layers))]}
+    ]
     files["manifest.json"] = json.dumps(manifest).encode()
     path.write_bytes(make_layer([(name, content, {}) for name, content in files.items()]))
     return path
@@ -99,7 +106,8 @@ def oci_files(layers: list[bytes], name: str | None) -> dict[str, bytes]:
         return {"digest": f"sha256:{digest}", "size": len(content), **facts}
 
     packed = [
-        gzip.compress(layer, 1) if number % 2 == 0 else zstandard.ZstdCompressor().compress(layer) for number, layer in enumerate(layers)
+        gzip.compress(layer, 1) if number % 2 == 0 else zstandard.ZstdCompressor().compress(layer)
+        for number, layer in enumerate(layers)
     ]
     manifest = {"schemaVersion": 2, "config": blob(make_config(layers)), "layers": [blob(layer) for layer in packed]}
     ours = blob(json.dumps(manifest).encode(), platform={"os": "linux", "architecture": ARCHITECTURE})

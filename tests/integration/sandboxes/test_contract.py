@@ -10,8 +10,8 @@ from connectrpc.errors import ConnectError
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider, cancellable
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
-from ratchet.local.ports import free_port
-from ratchet.worker import sandbox_provider
+from stack.ports import free_port
+from stack.worker import sandbox_provider
 from tests.integration.sandboxes.conftest import API_KEY, GatewayProcess, make_box, provider_of
 from tests.integration.sandboxes.contract import *  # noqa: F403
 
@@ -48,7 +48,9 @@ async def test_mistakes_of_the_caller_are_not_retried(provider: E2BProvider, gat
 
 async def test_an_image_by_template(gateway: GatewayProcess) -> None:
     """For services that route no metadata: the task's image names the template."""
-    by_template = E2BProvider(API_KEY, gateway.url, gateway.url, image_metadata_key="unknown-to-this-service", template="{image}")
+    by_template = E2BProvider(
+        API_KEY, gateway.url, gateway.url, image_metadata_key="unknown-to-this-service", template="{image}"
+    )
     async with await make_box(by_template) as box:
         await box.exec("true")
         assert gateway.call("GET", f"/sandboxes/{box.id}").json()["templateID"] == "host"
@@ -62,7 +64,11 @@ async def test_a_workers_environment_says_how_the_service_is_told_the_image(
     own_gateway.end()
     own_gateway.settings = own_gateway.settings.model_copy(update={"image_metadata_key": "our/image"})
     own_gateway.start()
-    for name, value in (("E2B_API_KEY", API_KEY), ("E2B_API_URL", own_gateway.url), ("E2B_SANDBOX_URL", own_gateway.url)):
+    for name, value in (
+        ("E2B_API_KEY", API_KEY),
+        ("E2B_API_URL", own_gateway.url),
+        ("E2B_SANDBOX_URL", own_gateway.url),
+    ):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY", "our/image")
     monkeypatch.setenv("RATCHET_SANDBOX_TEMPLATE", "no-such-template")  # not looked at where the key is known

@@ -68,7 +68,9 @@ async def test_a_second_process_sees_everything_from_the_first_byte(gateway: Gat
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_boxes_outlive_the_gateway(own_gateway: GatewayProcess, own_provider: E2BProvider, how: signal.Signals) -> None:
+async def test_boxes_outlive_the_gateway(
+    own_gateway: GatewayProcess, own_provider: E2BProvider, how: signal.Signals
+) -> None:
     box = await make_box(own_provider)
     await box.write_file("/workspace/kept", b"kept")
     pid = await _start_and_disconnect(own_gateway, box.id)
@@ -82,7 +84,9 @@ async def test_boxes_outlive_the_gateway(own_gateway: GatewayProcess, own_provid
     assert await own_provider.list({}) == []
 
 
-async def test_create_is_idempotent_also_across_a_restart(own_gateway: GatewayProcess, own_provider: E2BProvider) -> None:
+async def test_create_is_idempotent_also_across_a_restart(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
     key = uuid.uuid4().hex
     boxes = await asyncio.gather(*(make_box(own_provider, key) for _ in range(4)))
     assert len({box.id for box in boxes}) == 1
@@ -126,7 +130,9 @@ async def test_set_ttl_moves_the_end_both_ways(provider: E2BProvider, gateway: G
         await box.exec("true")
 
 
-async def test_a_box_ends_itself_without_a_gateway_and_is_cleared_away(own_gateway: GatewayProcess, own_provider: E2BProvider) -> None:
+async def test_a_box_ends_itself_without_a_gateway_and_is_cleared_away(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
     box = await make_box(own_provider, ttl_seconds=60)
     other = await make_box(own_provider, ttl_seconds=60)
     boxd = os.pidfd_open(boxd_pid(own_gateway, box.id))
@@ -167,4 +173,6 @@ async def test_kill_leaves_nothing(provider: E2BProvider, gateway: GatewayProces
 
 
 def _cgroups_named(box_id: str) -> list[Path]:
-    return list(Path("/sys/fs/cgroup").glob(f"*/ratchet-*/{box_id}")) + list(Path("/sys/fs/cgroup").glob(f"ratchet-*/{box_id}"))
+    return list(Path("/sys/fs/cgroup").glob(f"*/ratchet-*/{box_id}")) + list(
+        Path("/sys/fs/cgroup").glob(f"ratchet-*/{box_id}")
+    )

@@ -19,12 +19,14 @@ import pytest
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import CommandFailedError, SandboxGoneError
-from ratchet.local.sandbox_gateway import disk_template
-from ratchet.local.sandbox_gateway.boxd import cgroups, seccomp
+from sandbox_gateway import disk_template
+from sandbox_gateway.boxd import cgroups, seccomp
 from tests.integration.sandboxes.conftest import CHECKOUT, GatewayProcess, make_box
 
 needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
-needs_disk = pytest.mark.skipif(not disk_template.is_possible(), reason="this machine has no loop devices or no mkfs.ext4")
+needs_disk = pytest.mark.skipif(
+    not disk_template.is_possible(), reason="this machine has no loop devices or no mkfs.ext4"
+)
 needs_filter = pytest.mark.skipif(not seccomp.PROGRAM, reason="no system call table for this machine type")
 
 
@@ -90,7 +92,9 @@ async def test_a_setuid_program_gives_nothing(shared_box: Sandbox) -> None:
 
 async def test_links_out_of_the_box_end_inside(shared_box: Sandbox, gateway: GatewayProcess) -> None:
     """Symbolic links, `..` and the root of pid 1, through the file service, which runs on the host's side."""
-    await shared_box.exec("mkdir -p /tmp/l; ln -sfn / /tmp/l/root; ln -sfn /proc/1/root /tmp/l/one; ln -sfn ../../../.. /tmp/l/up")
+    await shared_box.exec(
+        "mkdir -p /tmp/l; ln -sfn / /tmp/l/root; ln -sfn /proc/1/root /tmp/l/one; ln -sfn ../../../.. /tmp/l/up"
+    )
     for path in (f"/tmp/l/root{CHECKOUT}/Makefile", f"/tmp/l/one{CHECKOUT}/Makefile", f"/tmp/l/up{CHECKOUT}/Makefile"):
         with pytest.raises(FileNotFoundError):
             await shared_box.read_file(path)
@@ -125,7 +129,10 @@ def test_odd_paths_are_refused(gateway: GatewayProcess, raw_box: dict[str, Any],
     )
     started = {"process": {"cmd": "/bin/bash", "args": ["-c", make]}}
     assert call_stream(gateway, raw_box, started) == 200
-    for method, options in (("GET", {}), ("POST", {"content": b"x", "headers": {"Content-Type": "application/octet-stream"}})):
+    for method, options in (
+        ("GET", {}),
+        ("POST", {"content": b"x", "headers": {"Content-Type": "application/octet-stream"}}),
+    ):
         encoded = path if "%" in path else urllib.parse.quote(path, safe="/", errors="surrogateescape")
         answer = gateway.call_box(raw_box, method, f"/files?path={encoded}", **options)
         allowed = statuses | (
@@ -146,11 +153,16 @@ def call_stream(gateway: GatewayProcess, box: dict[str, Any], message: dict[str,
     "method", ["Start", "Connect", "List", "SendSignal", "SendInput", "StreamInput", "CloseStdin", "Update", "GetMore"]
 )
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'{"process": {"pid": 1e99}}', b'{"process": {"cmd": "\\u0000"}}', b"\xff" * 100]
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"process": {"pid": 1e99}}', b'{"process": {"cmd": "\\u0000"}}', b"\xff" * 100],
 )
-def test_garbage_is_answered_in_the_protocol(gateway: GatewayProcess, raw_box: dict[str, Any], method: str, body: bytes) -> None:
+def test_garbage_is_answered_in_the_protocol(
+    gateway: GatewayProcess, raw_box: dict[str, Any], method: str, body: bytes
+) -> None:
     for content_type in ("application/json", "application/connect+json"):
-        answer = gateway.call_box(raw_box, "POST", f"/process.Process/{method}", content=body, headers={"Content-Type": content_type})
+        answer = gateway.call_box(
+            raw_box, "POST", f"/process.Process/{method}", content=body, headers={"Content-Type": content_type}
+        )
         assert answer.status_code < 500 or answer.status_code == 501, (answer.status_code, answer.text[:200])
 
 
@@ -197,7 +209,9 @@ async def test_a_flood_of_output_is_cut_and_said_so(box: Sandbox, gateway: Gatew
 
 
 @needs_limits
-async def test_a_fork_bomb_of_root_takes_only_its_own_box(box: Sandbox, provider: E2BProvider, gateway: GatewayProcess) -> None:
+async def test_a_fork_bomb_of_root_takes_only_its_own_box(
+    box: Sandbox, provider: E2BProvider, gateway: GatewayProcess
+) -> None:
     """Root of a box may use up the box; its neighbours, the gateway and the end of the box are out of its reach."""
     bomb = asyncio.create_task(box.exec("bomb() { bomb | bomb & }; bomb; sleep 300", check=False, timeout=None))
     async with await make_box(provider) as neighbour:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from activities.repository import ENSURE_AGENT_USER
+from activities.git_scripts import ENSURE_AGENT_USER
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import ConfigError
-from ratchet.local.sandbox_gateway.boxd import cgroups
-from ratchet.local.sandbox_gateway.image_store import ImageStore
-from ratchet.local.sandbox_gateway.probe import probe
-from ratchet.local.sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.boxd import cgroups
+from sandbox_gateway.image_store import ImageStore
+from sandbox_gateway.machine_probe import probe
+from sandbox_gateway.settings import GatewaySettings
 from tests.integration.sandboxes import image_files
 from tests.integration.sandboxes.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
 
@@ -57,9 +57,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Any]:
+def gateway(
+    make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory, cache: Path
+) -> Iterator[Any]:
     """Started before anything is imported: it has to see images as they come and go."""
-    settings = make_settings(tmp_path_factory.mktemp("gateway")).model_copy(update={"images_directory": cache / "ratchet" / "images"})
+    settings = make_settings(tmp_path_factory.mktemp("gateway")).model_copy(
+        update={"images_directory": cache / "ratchet" / "images"}
+    )
     running = GatewayProcess(settings)
     running.start()
     try:
@@ -70,7 +74,7 @@ def gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: 
 
 
 def ratchet_images(cache: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ratchet.cli.main", "images", *map(str, arguments)]
+    command = [sys.executable, "-m", "cli.main", "images", *map(str, arguments)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environment)
 
@@ -102,7 +106,9 @@ async def box_of(gateway: GatewayProcess) -> AsyncIterator[Callable[[str], Any]]
 def _bring(kind: str, tmp_path: Path, layers: list[bytes]) -> tuple[list[str | Path], str]:
     """(arguments of import, the reference it gets)."""
     if kind == "docker-archive":
-        return [image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/team/image:1"])], "team/image:1"
+        return [
+            image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/team/image:1"])
+        ], "team/image:1"
     if kind == "docker-archive.gz":
         plain = image_files.write_docker_archive(tmp_path / "a.tar", layers, ["team/zipped"])
         (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain.read_bytes(), 1))
@@ -111,7 +117,11 @@ def _bring(kind: str, tmp_path: Path, layers: list[bytes]) -> tuple[list[str | P
         return [image_files.write_oci_archive(tmp_path / "o.tar", layers, "registry.example:5000/team/image:2")], (
             "registry.example:5000/team/image:2"
         )
-    return [image_files.write_oci_layout(tmp_path / "o", layers, "latest"), "--name", "python:3.12"], "library/python:3.12"
+    return [
+        image_files.write_oci_layout(tmp_path / "o", layers, "latest"),
+        "--name",
+        "python:3.12",
+    ], "library/python:3.12"
 
 
 @pytest.mark.parametrize("kind", ["docker-archive", "docker-archive.gz", "oci-archive", "oci-layout"])
@@ -124,13 +134,17 @@ async def test_an_archive_boots_as_the_image_says(
     box = await box_of(reference)
 
     # As the image's own user, in its directory, with its environment; PATH survives a login shell.
-    plain = await _run_as_default_user(gateway, box, "id -u; id -g; pwd; echo $FROM_IMAGE; our-tool; ls /opt/ratchet/bin/python3")
+    plain = await _run_as_default_user(
+        gateway, box, "id -u; id -g; pwd; echo $FROM_IMAGE; our-tool; ls /opt/ratchet/bin/python3"
+    )
     assert plain.splitlines() == ["1234", "50", "/srv/work", "yes and = more", "tool", "/opt/ratchet/bin/python3"]
 
     listed = (await box.exec("cd /srv; ls; ls replaced; cat turned link")).stdout.split("\n")
     assert listed[:9] == ["far", "from-image", "hard", "link", "owned", "replaced", "turned", "work", "new"]
     assert listed[9:11] == ["a file now", "owned"]
-    assert (await box.exec("stat -c '%u %g %a %Y %h' /srv/owned; stat -c %u /srv/far")).stdout == "1234 50 640 1000000000 2\n65534\n"
+    assert (
+        await box.exec("stat -c '%u %g %a %Y %h' /srv/owned; stat -c %u /srv/far")
+    ).stdout == "1234 50 640 1000000000 2\n65534\n"
     assert (await box.exec("ls /dev/sda", check=False)).exit_code != 0
     assert (await box.exec("cat /etc/hosts")).stdout.startswith("127.0.0.1\tlocalhost")
 
@@ -144,7 +158,9 @@ async def _run_as_default_user(gateway: GatewayProcess, box: Sandbox, command: s
 
 
 @pytest.mark.parametrize("name", ["Tree", "Tree.tar", "tree.tar.gz"])
-async def test_a_plain_tree_boots(name: str, layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]) -> None:
+async def test_a_plain_tree_boots(
+    name: str, layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+) -> None:
     source = tmp_path / name
     if name == "Tree":
         image_files.make_tree(source)
@@ -243,7 +259,11 @@ def test_a_hostile_layer_reaches_nothing_outside(attack: str, tmp_path: Path) ->
     outside.mkdir()
     (outside / "secret").write_text("secret")
     entries = [
-        (name.format(outside=outside), content, {k: v.format(outside=outside) if isinstance(v, str) else v for k, v in attributes.items()})
+        (
+            name.format(outside=outside),
+            content,
+            {k: v.format(outside=outside) if isinstance(v, str) else v for k, v in attributes.items()},
+        )
         for name, content, attributes in HOSTILE[attack]
     ]
     store = ImageStore(tmp_path / "images")

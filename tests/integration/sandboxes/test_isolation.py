@@ -7,10 +7,12 @@ import pytest
 
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
-from ratchet.local.sandbox_gateway.boxd import cgroups
+from sandbox_gateway.boxd import cgroups
 from tests.integration.sandboxes.conftest import ADAPTER_ANSWER, CHECKOUT, NUM_REPEATS_BIG, GatewayProcess, make_box
 
-_FETCH = "python3 - <<'E'\nimport urllib.request\nprint(urllib.request.urlopen('http://{}', timeout=5).read().decode())\nE"
+_FETCH = (
+    "python3 - <<'E'\nimport urllib.request\nprint(urllib.request.urlopen('http://{}', timeout=5).read().decode())\nE"
+)
 
 _FORK_BOMB = """\
 import os, signal
@@ -28,7 +30,14 @@ except OSError:
 
 async def test_no_host_path_is_visible(box: Sandbox, gateway: GatewayProcess) -> None:
     assert (await box.exec("ls -A /root /home")).stdout == "/home:\nagent\n\n/root:\n"
-    for hidden in (CHECKOUT, gateway.settings.root_directory, Path.home() / ".cache", Path("/boot"), Path("/etc/ssh"), Path("/sys")):
+    for hidden in (
+        CHECKOUT,
+        gateway.settings.root_directory,
+        Path.home() / ".cache",
+        Path("/boot"),
+        Path("/etc/ssh"),
+        Path("/sys"),
+    ):
         assert (await box.exec(f"ls -d {hidden}", check=False)).exit_code != 0, f"{hidden} is visible"
     assert (await box.exec("ls -A /tmp /run /var/tmp /workspace /srv /mnt")).stdout.split() == [
         "/mnt:", "/run:", "/srv:", "/tmp:", "/var/tmp:", "/workspace:",

@@ -3,14 +3,17 @@
 from pathlib import Path
 
 from activities.sandboxes.base import Sandbox
-from ratchet.local.sandbox_gateway.layers import default_cache_directory, ensure_python_layer
+from sandbox_gateway.python_layer import default_cache_directory, ensure_python_layer
 
 
 async def test_pytest_runs_in_a_box(box: Sandbox) -> None:
     await box.write_file(
-        "/workspace/t/test_x.py", "import json, sqlite3, ssl\n\ndef test_ok():\n    assert 1\n\ndef test_bad():\n    assert 0\n"
+        "/workspace/t/test_x.py",
+        "import json, sqlite3, ssl\n\ndef test_ok():\n    assert 1\n\ndef test_bad():\n    assert 0\n",
     )
-    result = await box.exec("/opt/ratchet/bin/python3 -m pytest -p no:cacheprovider -q .", cwd="/workspace/t", user="agent", check=False)
+    result = await box.exec(
+        "/opt/ratchet/bin/python3 -m pytest -p no:cacheprovider -q .", cwd="/workspace/t", user="agent", check=False
+    )
     assert result.exit_code == 1 and "1 failed, 1 passed" in result.stdout
     assert (await box.exec("/opt/ratchet/bin/pytest --version")).stdout.startswith("pytest ")
     prefix = "/opt/ratchet/bin/python3 -c 'import sys, pytest; print(sys.prefix, pytest.__file__)'"

@@ -51,7 +51,9 @@ async def test_a_port_of_a_box(gateway: GatewayProcess, shared_box: Sandbox) -> 
     domain = (await sdk_box(gateway, shared_box)).get_host(8765)
 
     def fetch(host: str, path: str, **options: Any) -> httpx.Response:
-        return httpx.request(options.pop("method", "GET"), gateway.url + path, headers={"Host": host}, trust_env=False, **options)
+        return httpx.request(
+            options.pop("method", "GET"), gateway.url + path, headers={"Host": host}, trust_env=False, **options
+        )
 
     async def answers() -> bool:
         return (await asyncio.to_thread(fetch, domain, "/page")).status_code == 200
@@ -59,7 +61,9 @@ async def test_a_port_of_a_box(gateway: GatewayProcess, shared_box: Sandbox) -> 
     await eventually(answers)
     assert fetch(domain, "/page").content == PAGE
     assert fetch(domain, "/missing?x=1").status_code == 404
-    assert fetch(domain, "/page", method="POST", content=bytes(100_000)).status_code == 501, "what http.server says to a POST"
+    assert fetch(domain, "/page", method="POST", content=bytes(100_000)).status_code == 501, (
+        "what http.server says to a POST"
+    )
     closed = fetch(domain.replace("8765-", "8766-"), "/")
     assert closed.status_code == 502 and "port is not open" in closed.json()["message"]
     gone = fetch(domain.replace(shared_box.id, "i" + "0" * 20), "/")
@@ -92,7 +96,9 @@ async def test_metrics_are_measured(gateway: GatewayProcess, shared_box: Sandbox
 
 def test_list_filters(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
     def listed(query: str) -> bool:
-        return raw_box["sandboxID"] in {row["sandboxID"] for row in gateway.call("GET", f"/v2/sandboxes?{query}").json()}
+        return raw_box["sandboxID"] in {
+            row["sandboxID"] for row in gateway.call("GET", f"/v2/sandboxes?{query}").json()
+        }
 
     now = datetime.now(UTC)
     assert listed("template=base") and not listed("template=other")

@@ -123,7 +123,9 @@ def odd_files(gateway: GatewayProcess) -> Any:
     box = gateway.call("POST", "/v2/sandboxes", json={"templateID": "base"}).json()
     script = "mkfifo /tmp/fifo; ln -s loop /tmp/loop; echo x > /tmp/plain; ln -s /proc/1/root/etc/shadow /tmp/escape"
     message = _envelope({"process": {"cmd": "/bin/bash", "args": ["-c", script]}, "stdin": False})
-    gateway.call_box(box, "POST", "/process.Process/Start", content=message, headers={"Content-Type": "application/connect+json"})
+    gateway.call_box(
+        box, "POST", "/process.Process/Start", content=message, headers={"Content-Type": "application/connect+json"}
+    )
     yield box
     gateway.call("DELETE", f"/sandboxes/{box['sandboxID']}")
 
@@ -134,7 +136,12 @@ def odd_files(gateway: GatewayProcess) -> Any:
         ("path=/tmp/w", {"Content-Type": "text/plain"}, b"x", 400),
         ("path=/tmp/w", {}, b"x", 400),
         ("path=/tmp/w", {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}, b"not gzip", 400),
-        ("path=/tmp/w", {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}, gzip.compress(b"x" * 99)[:-9], 400),
+        (
+            "path=/tmp/w",
+            {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
+            gzip.compress(b"x" * 99)[:-9],
+            400,
+        ),
         ("path=/tmp/w", {"Content-Type": "application/octet-stream", "Content-Encoding": "br"}, b"x", 400),
         ("", {"Content-Type": "application/octet-stream"}, b"x", 400),
         ("path=/tmp", {"Content-Type": "application/octet-stream"}, b"x", 400),
@@ -161,7 +168,12 @@ def test_bad_writes(
 def test_a_gzip_upload_is_unpacked(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
     data = b"squeeze me " * 100_000
     headers = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
-    assert gateway.call_box(raw_box, "POST", "/files?path=/tmp/z", content=gzip.compress(data), headers=headers).status_code == 200
+    assert (
+        gateway.call_box(
+            raw_box, "POST", "/files?path=/tmp/z", content=gzip.compress(data), headers=headers
+        ).status_code
+        == 200
+    )
     assert gateway.call_box(raw_box, "GET", "/files?path=/tmp/z").content == data
 
 
@@ -199,8 +211,12 @@ API_KEY_LIKE = "e2b_" + "0" * 40
         ("filesystem.Filesystem/Move", {"source": "/tmp"}, "invalid_argument"),
     ],
 )
-def test_bad_unary_calls(gateway: GatewayProcess, odd_files: dict[str, Any], method: str, body: dict[str, Any], code: str) -> None:
-    answer = gateway.call_box(odd_files, "POST", f"/{method}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+def test_bad_unary_calls(
+    gateway: GatewayProcess, odd_files: dict[str, Any], method: str, body: dict[str, Any], code: str
+) -> None:
+    answer = gateway.call_box(
+        odd_files, "POST", f"/{method}", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
     assert answer.json()["code"] == code, answer.text
     assert answer.status_code != 500
 
@@ -230,7 +246,12 @@ def test_bad_starts(gateway: GatewayProcess, odd_files: dict[str, Any], message:
 
 def test_wrong_content_types(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
     for method in ("process.Process/Start", "process.Process/List"):
-        assert gateway.call_box(raw_box, "POST", f"/{method}", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+        assert (
+            gateway.call_box(
+                raw_box, "POST", f"/{method}", content=b"{}", headers={"Content-Type": "text/plain"}
+            ).status_code
+            == 415
+        )
 
 
 def test_symlinks_stay_inside(gateway: GatewayProcess, odd_files: dict[str, Any]) -> None:
@@ -240,7 +261,9 @@ def test_symlinks_stay_inside(gateway: GatewayProcess, odd_files: dict[str, Any]
 async def test_stdin(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
     from e2b import AsyncSandbox
 
-    box = await AsyncSandbox.connect(raw_box["sandboxID"], api_key=API_KEY_LIKE, api_url=gateway.url, sandbox_url=gateway.url)
+    box = await AsyncSandbox.connect(
+        raw_box["sandboxID"], api_key=API_KEY_LIKE, api_url=gateway.url, sandbox_url=gateway.url
+    )
     handle = await box.commands.run("cat; echo end", background=True, stdin=True)
     await box.commands.send_stdin(handle.pid, "hello\n" * 50_000)
     assert [process.pid for process in await box.commands.list()] == [handle.pid]
@@ -251,7 +274,9 @@ async def test_stdin(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
 async def test_file_system_calls_of_the_sdk(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
     from e2b import AsyncSandbox
 
-    box = await AsyncSandbox.connect(raw_box["sandboxID"], api_key=API_KEY_LIKE, api_url=gateway.url, sandbox_url=gateway.url)
+    box = await AsyncSandbox.connect(
+        raw_box["sandboxID"], api_key=API_KEY_LIKE, api_url=gateway.url, sandbox_url=gateway.url
+    )
     assert await box.files.make_dir("/tmp/d/e") and not await box.files.make_dir("/tmp/d/e")
     await box.files.write("/tmp/d/f", "x")
     await box.files.rename("/tmp/d/f", "/tmp/d/e/g")
@@ -263,6 +288,9 @@ async def test_file_system_calls_of_the_sdk(gateway: GatewayProcess, raw_box: di
 
 
 def test_a_full_gateway_says_when_to_come_back(own_gateway: GatewayProcess) -> None:
-    answers = [own_gateway.call("POST", "/v2/sandboxes", json={"templateID": "base"}) for _ in range(own_gateway.settings.max_boxes + 1)]
+    answers = [
+        own_gateway.call("POST", "/v2/sandboxes", json={"templateID": "base"})
+        for _ in range(own_gateway.settings.max_boxes + 1)
+    ]
     assert [answer.status_code for answer in answers] == [201] * own_gateway.settings.max_boxes + [503]
     assert int(answers[-1].headers["retry-after"]) > 0

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.local.ports import free_port
-from ratchet.local.postgres import database_url, ensure_database
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
+from stack.ports import free_port
+from stack.postgres import database_url, ensure_database
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data, port = tmp_path_factory.mktemp("pg") / "data", free_port()
-    program = "import sys, pathlib; from ratchet.local.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-    server = subprocess.Popen([sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    program = "import sys, pathlib; from stack.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    server = subprocess.Popen(
+        [sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
     async def prepare() -> None:
         await ensure_database(port)

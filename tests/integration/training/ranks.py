@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from training.ranks import RankSettings
+from training.rank_runtime import RankSettings
 
 Kill = tuple[str, int, int]
 """(point, step, rank): SIGKILL, once."""
@@ -23,11 +23,17 @@ _forks.set_forkserver_preload(["tests.integration.training.ranks", "transformers
 
 
 def _rank(
-    settings: RankSettings, rank: int, world_size: int, directory: Path, meeting: Path, kills: Sequence[Kill], stops: Sequence[Kill]
+    settings: RankSettings,
+    rank: int,
+    world_size: int,
+    directory: Path,
+    meeting: Path,
+    kills: Sequence[Kill],
+    stops: Sequence[Kill],
 ) -> None:
     import torch.distributed as dist
 
-    from training.ray_learner import train_rank
+    from training.ray_driver import train_rank
 
     def after(point: str, step: int) -> None:
         mark = directory / f"{point}.{step}.{rank}"
@@ -46,7 +52,12 @@ class Group:
     """One incarnation of all ranks, as a supervisor starts it. `stops`: like kills, with SIGSTOP."""
 
     def __init__(
-        self, settings: RankSettings, world_size: int, directory: Path, kills: Sequence[Kill] = (), stops: Sequence[Kill] = ()
+        self,
+        settings: RankSettings,
+        world_size: int,
+        directory: Path,
+        kills: Sequence[Kill] = (),
+        stops: Sequence[Kill] = (),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         meeting = directory / f"meeting.{uuid.uuid4().hex}"
@@ -66,7 +77,10 @@ class Group:
 
     def wait_until_stopped(self, timeout_seconds: float = 300) -> None:
         until = time.monotonic() + timeout_seconds
-        while any(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T" for process in self.processes):
+        while any(
+            Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+            for process in self.processes
+        ):
             assert time.monotonic() < until, "a rank did not get to its stop"
             time.sleep(0.02)
 

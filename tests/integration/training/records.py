@@ -12,71 +12,149 @@ import numpy as np
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.chains import Chain, Span
+from adapter.turns.chains import Chain, Span
+from engine.policy_files import link_version
 from ratchet.config import RunConfig
 from ratchet.store import chains, runs
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import GROUP_READY_SEQ, Batch, Rollout, RolloutGroup, Session, Task, Turn
 from ratchet.types import BatchState, GroupState, Purpose, policy_version
-from training import batch
-from training.weights import link_version
+from training import planner
 
 NUM_IDS = 300
 MEAN_LOGPROB = -6.4
 
 
 def make_config(**sections: Any) -> RunConfig:
-    values: dict[str, Any] = {"datasets": [{"path": "unused.jsonl"}], "sampling": {"max_response_tokens": 64, "max_context_tokens": 256}}
-    training = {"groups_per_step": 2, "group_size": 4, "bin_tokens": 256, "learning_rate": 1e-3, "steps": 6, "checkpoint_every": 2}
+    values: dict[str, Any] = {
+        "datasets": [{"path": "unused.jsonl"}],
+        "sampling": {"max_response_tokens": 64, "max_context_tokens": 256},
+    }
+    training = {
+        "groups_per_step": 2,
+        "group_size": 4,
+        "bin_tokens": 256,
+        "learning_rate": 1e-3,
+        "steps": 6,
+        "checkpoint_every": 2,
+    }
     values["training"] = training | {"max_staleness": 100} | sections.pop("training", {})
     return RunConfig.model_validate(values | sections)
 
 
-async def make_run(database: Database, run_id: str, config: RunConfig, model: Path | None = None, policies: Path | None = None) -> None:
+async def make_run(
+    database: Database, run_id: str, config: RunConfig, model: Path | None = None, policies: Path | None = None
+) -> None:
     async with database.begin() as connection:
-        values = {"run_id": run_id, "config": config.model_dump(mode="json"), "config_digest": config.digest(), "config_name": "test"}
+        values = {
+            "run_id": run_id,
+            "config": config.model_dump(mode="json"),
+            "config_digest": config.digest(),
+            "config_name": "test",
+        }
         await runs.create(connection, values | {"seed": config.seed, "model_path": str(model or "")})
         if model is not None and policies is not None:
             first = policies / run_id / "0.e0"
-            await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), link_version(model, first))
+            await runs.publish_initial(
+                connection, policy_version(run_id, 0, 0), run_id, str(first), link_version(model, first)
+            )
 
 
 async def make_group(
-    connection: AsyncConnection, run_id: str, number: int, rewards: Sequence[float], step: int = 0, members: Sequence[dict[str, Any]] = ()
+    connection: AsyncConnection,
+    run_id: str,
+    number: int,
+    rewards: Sequence[float],
+    step: int = 0,
+    members: Sequence[dict[str, Any]] = (),
 ) -> int:
     """A ready group whose n-th member has reward n and, where given, the columns of `members[n]`. `step`: of its tokens' policy."""
     random = np.random.default_rng(number)
-    task = {"dataset": "d", "dataset_digest": run_id, "row_digest": str(number), "row_no": number, "label": str(number), "image": "host"}
+    task = {
+        "dataset": "d",
+        "dataset_digest": run_id,
+        "row_digest": str(number),
+        "row_no": number,
+        "label": str(number),
+        "image": "host",
+    }
     inserting = insert(Task).values(**task, workdir="/w", grader="eval_cmd", spec={}).returning(Task.id)
     task_id = (await connection.execute(inserting)).scalar_one()
-    values = {"run_id": run_id, "group_no": number, "task_id": task_id, "purpose": Purpose.TRAIN, "size": len(rewards), "min_graded": 2}
+    values = {
+        "run_id": run_id,
+        "group_no": number,
+        "task_id": task_id,
+        "purpose": Purpose.TRAIN,
+        "size": len(rewards),
+        "min_graded": 2,
+    }
     values |= {"temperature": 1.0, "state": GroupState.READY, "ready_seq": GROUP_READY_SEQ.next_value()}
     adding = insert(RolloutGroup).values(**values, workflow_id=f"group/{run_id}/{number}").returning(RolloutGroup.id)
     group_id = int((await connection.execute(adding)).scalar_one())
     prompt = random.integers(0, NUM_IDS, 10).tolist()
     for member, reward in enumerate(rewards):
-        row = {"run_id": run_id, "group_id": group_id, "task_id": task_id, "member": member, "purpose": Purpose.TRAIN, "temperature": 1.0}
-        row |= {"workflow_id": f"rollout/{run_id}/{number}/{member}", "harness": "bash_agent", "outcome": "graded", "reward": reward}
+        row = {
+            "run_id": run_id,
+            "group_id": group_id,
+            "task_id": task_id,
+            "member": member,
+            "purpose": Purpose.TRAIN,
+            "temperature": 1.0,
+        }
+        row |= {
+            "workflow_id": f"rollout/{run_id}/{number}/{member}",
+            "harness": "bash_agent",
+            "outcome": "graded",
+            "reward": reward,
+        }
         row |= {"agent_exit": "done"} | (members[member] if member < len(members) else {})
         rollout_id = int((await connection.execute(insert(Rollout).values(**row).returning(Rollout.id))).scalar_one())
-        await _make_chains(connection, rollout_id, prompt, random, policy_version(run_id, step, 0), num_chains=1 + member % 2)
+        await _make_chains(
+            connection, rollout_id, prompt, random, policy_version(run_id, step, 0), num_chains=1 + member % 2
+        )
     return group_id
 
 
 async def _make_chains(
-    connection: AsyncConnection, rollout_id: int, prompt: list[int], random: np.random.Generator, version: str, num_chains: int
+    connection: AsyncConnection,
+    rollout_id: int,
+    prompt: list[int],
+    random: np.random.Generator,
+    version: str,
+    num_chains: int,
 ) -> None:
     """Two turns in the first chain; every further chain shares the first prompt and trains a turn of its own."""
-    session = insert(Session).values(rollout_id=rollout_id, attempt=1, temperature=1.0, model="policy", limits={}).returning(Session.id)
+    session = (
+        insert(Session)
+        .values(rollout_id=rollout_id, attempt=1, temperature=1.0, model="policy", limits={})
+        .returning(Session.id)
+    )
     session_id = int((await connection.execute(session)).scalar_one())
 
     async def turn(suffix: list[int], kept: int, parent: int | None, ordinal: int) -> tuple[int, int]:
         sampled = random.integers(0, NUM_IDS, int(random.integers(5, 15))).tolist()
         logprobs = MEAN_LOGPROB + 0.1 * random.standard_normal(len(sampled))
-        row = {"session_id": session_id, "rollout_id": rollout_id, "attempt": 1, "digest": b"d", "ordinal": ordinal, "state": "completed"}
-        row |= {"parent_turn_id": parent, "kept_tokens": kept, "dialect": "chat", "prompt_tokens": kept + len(suffix), "temperature": 1.0}
-        row |= {"suffix_ids": ids_to_bytes(suffix), "sampled_ids": ids_to_bytes(sampled), "logprobs": logprobs_to_bytes(logprobs)}
+        row = {
+            "session_id": session_id,
+            "rollout_id": rollout_id,
+            "attempt": 1,
+            "digest": b"d",
+            "ordinal": ordinal,
+            "state": "completed",
+        }
+        row |= {
+            "parent_turn_id": parent,
+            "kept_tokens": kept,
+            "dialect": "chat",
+            "prompt_tokens": kept + len(suffix),
+            "temperature": 1.0,
+        }
+        row |= {
+            "suffix_ids": ids_to_bytes(suffix),
+            "sampled_ids": ids_to_bytes(sampled),
+            "logprobs": logprobs_to_bytes(logprobs),
+        }
         row |= {"num_sampled": len(sampled), "version_spans": [{"version": version, "start": 0, "end": len(sampled)}]}
         statement = insert(Turn).values(**row, request=b"", delivered=True).returning(Turn.id)
         return int((await connection.execute(statement)).scalar_one()), len(sampled)
@@ -89,7 +167,9 @@ async def _make_chains(
     built = [Chain(second, (*start, Span(second, False, False, whole, 5), Span(second, True, True, whole + 5, more)))]
     for number in range(1, num_chains):
         branch, length = await turn([], len(prompt), first, number + 1)
-        built.append(Chain(branch, (Span(first, False, False, 0, len(prompt)), Span(branch, True, True, len(prompt), length))))
+        built.append(
+            Chain(branch, (Span(first, False, False, 0, len(prompt)), Span(branch, True, True, len(prompt), length)))
+        )
     await chains.replace(connection, rollout_id, built)
 
 
@@ -97,7 +177,7 @@ async def plan_ahead(database: Database, run_id: str, config: RunConfig) -> None
     """Every plan row of the run at once, as if each step had been trained before the next was planned."""
     async with database.begin() as connection:
         for step in range(1, config.training.steps + 1):
-            assert await batch.plan_step(connection, run_id, config) == step
+            assert await planner.plan_step(connection, run_id, config) == step
             await connection.execute(update(Batch).where(Batch.run_id == run_id).values(state=BatchState.STEPPED))
         await connection.execute(update(Batch).where(Batch.run_id == run_id).values(state=BatchState.PLANNED))
 
@@ -113,4 +193,6 @@ async def make_planned_run(database: Database, run_id: str, config: RunConfig, m
 
 async def states(database: Database, run_id: str) -> list[str]:
     async with database.begin() as connection:
-        return list((await connection.execute(select(Batch.state).where(Batch.run_id == run_id).order_by(Batch.step))).scalars())
+        return list(
+            (await connection.execute(select(Batch.state).where(Batch.run_id == run_id).order_by(Batch.step))).scalars()
+        )

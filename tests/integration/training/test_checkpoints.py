@@ -13,12 +13,12 @@ from ratchet.store import runs
 from ratchet.store.database import Database
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_planned_run
-from training.ranks import RankSettings
+from training.rank_runtime import RankSettings
 
 
 async def ratchet(database: Database, home: Path, *arguments: str) -> tuple[int, str, str]:
     environment = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}
-    command = (sys.executable, "-m", "ratchet.cli.main", "checkpoints", *arguments)
+    command = (sys.executable, "-m", "cli.main", "checkpoints", *arguments)
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(*command, env=environment, **pipes)
     out, error = await process.communicate()

@@ -17,8 +17,8 @@ from ratchet.store.database import Database
 from ratchet.store.schema import BatchItem, Checkpoint, Learner, Metric, PolicyVersion, Run, Turn
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
-from training import fenced
-from training.ranks import RankSettings
+from training import learner_commits
+from training.rank_runtime import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")
 
@@ -46,7 +46,11 @@ class Runs:
 
     async def assert_trained_once(self, settings: RankSettings) -> None:
         async with self.database.begin() as connection:
-            items = (await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id))).scalars().all()
+            items = (
+                (await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id)))
+                .scalars()
+                .all()
+            )
             row = await runs.get(connection, settings.run_id)
         assert row is not None and row.checkpoint_step == self.config.training.steps
         assert set(await states(self.database, settings.run_id)) == {"committed"}
@@ -77,7 +81,9 @@ async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: 
     assert left == ["step6", "step8"], "checkpoints that nobody needs are gone, those of the dead included"
     published = {int(path.name.split(".")[0]) for path in (killed.policies / killed.run_id).iterdir()}
     # Beside the first and the newest four: those of the checkpoints that were there when the last step was published.
-    assert {0, 5, 6, 7, 8} <= published <= {0, 2, 4, 5, 6, 7, 8}, "and so are weights, those that were never published included"
+    assert {0, 5, 6, 7, 8} <= published <= {0, 2, 4, 5, 6, 7, 8}, (
+        "and so are weights, those that were never published included"
+    )
     async with equal_runs.database.begin() as connection:
         learner = await learners.get(connection, killed.run_id)
     assert learner is not None and set(learner.details) == {"pid"}, "those that lost a killed peer did not fail"
@@ -95,7 +101,11 @@ async def test_a_checkpoint_of_two_ranks_goes_on_with_one(equal_runs: Runs) -> N
     await equal_runs.assert_trained_once(settings)
     async with equal_runs.database.begin() as connection:
         losses = [
-            (await connection.execute(select(Metric.value).where(Metric.run_id == one.run_id, Metric.name == "loss").order_by(Metric.step)))
+            (
+                await connection.execute(
+                    select(Metric.value).where(Metric.run_id == one.run_id, Metric.name == "loss").order_by(Metric.step)
+                )
+            )
             .scalars()
             .all()
             for one in (settings, alone)
@@ -138,9 +148,13 @@ async def test_a_learner_that_wakes_up_deletes_nothing_of_its_successor(equal_ru
     kept = {path.name for path in (settings.checkpoints / settings.run_id).iterdir()}
     zombie.go_on()
     assert await asyncio.to_thread(zombie.wait) == [0]
-    assert {path.name for path in (settings.checkpoints / settings.run_id).iterdir()} == kept == {"step6.e2", "step8.e2"}
+    assert (
+        {path.name for path in (settings.checkpoints / settings.run_id).iterdir()} == kept == {"step6.e2", "step8.e2"}
+    )
     async with equal_runs.database.begin() as connection:
-        pointer = (await connection.execute(select(Run.checkpoint_uri).where(Run.run_id == settings.run_id))).scalar_one()
+        pointer = (
+            await connection.execute(select(Run.checkpoint_uri).where(Run.run_id == settings.run_id))
+        ).scalar_one()
     assert (Path(pointer) / ".metadata").exists()
 
 
@@ -148,7 +162,9 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
     """Published weights and the batch stay; the run says why; without a human no learner starts again."""
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
-        steps = await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id, BatchItem.step == 2))
+        steps = await connection.execute(
+            select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id, BatchItem.step == 2)
+        )
         broken = logprobs_to_bytes([float("nan")] * 15)
         from ratchet.store.schema import Rollout
 
@@ -156,7 +172,9 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
         await connection.execute(update(Turn).where(Turn.rollout_id.in_(hit)).values(logprobs=broken))
     assert await equal_runs.train(settings, 2, []) == 1
     async with equal_runs.database.begin() as connection:
-        row = (await connection.execute(select(Run.state, Run.state_reason, Run.step).where(Run.run_id == settings.run_id))).one()
+        row = (
+            await connection.execute(select(Run.state, Run.state_reason, Run.step).where(Run.run_id == settings.run_id))
+        ).one()
         assert settings.run_id not in await learners.wanted(connection)
         newest = await runs.newest_version(connection, settings.run_id)
     assert row.state == "paused" and "step 2" in row.state_reason and "not finite" in row.state_reason
@@ -170,7 +188,10 @@ def broken_loss(tokens: object, config: object) -> object:
 
 async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> str:
     """Why the run is paused, after three learners that failed and one that found it so."""
-    codes = [any(await asyncio.to_thread(Group(settings, world_size, equal_runs.home / settings.run_id).wait)) for _ in range(4)]
+    codes = [
+        any(await asyncio.to_thread(Group(settings, world_size, equal_runs.home / settings.run_id).wait))
+        for _ in range(4)
+    ]
     assert codes == [True, True, True, False]
     async with equal_runs.database.begin() as connection:
         row = await runs.get(connection, settings.run_id)
@@ -200,12 +221,14 @@ async def test_failures_count_between_two_checkpoints(equal_runs: Runs) -> None:
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
         for epoch, (committed, count) in enumerate([(0, 1), (0, 2), (2, 1), (2, 2)], start=1):
-            lease = await fenced.take_lease(connection, settings.run_id)
+            lease = await learner_commits.take_lease(connection, settings.run_id)
             await connection.execute(update(Run).where(Run.run_id == settings.run_id).values(checkpoint_step=committed))
             for _ in range(2):  # of two ranks
-                await fenced.fail(connection, lease, 2, "why")
+                await learner_commits.fail(connection, lease, 2, "why")
             learner = await learners.get(connection, settings.run_id)
-            assert learner is not None and learner.details == {"failures": {"step": committed, "epoch": epoch, "count": count}}
+            assert learner is not None and learner.details == {
+                "failures": {"step": committed, "epoch": epoch, "count": count}
+            }
             await learners.heartbeat(connection, settings.run_id, epoch, 2, "done", 0, {})
         row = await runs.get(connection, settings.run_id)
     assert row is not None and row.state == "running"

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.run_configs import RunConfigs
-from activities.runs import RunActivities
+from activities.run_lifecycle import RunActivities
 from ratchet import paths
 from ratchet.payloads import PrepareRunInput, TrainRunInput
 from ratchet.store import runs
@@ -46,7 +46,9 @@ async def prepare(database: Database, tmp_path: Path, run_id: str, init_from: st
     }
     settings = load_temporal_settings()
     activities = RunActivities(database, settings, RunConfigs(database, settings))
-    await ActivityEnvironment().run(activities.prepare_run, PrepareRunInput(run_id=run_id, input=TrainRunInput(config=config)))
+    await ActivityEnvironment().run(
+        activities.prepare_run, PrepareRunInput(run_id=run_id, input=TrainRunInput(config=config))
+    )
 
 
 async def initial_weights(database: Database, run_id: str) -> bytes:
@@ -74,7 +76,9 @@ async def test_a_directory(database: Database, tmp_path: Path, run_id: str, mode
 
 
 @pytest.mark.parametrize("init_from", ["{run}@7", "{run}@x", "nobody@0", "/nowhere"])
-async def test_what_is_not_there_begins_no_run(database: Database, tmp_path: Path, run_id: str, model: Path, init_from: str) -> None:
+async def test_what_is_not_there_begins_no_run(
+    database: Database, tmp_path: Path, run_id: str, model: Path, init_from: str
+) -> None:
     await make_run(database, run_id, make_config(), model, paths.policies())
     await _end(database, run_id)
     named = init_from.format(run=run_id)
@@ -100,7 +104,9 @@ async def test_of_two_trainings_the_second_is_refused_until_the_first_has_ended(
 async def test_a_paused_run_goes_on_when_it_is_started_again(database: Database, run_id: str) -> None:
     await make_run(database, run_id, make_config())
     async with database.begin() as connection:
-        await connection.execute(update(Run).where(Run.run_id == run_id).values(state=RunState.PAUSED, state_reason="NaN in step 3"))
+        await connection.execute(
+            update(Run).where(Run.run_id == run_id).values(state=RunState.PAUSED, state_reason="NaN in step 3")
+        )
         assert await runs.resume(connection, run_id) == "NaN in step 3"
         assert await runs.resume(connection, run_id) is None
         row = await runs.get(connection, run_id)

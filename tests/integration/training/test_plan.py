@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.exceptions import ApplicationError
 
 from activities.run_configs import RunConfigs
-from activities.runs import RunActivities, next_tasks
+from activities.run_lifecycle import RunActivities, next_tasks
 from ratchet.config import RunConfig
 from ratchet.payloads import EndRunInput, ViewRunInput
 from ratchet.store import chains, groups, runs
@@ -19,17 +19,19 @@ from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState, Purpose, RunState
 from tests.integration.training.records import make_config, make_group, make_run
-from training import readiness
-from training.batch import load_plan, load_sequences, plan_step
-from training.plan import Plan
-from training.readiness import plannable
+from training import group_selection
+from training.group_selection import plannable
+from training.plan_types import Plan
+from training.planner import load_plan, load_sequences, plan_step
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 
 
 async def uses(database: Database, run_id: str) -> dict[int, tuple[int, str]]:
     """group number → (step, use)."""
-    query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(BatchItem, BatchItem.group_id == RolloutGroup.id)
+    query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(
+        BatchItem, BatchItem.group_id == RolloutGroup.id
+    )
     async with database.begin() as connection:
         return {row[0]: (row[1], row[2]) for row in await connection.execute(query.where(BatchItem.run_id == run_id))}
 
@@ -40,14 +42,19 @@ async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | Non
         step = await plan_step(connection, run_id, config)
         if step is None:
             return None
-        await connection.execute(update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED))
+        await connection.execute(
+            update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED)
+        )
         return await load_plan(connection, run_id, step)
 
 
 async def make(database: Database, run_id: str, config: RunConfig, *groups: dict[str, Any]) -> list[int]:
     await make_run(database, run_id, config)
     async with database.begin() as connection:
-        return [await make_group(connection, run_id, number, **{"rewards": SOLVED_ONCE} | group) for number, group in enumerate(groups)]
+        return [
+            await make_group(connection, run_id, number, **{"rewards": SOLVED_ONCE} | group)
+            for number, group in enumerate(groups)
+        ]
 
 
 async def told_of(connection: AsyncConnection, run_id: str) -> str:
@@ -67,10 +74,17 @@ async def test_the_oldest_ready_groups_enter_and_again_is_the_same(database: Dat
         planned = await load_plan(connection, run_id, 1)
     assert planned is not None
     assert [member.group_id for member in planned.members] == sorted(groups[:2] * 4)
-    assert [member.advantage for member in planned.members if member.group_id == groups[0]] == [0.75, -0.25, -0.25, -0.25]
+    assert [member.advantage for member in planned.members if member.group_id == groups[0]] == [
+        0.75,
+        -0.25,
+        -0.25,
+        -0.25,
+    ]
     assert await uses(database, run_id) == {0: (1, "trained"), 1: (1, "trained")}
     async with database.begin() as connection:
-        sequences = await load_sequences(connection, [member.rollout_id for member in planned.members], planned.min_policy_step)
+        sequences = await load_sequences(
+            connection, [member.rollout_id for member in planned.members], planned.min_policy_step
+        )
     trained = {member.rollout_id: 0 for member in planned.members}
     for sequence in sequences:
         trained[sequence.rollout_id] += int(sequence.mask.sum())
@@ -96,7 +110,7 @@ async def test_concurrent_planners_write_one_row(database: Database, run_id: str
 
     async def viewer() -> None:
         async with database.begin() as connection:
-            await readiness.consume_without_signal(connection, run_id, config.training)
+            await group_selection.consume_without_signal(connection, run_id, config.training)
 
     assert set(await asyncio.gather(planner(), viewer(), planner(), viewer(), planner())) - {None} == {1}
     assert len(await uses(database, run_id)) == 2
@@ -116,8 +130,8 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     config = make_config(training={"groups_per_step": 3, "max_groups_seen": 4})
     await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4}, {})
     async with database.begin() as connection:
-        await readiness.consume_without_signal(connection, run_id, config.training)
-        await readiness.consume_without_signal(connection, run_id, config.training)
+        await group_selection.consume_without_signal(connection, run_id, config.training)
+        await group_selection.consume_without_signal(connection, run_id, config.training)
         assert await plannable(connection, run_id, config.training), "four groups seen, two of them with signal"
     planned = await plan(database, run_id, config)
     assert planned is not None and len(planned.members) == 8
@@ -140,7 +154,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
                 await make_group(connection, run_id, group_no, dull)
             number += count
             await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
-            await readiness.consume_without_signal(connection, run_id, config.training)
+            await group_selection.consume_without_signal(connection, run_id, config.training)
             return await told_of(connection, run_id)
 
     await make_run(database, run_id, config)
@@ -163,9 +177,11 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
             group_id = await make_group(connection, run_id, number, SOLVED_ONCE, members=[member] * 4)
             number += 1
             if member:
-                await connection.execute(update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED))
+                await connection.execute(
+                    update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED)
+                )
             await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
-            await readiness.pause_where_all_fail(connection, run_id, config.training)
+            await group_selection.pause_where_all_fail(connection, run_id, config.training)
             return await told_of(connection, run_id)
 
     await make_run(database, run_id, config)
@@ -194,7 +210,11 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
     await asyncio.wait([ending], timeout=1)
     assert (ending.done(), await state()) == (False, "running")
     async with database.begin() as connection:
-        values = {"step": config.training.steps, "checkpoint_step": config.training.steps, "checkpoint_uri": "/checkpoint"}
+        values = {
+            "step": config.training.steps,
+            "checkpoint_step": config.training.steps,
+            "checkpoint_uri": "/checkpoint",
+        }
         await connection.execute(update(Run).where(Run.run_id == run_id).values(**values))
     await ending
     assert await state() == "done"
@@ -208,18 +228,36 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
     [
         (0, {"published": 0, "planned": 0, "num_open": 0, "num_ready": 0, "num_seen": 0}, 4),
         (0, {"published": 0, "planned": 0, "num_open": 2, "num_ready": 1, "num_seen": 0}, 1),
-        (0, {"published": 0, "planned": 1, "num_open": 0, "num_ready": 0, "num_seen": 0}, 0),  # its tokens would be too old for step 2
+        (
+            0,
+            {"published": 0, "planned": 1, "num_open": 0, "num_ready": 0, "num_seen": 0},
+            0,
+        ),  # its tokens would be too old for step 2
         (1, {"published": 0, "planned": 1, "num_open": 0, "num_ready": 0, "num_seen": 0}, 4),
         (1, {"published": 0, "planned": 0, "num_open": 0, "num_ready": 3, "num_seen": 0}, 5),
-        (0, {"published": 0, "planned": 0, "num_open": 1, "num_ready": 1, "num_seen": 4}, 0),  # six groups seen: what comes is enough
-        (0, {"published": 0, "planned": 0, "num_open": 0, "num_ready": 1, "num_seen": 5}, 1),  # six seen, but a step needs two with signal
-        (0, {"published": 9, "planned": 10, "num_open": 0, "num_ready": 0, "num_seen": 0}, 0),  # the last step is planned
+        (
+            0,
+            {"published": 0, "planned": 0, "num_open": 1, "num_ready": 1, "num_seen": 4},
+            0,
+        ),  # six groups seen: what comes is enough
+        (
+            0,
+            {"published": 0, "planned": 0, "num_open": 0, "num_ready": 1, "num_seen": 5},
+            1,
+        ),  # six seen, but a step needs two with signal
+        (
+            0,
+            {"published": 9, "planned": 10, "num_open": 0, "num_ready": 0, "num_seen": 0},
+            0,
+        ),  # the last step is planned
         (1, {"published": 8, "planned": 9, "num_open": 1, "num_ready": 0, "num_seen": 0}, 3),  # only one step is left
     ],
 )
 def test_no_group_starts_that_no_step_can_take(staleness: int, state: dict[str, int], expected: int) -> None:
-    training = make_config(training={"steps": 10, "max_staleness": staleness, "groups_per_step": 4, "max_groups_seen": 6, "min_groups": 2})
-    assert readiness.groups_to_start(training.training, **state) == expected
+    training = make_config(
+        training={"steps": 10, "max_staleness": staleness, "groups_per_step": 4, "max_groups_seen": 6, "min_groups": 2}
+    )
+    assert group_selection.groups_to_start(training.training, **state) == expected
 
 
 async def test_staleness(database: Database, run_id: str) -> None:
@@ -237,10 +275,17 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
     """What the last two steps' groups say; a rollout that came late says nothing. Other tasks go on in turn."""
     config = make_config(training={"solve_rates": [0.1, 0.9], "solve_rate_steps": 2})
     late = [{}, {"late": True}]
-    groups = [{"rewards": [1.0, 1.0]}, {"rewards": [0.0, 0.0]}, {"rewards": [1.0, 0.0]}, {"rewards": [1.0, 0.0], "members": late}]
+    groups = [
+        {"rewards": [1.0, 1.0]},
+        {"rewards": [0.0, 0.0]},
+        {"rewards": [1.0, 0.0]},
+        {"rewards": [1.0, 0.0], "members": late},
+    ]
     ids = await make(database, run_id, config, *groups)
     async with database.begin() as connection:
-        rows = (await connection.execute(select(RolloutGroup.id, RolloutGroup.task_id).where(RolloutGroup.id.in_(ids)))).all()
+        rows = (
+            await connection.execute(select(RolloutGroup.id, RolloutGroup.task_id).where(RolloutGroup.id.in_(ids)))
+        ).all()
         task_of = {row.id: row.task_id for row in rows}
         await runs.set_task_order(connection, run_id, Purpose.TRAIN, [task_of[one] for one in reversed(ids)])
         await connection.execute(update(RolloutGroup).where(RolloutGroup.id == ids[0]).values(started_step=5))
@@ -273,7 +318,9 @@ async def test_late_replaced_and_failed_members_enter_nothing(database: Database
         ("exclude", [0.5, -0.5], [True, True]),
     ],
 )
-async def test_truncated(database: Database, run_id: str, truncated: str, advantages: list[float], has_tokens: list[bool]) -> None:
+async def test_truncated(
+    database: Database, run_id: str, truncated: str, advantages: list[float], has_tokens: list[bool]
+) -> None:
     config = make_config(training={"groups_per_step": 1, "truncated": truncated})
     members = [{}, {"agent_exit": "turn_limit"}, {"agent_exit": "crashed"}, {"agent_exit": "time_budget"}]
     await make(database, run_id, config, {"members": members})
@@ -288,13 +335,17 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
     await make(database, run_id, config, {"members": [{"agent_exit": "context_full"}]})
     async with database.begin() as connection:
         assert not await plannable(connection, run_id, config.training)
-        await readiness.consume_without_signal(connection, run_id, config.training)
-    assert await uses(database, run_id) == {0: (1, "no_signal")}, "or it would hold the place of a group that can be trained on"
+        await group_selection.consume_without_signal(connection, run_id, config.training)
+    assert await uses(database, run_id) == {0: (1, "no_signal")}, (
+        "or it would hold the place of a group that can be trained on"
+    )
 
 
 async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Database, run_id: str) -> None:
     unclaimed = {"outcome": None, "reward": None}
-    (group_id,) = await make(database, run_id, make_config(), {"members": [{}, unclaimed, unclaimed | {"owner": "a workflow"}]})
+    (group_id,) = await make(
+        database, run_id, make_config(), {"members": [{}, unclaimed, unclaimed | {"owner": "a workflow"}]}
+    )
     async with database.begin() as connection:
         await groups.cancel(connection, group_id)
         ended = select(Rollout.outcome).where(Rollout.group_id == group_id).order_by(Rollout.member)
@@ -304,7 +355,9 @@ async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Dat
 async def test_a_run_that_ends_early_leaves_no_group_that_nobody_will_end(database: Database, run_id: str) -> None:
     """A group whose workflow never started is ended with its run; one whose members are at work is ended by them."""
     unclaimed, at_work = {"outcome": None, "reward": None}, {"outcome": None, "reward": None, "owner": "a workflow"}
-    made = await make(database, run_id, make_config(), {"members": [unclaimed] * 4}, {"members": [at_work, unclaimed]}, {})
+    made = await make(
+        database, run_id, make_config(), {"members": [unclaimed] * 4}, {"members": [at_work, unclaimed]}, {}
+    )
     async with database.begin() as connection:
         await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(made[:2])).values(state="open"))
         await groups.cancel_unstarted(connection, run_id)
@@ -325,12 +378,16 @@ async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) 
         by_group = sorted(planned.members, key=lambda member: (member.group_id, member.rollout_id))
         seen.append([(member.advantage, member.update, member.num_tokens, member.weight) for member in by_group])
         assert {member.update for member in planned.members} == {0, 1, 2}
-        assert all(len({member.update for member in by_group[n : n + 4]}) == 1 for n in range(0, 24, 4)), "a group is whole in an update"
+        assert all(len({member.update for member in by_group[n : n + 4]}) == 1 for n in range(0, 24, 4)), (
+            "a group is whole in an update"
+        )
     assert seen[0] == seen[1] != seen[2]
 
 
 @pytest.mark.parametrize(("weight", "trained"), [(0.5, [True] * 4), (0.0, [True, False, False, False])])
-async def test_failures_weigh_what_the_config_says(database: Database, run_id: str, weight: float, trained: list[bool]) -> None:
+async def test_failures_weigh_what_the_config_says(
+    database: Database, run_id: str, weight: float, trained: list[bool]
+) -> None:
     """At 0 their tokens are not even computed; in the baseline they stay."""
     config = make_config(training={"groups_per_step": 1, "negative_weight": weight})
     await make(database, run_id, config, {})
@@ -356,7 +413,9 @@ async def test_nothing_is_planned_beyond_the_last_step_or_the_end(database: Data
         assert (await connection.execute(select(Rollout.id).where(Rollout.run_id == run_id))).all()
 
 
-async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baseline(database: Database, run_id: str) -> None:
+async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baseline(
+    database: Database, run_id: str
+) -> None:
     """Its group's advantages are those of all four; nothing is cut, and a group of nothing else is `expired`."""
     config = make_config(training={"groups_per_step": 1})
     (group,) = await make(database, run_id, config, {})

@@ -20,18 +20,18 @@ from safetensors.torch import save_file
 from sqlalchemy import func, insert, update
 from temporalio.testing import ActivityEnvironment
 
-from activities.learn import LearnActivities
+from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from ratchet.local.ports import free_port
+from engine.vllm_plugin import file_sha256
 from ratchet.payloads import SyncInput
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
+from stack.ports import free_port
 from tests.integration.training.records import make_config, make_run
-from training.push import Push, described
-from training.vllm_plugin import file_sha256
+from training.weight_broadcast import Push, described
 
 CANARY = {"ids": [5, 6, 7], "logprobs": [-1.0, -2.0]}
 TENSORS = {"b": torch.zeros(2, 3, dtype=torch.bfloat16), "a": torch.ones(4)}
@@ -80,7 +80,13 @@ class Engines:
         directory.mkdir(parents=True)
         save_file(TENSORS, directory / "model.safetensors")
         files = [{"name": "model.safetensors", "sha256": file_sha256(directory / "model.safetensors"), "bytes": 1}]
-        row = {"version": policy_version(self.run_id, step, 1), "run_id": self.run_id, "step": step, "epoch": 1, "uri": str(directory)}
+        row = {
+            "version": policy_version(self.run_id, step, 1),
+            "run_id": self.run_id,
+            "step": step,
+            "epoch": 1,
+            "uri": str(directory),
+        }
         async with self.database.begin() as connection:
             await connection.execute(insert(PolicyVersion).values(**row, files=files, canary=CANARY))
             version = await runs.newest_version(connection, self.run_id, step)
@@ -106,7 +112,9 @@ class Engines:
         self.ids.append(engine_id)
 
     async def ask(self, number: int, method: str, path: str, body: Any = None) -> Any:
-        async with httpx.AsyncClient(base_url=self.addresses[number], trust_env=False, verify=False, timeout=60) as client:
+        async with httpx.AsyncClient(
+            base_url=self.addresses[number], trust_env=False, verify=False, timeout=60
+        ) as client:
             reply = await client.request(method, path, json=body)
             return reply.json() if reply.content else None
 
@@ -120,7 +128,9 @@ class Engines:
 
 
 @pytest.fixture
-async def two(database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engines]:
+async def two(
+    database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Engines]:
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     await make_run(database, run_id, make_config())
     async with database.begin() as connection:
@@ -202,7 +212,10 @@ async def test_an_engine_that_does_not_answer_keeps_nobody_from_the_weights(two:
     version = await two.publish(1)
     await Push(group, two.root / "policies").send(two.database, version, keep_cache=False)
     assert group.opened == [3] and len(group.sent) == 1
-    assert await two.rows() == [(EngineState.READY, policy_version(two.run_id, 0, 1)), (EngineState.READY, version.version)]
+    assert await two.rows() == [
+        (EngineState.READY, policy_version(two.run_id, 0, 1)),
+        (EngineState.READY, version.version),
+    ]
 
 
 @pytest.mark.parametrize("ending", ["hangs", "refuse", "die"])
@@ -210,8 +223,8 @@ async def test_a_broadcast_that_does_not_end_is_given_up_and_resumes_nobody(
     two: Engines, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     """With an engine that fails under it, NCCL would wait for ever: what is left of it is ended, and the learner goes on."""
-    monkeypatch.setattr("training.push._SEND_SECONDS", 5.0 if ending == "hangs" else 60.0)
-    monkeypatch.setattr("training.push._GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("training.weight_broadcast._SEND_SECONDS", 5.0 if ending == "hangs" else 60.0)
+    monkeypatch.setattr("training.weight_broadcast._GRACE_SECONDS", 1.0)
     if ending != "hangs":
         await two.ask(0, "POST", "/script", {"update": ending})
     group = SocketGroup(two.addresses[1:])
@@ -241,7 +254,9 @@ async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> No
         await connection.execute(update(Run).where(Run.run_id == two.run_id).values(config=config))
         await learners.heartbeat(connection, two.run_id, 1, 1, learners.PUBLISHING, 1, {})
     activities = Counted(two.database, RunConfigs(two.database, load_temporal_settings()))
-    syncing = asyncio.create_task(ActivityEnvironment().run(activities.sync, SyncInput(run_id=two.run_id, step=1, engine_id=two.ids[0])))
+    syncing = asyncio.create_task(
+        ActivityEnvironment().run(activities.sync, SyncInput(run_id=two.run_id, step=1, engine_id=two.ids[0]))
+    )
     for _ in range(3):
         await asyncio.wait_for(asked.acquire(), 60)
     assert not syncing.done() and (await two.rows())[0] == (EngineState.READY, policy_version(two.run_id, 0, 1))

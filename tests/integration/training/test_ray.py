@@ -15,15 +15,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from ratchet.local.ports import free_port
 from ratchet.store import learners
 from ratchet.store.database import Database
 from ratchet.store.learners import LearnerRow
 from ratchet.store.schema import BatchItem
+from stack.ports import free_port
 from tests.integration.training.records import make_config, make_group, make_run, plan_ahead, states
 
 DEADLINE_SECONDS = 900.0
-ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else Ray takes the machine's own address in place of 127.0.0.1
+ON_LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
+}  # else Ray takes the machine's own address in place of 127.0.0.1
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute each on idle cores
 
 
@@ -66,19 +68,36 @@ def _start(directory: Path, num_cpus: int, host: str = "127.0.0.1", head: Head |
     may not keep.
     """
     port = free_port()
-    program = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={host}", f"--num-cpus={num_cpus}"]
+    program = [
+        str(Path(sys.executable).parent / "ray"),
+        "start",
+        "--block",
+        f"--node-ip-address={host}",
+        f"--num-cpus={num_cpus}",
+    ]
     if head is None:
         program += ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={directory}"]
         program += [f"--ray-client-server-port={free_port()}"]
     else:
         program += [f"--address={head.address}"]
-    program += [f"--object-store-memory={80 << 20}", f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"]
+    program += [
+        f"--object-store-memory={80 << 20}",
+        f"--dashboard-agent-listen-port={free_port()}",
+        "--disable-usage-stats",
+    ]
     program += ["--min-worker-port=0", "--max-worker-port=0"]
-    environment = {**os.environ, **(ON_LOOPBACK if head is None else {}), "RAY_worker_niceness": "0", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        **(ON_LOOPBACK if head is None else {}),
+        "RAY_worker_niceness": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
     log = directory / ("head.log" if head is None else "node.log")
     with log.open("wb") as output:
         # A group of its own: a head that fails to start takes its process group down with it.
-        process = subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        process = subprocess.Popen(
+            program, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
     while process.poll() is None:
         if "Ray runtime started" in log.read_text():
             return Head(f"{host}:{port}" if head is None else head.address, process)
@@ -127,9 +146,11 @@ class Service:
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        program = "import asyncio, sys; from ratchet.learner_service import run_service; asyncio.run(run_service(sys.argv[1]))"
+        program = "import asyncio, sys; from training.service import run_service; asyncio.run(run_service(sys.argv[1]))"
         environment = {**os.environ, **ON_LOOPBACK, "RATCHET_HOME": str(self.home), "RAY_ADDRESS": self.head.address}
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, self.database.url, env=environment)
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, self.database.url, env=environment
+        )
 
     async def ready(self, epoch: int) -> LearnerRow:
         async def holds() -> bool:
@@ -197,12 +218,16 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
     service.process.terminate()
     assert await service.process.wait() == 0
     async with database.begin() as connection:
-        groups = list((await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars())
+        groups = list(
+            (await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars()
+        )
         assert run_id not in await learners.wanted(connection)
     assert len(groups) == len(set(groups)) == 8
 
 
-async def test_ranks_on_two_nodes(two_nodes: tuple[Head, Head], database: Database, tmp_path: Path, run_id: str, model: Path) -> None:
+async def test_ranks_on_two_nodes(
+    two_nodes: tuple[Head, Head], database: Database, tmp_path: Path, run_id: str, model: Path
+) -> None:
     """Each node holds one rank, and together they train the run."""
     config = make_config(training={"workers": 2, "steps": 2})
     await make_run(database, run_id, config, model, tmp_path / "policies")

@@ -8,21 +8,27 @@ from activities.graders.registry import GRADERS
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from ratchet.config import RunConfig
+from ratchet.grading_payloads import RegradedInput, RegradedResult
 from ratchet.store import grades, rollouts
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, Chain, Rollout, RolloutGroup
-from ratchet.task_payloads import RegradedInput, RegradedResult
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
-from training.batch import load_plan, load_sequences, plan_step
+from training.planner import load_plan, load_sequences, plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 
 
 async def members_of(database: Database, group_id: int) -> list[int]:
     async with database.begin() as connection:
-        return list((await connection.execute(select(Rollout.id).where(Rollout.group_id == group_id).order_by(Rollout.member))).scalars())
+        return list(
+            (
+                await connection.execute(
+                    select(Rollout.id).where(Rollout.group_id == group_id).order_by(Rollout.member)
+                )
+            ).scalars()
+        )
 
 
 async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> RegradedResult:
@@ -30,11 +36,20 @@ async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> R
     settings = load_temporal_settings()
     activities = RegradeActivities(database, settings, RunConfigs(database, settings))
     async with database.begin() as connection:
-        patch = {"rollout_id": rollout_id, "attempt": 1, "base_commit": "c", "diff": b"", "num_bytes": 10, "num_files": 1}
+        patch = {
+            "rollout_id": rollout_id,
+            "attempt": 1,
+            "base_commit": "c",
+            "diff": b"",
+            "num_bytes": 10,
+            "num_files": 1,
+        }
         patch_id = await rollouts.store_patch(connection, patch)
         rows = [verdict_row(rollout_id, patch_id, GRADERS["eval_cmd"], verdict, []) for verdict in verdicts]
         given = [await grades.store(connection, row) for row in rows]
-    return await activities.settle_regrade(RegradedInput(rollout_id=rollout_id, patch_id=patch_id, grade_ids=given, adopt=True))
+    return await activities.settle_regrade(
+        RegradedInput(rollout_id=rollout_id, patch_id=patch_id, grade_ids=given, adopt=True)
+    )
 
 
 async def advantages(database: Database, run_id: str, config: RunConfig) -> list[float]:
@@ -43,7 +58,9 @@ async def advantages(database: Database, run_id: str, config: RunConfig) -> list
         step = await plan_step(connection, run_id, config)
         assert step is not None
         planned = await load_plan(connection, run_id, step)
-        await connection.execute(update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED))
+        await connection.execute(
+            update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED)
+        )
     assert planned is not None
     return [member.advantage for member in sorted(planned.members, key=lambda member: member.rollout_id)]
 
@@ -72,7 +89,9 @@ async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database:
     members = await members_of(database, group_id)
     assert (await regraded(database, members[1], REJECTED)).adopted
     async with database.begin() as connection:
-        assert (await connection.execute(select(Rollout.outcome).where(Rollout.id == members[1]))).scalar_one() == "rejected"
+        assert (
+            await connection.execute(select(Rollout.outcome).where(Rollout.id == members[1]))
+        ).scalar_one() == "rejected"
     found = await advantages(database, run_id, config)
     assert found == [0.75, -0.25, -0.25, -0.25] and found[1] <= found[2]
 
@@ -102,7 +121,9 @@ async def test_a_group_that_lacked_verdicts_is_trained_once_they_are_there(datab
     missing = {"outcome": "grader_failed", "reward": None}
     async with database.begin() as connection:
         group_id = await make_group(connection, run_id, 0, [0.0] * 4, members=[{}, missing, missing, missing])
-        await connection.execute(update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED))
+        await connection.execute(
+            update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED)
+        )
         assert await plan_step(connection, run_id, config) is None
     members = await members_of(database, group_id)
     assert (await regraded(database, members[1], SOLVED)).adopted

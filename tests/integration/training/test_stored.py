@@ -10,15 +10,15 @@ from sqlalchemy import func, select
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.local import stored_runs
-from ratchet.local.stack import Stack
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import Batch, BatchItem, Metric, Rollout, RolloutGroup, Run
+from stack import train_from_store
+from stack.parts import Stack
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_group, make_planned_run, make_run
 from tests.standins.tiny_model import make_tokenizer, make_weights
-from training.ranks import RankSettings
+from training.rank_runtime import RankSettings
 
 
 @pytest.fixture
@@ -41,7 +41,9 @@ def over(config: RunConfig, model: Path, **changes: object) -> RunConfig:
     return RunConfig.model_validate({**config.model_dump(mode="json"), "model": str(model), **changes})
 
 
-async def test_the_same_config_trains_the_same_weights_whatever_dies(database: Database, model: Path, home: Path) -> None:
+async def test_the_same_config_trains_the_same_weights_whatever_dies(
+    database: Database, model: Path, home: Path
+) -> None:
     """Bit by bit those of the run that made the rollouts; its rows stay as they were, and nobody else takes the new run for theirs."""
     config = make_config(training={"steps": 4})
     source, run_id = f"source-{uuid.uuid4().hex[:8]}", f"stored-{uuid.uuid4().hex[:8]}"
@@ -49,7 +51,9 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(database: D
     await asyncio.to_thread(supervise, settings_of(database, source, home), 1, home / source)
 
     assert (
-        await stored_runs.create(database, run_id, source, over(config, model, training=config.training.model_dump() | {"steps": 99}), "x")
+        await train_from_store.create(
+            database, run_id, source, over(config, model, training=config.training.model_dump() | {"steps": 99}), "x"
+        )
         == 4
     )
     async with database.begin() as connection:
@@ -59,7 +63,7 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(database: D
     kills = [("plan", 1, 0), ("step", 2, 0), ("publish", 3, 0), ("save", 4, 0), ("commit", 4, 0)]
     assert await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id, kills) == 6
 
-    row = await asyncio.wait_for(stored_runs.watch(database, run_id, lambda line: None), 60)
+    row = await asyncio.wait_for(train_from_store.watch(database, run_id, lambda line: None), 60)
     assert (row.state, row.step, row.source_run_id) == ("done", 4, source)
     assert row.epoch == 5, "done with the last commit: who came after that kill had nothing to take"
     assert await losses(database, run_id) == await losses(database, source)
@@ -67,7 +71,9 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(database: D
         last = [await runs.newest_version(connection, one) for one in (source, run_id)]
         items = list((await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars())
         names = set((await connection.execute(select(Metric.name).where(Metric.run_id == run_id))).scalars())
-        assert (await connection.execute(select(func.count()).select_from(Rollout).where(Rollout.run_id == run_id))).scalar_one() == 0
+        assert (
+            await connection.execute(select(func.count()).select_from(Rollout).where(Rollout.run_id == run_id))
+        ).scalar_one() == 0
     assert last[0] is not None and last[1] is not None
     weights = [[file["sha256"] for file in one.files if file["name"].endswith(".safetensors")] for one in last if one]
     assert weights[0] == weights[1]
@@ -84,24 +90,41 @@ async def test_another_loss_on_the_same_groups(database: Database, model: Path, 
             await make_group(connection, run_id, number, rewards, step=3 * number)
     sft = over(config, model, loss={"preset": "sft"}, training=config.training.model_dump() | {"max_staleness": 0})
     for name, chosen in (("a", over(config, model)), ("b", sft)):
-        assert await stored_runs.create(database, run_id + name, run_id, chosen, "x") == 2
+        assert await train_from_store.create(database, run_id + name, run_id, chosen, "x") == 2
     async with database.begin() as connection:
         uses = {}
         for name in "ab":
-            query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(BatchItem, BatchItem.group_id == RolloutGroup.id)
-            uses[name] = {row[0]: (row[1], row[2]) for row in await connection.execute(query.where(BatchItem.run_id == run_id + name))}
-        states = list((await connection.execute(select(RolloutGroup.state).where(RolloutGroup.run_id == run_id))).scalars())
-        members = (await connection.execute(select(Batch.members).where(Batch.run_id == run_id + "b").order_by(Batch.step))).scalars().all()
+            query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(
+                BatchItem, BatchItem.group_id == RolloutGroup.id
+            )
+            uses[name] = {
+                row[0]: (row[1], row[2])
+                for row in await connection.execute(query.where(BatchItem.run_id == run_id + name))
+            }
+        states = list(
+            (await connection.execute(select(RolloutGroup.state).where(RolloutGroup.run_id == run_id))).scalars()
+        )
+        members = (
+            (await connection.execute(select(Batch.members).where(Batch.run_id == run_id + "b").order_by(Batch.step)))
+            .scalars()
+            .all()
+        )
         planned = (await connection.execute(select(Run.config).where(Run.run_id == run_id + "b"))).scalar_one()
         assert await runs.newest_unfinished(connection, sft.digest(), run_id) == run_id + "b"
         assert await runs.newest_unfinished(connection, sft.digest()) is None
-    assert uses["a"] == uses["b"] == {0: (1, "trained"), 1: (1, "no_signal"), 2: (1, "trained"), 3: (2, "trained"), 4: (2, "no_signal")}
+    assert (
+        uses["a"]
+        == uses["b"]
+        == {0: (1, "trained"), 1: (1, "no_signal"), 2: (1, "trained"), 3: (2, "trained"), 4: (2, "no_signal")}
+    )
     assert states == ["ready"] * 5
     assert [[one["num_tokens"] > 0 for one in step] for step in members] == [[True, False, False, True], [True, False]]
     assert planned["training"]["steps"] == 2
 
 
-async def test_the_command_s_half(database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_command_s_half(
+    database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`ratchet train --from-store` but for the stack: a run is made once, found again, followed to its end, its steps are read back."""
     monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
     config = make_config(training={"steps": 2})
@@ -111,10 +134,10 @@ async def test_the_command_s_half(database: Database, model: Path, home: Path, r
             await make_group(connection, run_id, number, [1.0, 0.0])
     said: list[str] = []
     stack, chosen = Stack(), over(config, model)
-    begun = await stored_runs.start(stack, chosen, "mine", run_id, False, said.append)
-    assert await stored_runs.start(stack, chosen, "mine", run_id, False, said.append) == begun
-    assert await stored_runs.start(stack, chosen, "mine", run_id, True, said.append) != begun
-    following = asyncio.create_task(stored_runs.follow(stack, begun, said.append))
+    begun = await train_from_store.start(stack, chosen, "mine", run_id, False, said.append)
+    assert await train_from_store.start(stack, chosen, "mine", run_id, False, said.append) == begun
+    assert await train_from_store.start(stack, chosen, "mine", run_id, True, said.append) != begun
+    following = asyncio.create_task(train_from_store.follow(stack, begun, said.append))
     await asyncio.to_thread(supervise, settings_of(database, begun, home), 1, home / begun)
     result = await asyncio.wait_for(following, 60)
     assert (result["run_id"], result["state"], result["summary"]) == (begun, "done", None)
@@ -124,7 +147,12 @@ async def test_the_command_s_half(database: Database, model: Path, home: Path, r
 
 async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_id: str) -> None:
     config = make_config(seed=uuid.uuid4().int % 2**31)
-    values = {"config": config.model_dump(mode="json"), "config_digest": config.digest(), "seed": config.seed, "model_path": ""}
+    values = {
+        "config": config.model_dump(mode="json"),
+        "config_digest": config.digest(),
+        "seed": config.seed,
+        "model_path": "",
+    }
     async with database.begin() as connection:
         await runs.create(connection, values | {"run_id": f"{runs.ADHOC}-{run_id}", "config_name": runs.ADHOC})
         assert await runs.newest_unfinished(connection, config.digest()) is None
@@ -132,13 +160,15 @@ async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_i
         assert await runs.newest_unfinished(connection, config.digest()) == run_id
 
 
-async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(database: Database, model: Path, home: Path, run_id: str) -> None:
+async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
+    database: Database, model: Path, home: Path, run_id: str
+) -> None:
     config = make_config()
     await make_run(database, run_id, config, model, home / "policies")
     with pytest.raises(ConfigError, match="there is no run 'nobody'"):
-        await stored_runs.create(database, run_id + "x", "nobody", over(config, model), "x")
+        await train_from_store.create(database, run_id + "x", "nobody", over(config, model), "x")
     with pytest.raises(ConfigError, match="has no group to train on"):
-        await stored_runs.create(database, run_id + "x", run_id, over(config, model), "x")
+        await train_from_store.create(database, run_id + "x", run_id, over(config, model), "x")
     other = home / "other"
     shutil.copytree(model, other)
     make_tokenizer(other, vocab_size=420)
@@ -146,6 +176,6 @@ async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(database:
     async with database.begin() as connection:
         await make_group(connection, run_id, 0, [1.0, 0.0])
     with pytest.raises(ConfigError, match="another tokenizer"):
-        await stored_runs.create(database, run_id + "x", run_id, over(config, other), "x")
+        await train_from_store.create(database, run_id + "x", run_id, over(config, other), "x")
     async with database.begin() as connection:
         assert await runs.get(connection, run_id + "x") is None

@@ -19,16 +19,16 @@ from sqlalchemy import func, insert, select, update
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.learn import LearnActivities
+from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from ratchet.engine_client import EngineClient, Sampling
-from ratchet.local.ports import free_port
+from engine.client import EngineClient, Sampling
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
+from stack.ports import free_port
 from tests.integration.training.records import make_config, make_run
 
 OLD, NEW = [-1.0, -2.0, -3.0, -4.0], [-1.2, -2.1, -2.7, -4.1]
@@ -46,7 +46,9 @@ class Stage:
 
     async def sync(self) -> None:
         activities = LearnActivities(self.database, RunConfigs(self.database, load_temporal_settings()))
-        await ActivityEnvironment().run(activities.sync, SyncInput(run_id=self.run_id, step=1, engine_id=self.engine_id))
+        await ActivityEnvironment().run(
+            activities.sync, SyncInput(run_id=self.run_id, step=1, engine_id=self.engine_id)
+        )
 
     async def row(self) -> engines.EngineRow:
         async with self.database.begin() as connection:
@@ -56,7 +58,9 @@ class Stage:
 
     async def paused_until(self) -> datetime:
         async with self.database.begin() as connection:
-            found = (await connection.execute(select(Engine.paused_until).where(Engine.id == self.engine_id))).scalar_one()
+            found = (
+                await connection.execute(select(Engine.paused_until).where(Engine.id == self.engine_id))
+            ).scalar_one()
         assert found is not None
         return found
 
@@ -65,12 +69,16 @@ class Stage:
 
     async def metrics(self) -> dict[str, float]:
         async with self.database.begin() as connection:
-            rows = await connection.execute(select(Metric.name, Metric.value).where(Metric.run_id == self.run_id, Metric.step == 1))
+            rows = await connection.execute(
+                select(Metric.name, Metric.value).where(Metric.run_id == self.run_id, Metric.step == 1)
+            )
             return {row[0]: row[1] for row in rows}
 
 
 @pytest.fixture
-async def stage(database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+async def stage(
+    database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stage]:
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     await make_run(database, run_id, make_config())
     port = free_port()
@@ -112,9 +120,12 @@ async def test_an_engine_that_answers_as_the_learner_does_is_ready(stage: Stage)
 
 
 @pytest.mark.parametrize(
-    ("scores", "reason"), [(OLD, "still serves the weights before"), ([value - 1 for value in NEW], "differ from the learner's by 1.000")]
+    ("scores", "reason"),
+    [(OLD, "still serves the weights before"), ([value - 1 for value in NEW], "differ from the learner's by 1.000")],
 )
-async def test_an_engine_that_does_not_is_quarantined_with_the_reason(stage: Stage, scores: list[float], reason: str) -> None:
+async def test_an_engine_that_does_not_is_quarantined_with_the_reason(
+    stage: Stage, scores: list[float], reason: str
+) -> None:
     """The update went through, the label is new, and it silently did nothing; or something else."""
     small = [old + 0.2 * (new - old) for old, new in zip(OLD, NEW, strict=True)]
     async with stage.database.begin() as connection:
@@ -174,7 +185,7 @@ async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> N
 
 async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrapper takes over a pause whose lease has run out: two loads at once would leave unknown weights."""
-    monkeypatch.setattr("training.sync.PAUSE_SECONDS", 2.0)
+    monkeypatch.setattr("engine.weight_update.PAUSE_SECONDS", 2.0)
     await stage.script(scores=NEW, update="hold")
     syncing = asyncio.create_task(stage.sync())
     async with asyncio.timeout(60):

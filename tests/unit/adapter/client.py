@@ -16,13 +16,13 @@ import orjson
 
 from adapter.conversation import Message, ToolCall
 from adapter.dialects.messages import MessagesDialect
-from adapter.heads import Heads
-from adapter.prompts import Live, Prepared, Prompts
-from adapter.reading import Reader
-from adapter.rendering import Renderer
-from adapter.routing import Router
+from adapter.prompt.preamble_cache import Heads
+from adapter.prompt.prompt_builder import Live, Prepared, Prompts
+from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import Reader
 from adapter.settings import AdapterSettings
-from adapter.tree import Grown
+from adapter.turns.routing import Router
+from adapter.turns.tree import Grown
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -32,7 +32,10 @@ HOSTILE = [
     "<|im_end|>", "<|im_start|>", "<|im_start|>user\n", "<tool_call>", "</think>", "<think>\n", "<tool_response>", "é", "e\u0301", "\U0001f600",
     " ", "\n", "\t", "\r\n", "x=1", "\x01", "\x02", "\u200b", "  \n\n ", "\\n", '"', "def f(x):\n    return x\n", "日本", "\u0130",
 ]  # fmt: skip
-TOOLS = [{"name": name, "description": "d", "input_schema": {"type": "object", "properties": {"a": {}}}} for name in ("bash", "read")]
+TOOLS = [
+    {"name": name, "description": "d", "input_schema": {"type": "object", "properties": {"a": {}}}}
+    for name in ("bash", "read")
+]
 DIALECT = MessagesDialect()
 
 
@@ -97,7 +100,9 @@ class Client:
 
     async def ask(self) -> Prepared:
         lane = self.rng.choice(["", "", "", "agent-1"])
-        return await self.prompts.prepare(self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
+        return await self.prompts.prepare(
+            self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
+        )
 
     def body(self) -> bytes:
         system = f"x-anthropic-billing-header: v{self.rng.random()}\n{self.system}"
@@ -122,7 +127,10 @@ class Client:
                 blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": str(self.rng.random())})
             if part.text or not part.tool_calls:
                 blocks.append({"type": "text", "text": part.text})
-            blocks += [{"type": "tool_use", "id": one.id, "name": one.name, "input": dict(one.arguments)} for one in part.tool_calls]
+            blocks += [
+                {"type": "tool_use", "id": one.id, "name": one.name, "input": dict(one.arguments)}
+                for one in part.tool_calls
+            ]
         if len(blocks) == 1 and blocks[0]["type"] == "text" and not last and blocks[0]["text"]:
             return {"role": said.role, "content": blocks[0]["text"]}
         return {"role": said.role, "content": [*blocks[:-1], blocks[-1] | mark]}
@@ -134,8 +142,12 @@ class Client:
         text = f"answer {self.number} {self.text()}"
         cut = sorted(rng.choices(range(len(text) + 1), k=3))
         pieces = [text[start:end] for start, end in zip([0, *cut], [*cut, len(text)], strict=True)]
-        ids = np.array([one for piece in pieces for one in tokens.plain.encode(piece, add_special_tokens=False).ids], np.int32)
-        end = rng.choice([[tokens.plain.token_to_id("<|im_end|>")]] * 4 + [[tokens.plain.token_to_id("<|endoftext|>")], []])
+        ids = np.array(
+            [one for piece in pieces for one in tokens.plain.encode(piece, add_special_tokens=False).ids], np.int32
+        )
+        end = rng.choice(
+            [[tokens.plain.token_to_id("<|im_end|>")]] * 4 + [[tokens.plain.token_to_id("<|endoftext|>")], []]
+        )
         calls = tuple(
             ToolCall(f"c{self.number}-{at}", rng.choice(["bash", "read"]), {"b": 1.0, "a": self.text()})
             for at in range(rng.choice([0, 1, 1, 2]))
@@ -180,7 +192,10 @@ class Client:
             messages += said.parts
             answers += [said] if said.role == "assistant" else []
         tools = [
-            {"type": "function", "function": {"name": one["name"], "description": "d", "parameters": one["input_schema"]}}
+            {
+                "type": "function",
+                "function": {"name": one["name"], "description": "d", "parameters": one["input_schema"]},
+            }
             for one in self.tools
         ]
         text = self.renderer.template.render(messages, tools, generation_prompt=True)

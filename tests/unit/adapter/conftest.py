@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from tests.standins.tiny_model import make_tokenizer
 
 

@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.chains import Chain, build_chains, is_trainable
+from adapter.turns.chains import Chain, build_chains, is_trainable
 from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
 
 
 def turn(
-    turn_id: int, parent: int | None, kept: int, suffix: int, sampled: int, cause: ForkCause | None = None, **changes: object
+    turn_id: int,
+    parent: int | None,
+    kept: int,
+    suffix: int,
+    sampled: int,
+    cause: ForkCause | None = None,
+    **changes: object,
 ) -> TurnMeta:
     values: dict[str, object] = {"kind": TurnKind.MAIN, "delivered": True, "logprobs_valid": True} | changes
     return TurnMeta(turn_id, parent, kept, suffix, sampled, fork_cause=cause, **values)  # type: ignore[arg-type]
@@ -54,7 +60,9 @@ def test_drop_forgets_only_what_drifted() -> None:
     """A different message keeps its own chain under `drop` too; an output that another branch holds whole stays trained."""
     edited = build_chains([turn(1, None, 0, 10, 5), turn(2, 1, 12, 3, 4, ForkCause.EDIT)], drift="drop")
     assert [chain.num_trained for chain in edited] == [5, 4]
-    held = build_chains([turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 1, 12, 3, 4, ForkCause.DRIFT)], drift="drop")
+    held = build_chains(
+        [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 1, 12, 3, 4, ForkCause.DRIFT)], drift="drop"
+    )
     assert [chain.num_trained for chain in held] == [9, 4]
 
 
@@ -95,7 +103,12 @@ def test_an_output_whose_number_of_tokens_changed_is_not_trained_from_its_new_to
 
 def test_a_restart_from_the_prompts_base_keeps_both_conversations() -> None:
     """The history goes back to the first prompt: nothing drifted, so nothing is forgotten in either mode."""
-    turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 1, 10, 0, 6, ForkCause.RESTART), turn(4, 3, 16, 2, 3)]
+    turns = [
+        turn(1, None, 0, 10, 5),
+        turn(2, 1, 15, 3, 4),
+        turn(3, 1, 10, 0, 6, ForkCause.RESTART),
+        turn(4, 3, 16, 2, 3),
+    ]
     for drift in ("branch", "drop"):
         chains = build_chains(turns, drift=drift)  # type: ignore[arg-type]
         assert [chain.leaf_turn_id for chain in chains] == [2, 4] and [chain.num_trained for chain in chains] == [9, 9]
@@ -136,7 +149,9 @@ def materialise(turns: list[TurnMeta]) -> dict[int, list[tuple[int, bool, int]]]
     streams: dict[int, list[tuple[int, bool, int]]] = {}
     for one in turns:
         kept = streams[one.parent_turn_id][: one.kept_tokens] if one.parent_turn_id else []
-        own = [(one.id, False, at) for at in range(one.num_suffix)] + [(one.id, True, at) for at in range(one.num_sampled)]
+        own = [(one.id, False, at) for at in range(one.num_suffix)] + [
+            (one.id, True, at) for at in range(one.num_sampled)
+        ]
         streams[one.id] = kept + own
     return streams
 

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from tests.standins.tiny_model import TEMPLATE, make_tokenizer
 from tests.unit.adapter.client import Client, new_live
 
-KEEPING = TEMPLATE.replace("and loop.index0 > ns.last_query", "and (preserve_thinking is defined and preserve_thinking)")
+KEEPING = TEMPLATE.replace(
+    "and loop.index0 > ns.last_query", "and (preserve_thinking is defined and preserve_thinking)"
+)
 OPENED = TEMPLATE.replace(
     "'<|im_start|>assistant\\n' }}{%- endif %}", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
 )
@@ -98,13 +100,16 @@ async def test_the_oracle_notices(renderers: dict[str, Renderer]) -> None:
         (TEMPLATE + "{{- messages | length }}", "changes with what follows"),
         (
             TEMPLATE.replace(
-                "{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "{{- 'END' }}\n    {%- elif message.role == 'tool'"
+                "{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'",
+                "{{- 'END' }}\n    {%- elif message.role == 'tool'",
             ),
             "token of its own",
         ),
     ],
 )
-async def test_a_template_that_is_not_made_of_parts_is_rendered_in_full(tmp_path: Path, template: str, why: str) -> None:
+async def test_a_template_that_is_not_made_of_parts_is_rendered_in_full(
+    tmp_path: Path, template: str, why: str
+) -> None:
     renderer = renderer_of(tmp_path, template)
     assert renderer.full_because is not None and why in renderer.full_because
     client = Client(renderer, 1)

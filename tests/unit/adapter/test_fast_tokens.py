@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from adapter.fast_tokens import PATTERNS, FastTokens
-from adapter.tokens import Tokens
+from adapter.prompt.fast_tokenizer import PATTERNS, FastTokens
+from adapter.prompt.tokenizer import Tokens
 from tests.standins.tiny_model import make_tokenizer
 
 
@@ -51,7 +51,9 @@ def test_every_code_point_in_the_places_that_patterns_look_at(tokenizer_json: st
     tokenizer, description = described(tokenizer_json, pre_tokenizer=steps)
     fast = FastTokens(tokenizer, description)
     points = [chr(one) for one in range(0x110000) if not 0xD800 <= one < 0xE000]
-    points = points if "{1,3}" not in pattern else points[:0x3000]  # it differs from another one in how it counts digits
+    points = (
+        points if "{1,3}" not in pattern else points[:0x3000]
+    )  # it differs from another one in how it counts digits
     for start in range(0, len(points), 6000):
         text = "".join(f"a{one}'{one} {one}1" for one in points[start : start + 6000])
         assert np.array_equal(fast.encode(text), ids_of(tokenizer, text)), hex(start)
@@ -105,7 +107,17 @@ def test_a_token_that_merging_cannot_reach_is_left_out(tokenizer_json: str) -> N
     ("changes", "why"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "normalizer"),
-        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}}, "pattern"),
+        (
+            {
+                "pre_tokenizer": {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                }
+            },
+            "pattern",
+        ),
         ({"normalizer": None}, ""),
     ],
 )
@@ -130,5 +142,10 @@ def test_long_runs_and_broken_text_go_to_the_other(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     tokens = Tokens(tmp_path)
     assert tokens.slow_because is None
-    for text in (" " * 300_000, "a" * 60_000, "x" + tokens.alias["<|im_end|>"] + "y" * 2000 + tokens.alias["<think>"], ""):
+    for text in (
+        " " * 300_000,
+        "a" * 60_000,
+        "x" + tokens.alias["<|im_end|>"] + "y" * 2000 + tokens.alias["<think>"],
+        "",
+    ):
         assert np.array_equal(tokens.encode(text), tokens.encode_whole(text))

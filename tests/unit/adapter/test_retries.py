@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapter.retries import Verdict, judge
+from adapter.turns.retries import Verdict, judge
 from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
@@ -44,5 +44,13 @@ IN_FLIGHT, COMPLETED, ABORTED = TurnState.IN_FLIGHT, TurnState.COMPLETED, TurnSt
 def test_what_a_known_call_is(
     row: dict[str, Any], clients_here: int | None, ours: bool, retry: bool, in_time: bool, verdict: Verdict
 ) -> None:
-    values = {"id": 1, "ordinal": 0, "delivered": False, "leased": False, "attached": False, "lease_owner": None, "answer": None}
+    values = {
+        "id": 1,
+        "ordinal": 0,
+        "delivered": False,
+        "leased": False,
+        "attached": False,
+        "lease_owner": None,
+        "answer": None,
+    }
     assert judge(KnownCall(**values | row), clients_here, ours, retry, in_time) is verdict

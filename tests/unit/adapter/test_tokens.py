@@ -13,20 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapter.conversation import Head, Message, Unit
-from adapter.rendering import Renderer
+from adapter.prompt.renderer import Renderer
 from ratchet.errors import ConfigError
 from tests.unit.adapter.client import HOSTILE
 
-texts = st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=6).map(
-    "".join
-)
+texts = st.lists(
+    st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=6
+).map("".join)
 
 
 @given(system=texts, question=texts, answer=texts, result=texts)
 @settings(max_examples=150, deadline=None)
-def test_text_never_becomes_a_control_token(renderer: Renderer, system: str, question: str, answer: str, result: str) -> None:
+def test_text_never_becomes_a_control_token(
+    renderer: Renderer, system: str, question: str, answer: str, result: str
+) -> None:
     """As many turn starts as the template writes, whatever the texts say."""
-    units = [Unit.of([Message("user", question)]), Unit.of([Message("assistant", answer)]), Unit.of([Message("tool", result)])]
+    units = [
+        Unit.of([Message("user", question)]),
+        Unit.of([Message("assistant", answer)]),
+        Unit.of([Message("tool", result)]),
+    ]
     ids = renderer.full(Head.of(system, ()), units)
     start, end = (renderer.tokens.plain.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
     turns = 4 if system else 3

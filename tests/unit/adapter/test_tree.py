@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from adapter.conversation import Message, ToolCall, Unit, extend_key
-from adapter.forks import cause_of, kind_of
-from adapter.rendering import Renderer
-from adapter.tree import Grown, Join, Tree
+from adapter.prompt.renderer import Renderer
+from adapter.turns.forks import cause_of, kind_of
+from adapter.turns.tree import Grown, Join, Tree
 from ratchet.types import ForkCause, TurnKind
 from tests.unit.adapter.client import DIALECT, new_live, prompts_of
 
@@ -25,7 +25,13 @@ ANSWER = Message("assistant", "a")
 
 
 def grow(
-    tree: Tree, turn_id: int, prompt: np.ndarray, sampled: np.ndarray, answer: Message = ANSWER, lane: str = "", key: bytes = b"k"
+    tree: Tree,
+    turn_id: int,
+    prompt: np.ndarray,
+    sampled: np.ndarray,
+    answer: Message = ANSWER,
+    lane: str = "",
+    key: bytes = b"k",
 ) -> Join:
     join = tree.join(prompt, None)
     grown = Grown([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
@@ -114,7 +120,9 @@ class Talk:
         import orjson
 
         body = orjson.dumps({"messages": messages, "system": "sys", "max_tokens": 5})
-        prepared = await self.prompts.prepare(self.live, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {})
+        prepared = await self.prompts.prepare(
+            self.live, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
+        )
         self.number += 1
         self.kind = prepared.kind
         stop = [self.renderer.tokens.plain.token_to_id(end)] if end else []
@@ -122,7 +130,14 @@ class Talk:
         ids = self.renderer.tokens.plain.encode(shown, add_special_tokens=False).ids
         sampled = np.array([*ids, *stop], np.int32)
         message = Message("assistant", answer, reasoning)
-        grown = Grown(prepared.new_keys, message, lane, prepared.kind, self.renderer.ended(sampled), prepared.thinks or bool(reasoning))
+        grown = Grown(
+            prepared.new_keys,
+            message,
+            lane,
+            prepared.kind,
+            self.renderer.ended(sampled),
+            prepared.thinks or bool(reasoning),
+        )
         self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.fork_cause
 
@@ -144,7 +159,9 @@ async def test_an_equal_message_that_cannot_stand_is_drift(renderer: Renderer) -
     talk, first = Talk(renderer), [user(LONG)]
     await talk.turn(first, "one ")
     await talk.turn(first, "one\n")
-    assert await talk.turn([*first, said("one"), user("go")], "x") is ForkCause.DRIFT  # which of the two it was cannot be told
+    assert (
+        await talk.turn([*first, said("one"), user("go")], "x") is ForkCause.DRIFT
+    )  # which of the two it was cannot be told
 
 
 async def test_dropped_thinking_is_a_fork_of_its_own(renderer: Renderer) -> None:
@@ -174,12 +191,17 @@ async def test_a_summary_of_all_but_the_last_exchange(renderer: Renderer) -> Non
     kept = [said("one"), user("go")]
     await talk.turn([*first, *kept], "two")
     question = {"type": "text", "text": "Your task is to create a detailed summary of the conversation so far."}
-    assert await talk.turn([{"role": "user", "content": [{"type": "text", "text": LONG}, question]}], "short") is ForkCause.COMPACTION
+    assert (
+        await talk.turn([{"role": "user", "content": [{"type": "text", "text": LONG}, question]}], "short")
+        is ForkCause.COMPACTION
+    )
     assert await talk.turn([user("It goes on: short"), *kept, said("two"), user("on")], "three") is ForkCause.COMPACTION
     assert await talk.turn([user("Another opening"), *kept], "four") is ForkCause.EDIT
 
 
-@pytest.mark.parametrize(("text", "kind"), [("fix it", TurnKind.MAIN), ("Generate a short title for this", TurnKind.AUXILIARY)])
+@pytest.mark.parametrize(
+    ("text", "kind"), [("fix it", TurnKind.MAIN), ("Generate a short title for this", TurnKind.AUXILIARY)]
+)
 def test_kinds(text: str, kind: TurnKind) -> None:
     from adapter.conversation import Wishes
 

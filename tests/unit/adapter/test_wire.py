@@ -5,9 +5,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.streams import Stream
-from adapter.wire import WireText
-from ratchet.engine_client import IdsText, Sampling, generate_body
+from adapter.prompt.ids_json import WireText
+from adapter.prompt.token_buffer import Stream
+from engine.client import IdsText, Sampling, generate_body
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 

@@ -45,7 +45,9 @@ class HostBox:
     ) -> CommandResult:
         self.commands.append(cmd)
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec("bash", "-c", self.here(cmd), stdout=pipe, stderr=pipe, env=self.env, cwd=cwd)
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", self.here(cmd), stdout=pipe, stderr=pipe, env=self.env, cwd=cwd
+        )
         stdout, stderr = await asyncio.wait_for(process.communicate(), timeout)
         result = CommandResult(process.returncode or 0, stdout.decode(), stderr.decode())
         if check and result.exit_code:
@@ -77,7 +79,9 @@ class HostBox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.harnesses import programs
+from activities.harnesses import agent_programs
 from ratchet.errors import ConfigError
-from ratchet.local.agents import fetch, installed
+from stack.agent_programs import fetch, installed
 
 SAYS = "#!/bin/sh\necho 9.9.9 from $0\n"
 
@@ -33,22 +33,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_native_tarball_becomes_a_layer_once(tmp_path: Path) -> None:
     environment = {"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "cc.tgz", {"claude": SAYS}))}
-    program = programs.claude_code_program(environment)
+    program = agent_programs.claude_code_program(environment)
     directory = fetch(program, print)
     said = subprocess.run([directory / "bin" / "claude"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("9.9.9 ")
     assert program.version == "9.9.9"
     before = directory.stat().st_mtime_ns
-    assert fetch(programs.claude_code_program(environment), print) == directory
+    assert fetch(agent_programs.claude_code_program(environment), print) == directory
     assert directory.stat().st_mtime_ns == before
     assert [found["directory"] for found in installed()] == [str(directory)]
-    assert not [entry for entry in directory.parent.iterdir() if entry.is_dir() and entry != directory], "a half-made layer was left"
+    assert not [entry for entry in directory.parent.iterdir() if entry.is_dir() and entry != directory], (
+        "a half-made layer was left"
+    )
 
 
 def test_another_tarball_is_another_layer(tmp_path: Path) -> None:
-    first = programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "a.tgz", {"claude": SAYS}))})
-    second = programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "b.tgz", {"claude": SAYS}))})
-    assert len({first.box_path, second.box_path, programs.claude_code_program({}).box_path}) == 3
+    first = agent_programs.claude_code_program(
+        {"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "a.tgz", {"claude": SAYS}))}
+    )
+    second = agent_programs.claude_code_program(
+        {"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "b.tgz", {"claude": SAYS}))}
+    )
+    assert len({first.box_path, second.box_path, agent_programs.claude_code_program({}).box_path}) == 3
 
 
 def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> None:
@@ -58,17 +64,19 @@ def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> N
         info.size, info.mode = len(SAYS), 0o755
         archive.addfile(info, io.BytesIO(SAYS.encode()))
     script = npm_tarball(tmp_path / "cc.tgz", {"cli.js": "console.log(1)"})
-    program = programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(script), "VIME_AGENT_NODE_TARBALL": str(node)})
+    program = agent_programs.claude_code_program(
+        {"VIME_AGENT_CC_TARBALL": str(script), "VIME_AGENT_NODE_TARBALL": str(node)}
+    )
     directory = fetch(program, print)
-    inside = f"{programs.BOX_AGENTS}/{program.directory_name}"
+    inside = f"{agent_programs.BOX_AGENTS}/{program.directory_name}"
     assert f'exec {inside}/node/bin/node {inside}/package/cli.js "$@"' in (directory / "bin" / "claude").read_text()
     assert (directory / "node" / "bin" / "node").is_file()
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.tgz is no file"):
-        programs.claude_code_program({"VIME_AGENT_CC_TARBALL": "/nowhere.tgz"})
+        agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": "/nowhere.tgz"})
     script = npm_tarball(tmp_path / "cc.tgz", {"cli.js": "console.log(1)"})
     with pytest.raises(ConfigError, match="VIME_AGENT_NODE_TARBALL"):
-        fetch(programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(script)}), print)
+        fetch(agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(script)}), print)
     assert installed() == []

@@ -100,7 +100,9 @@ def test_observations(tmp_path: Path, command: str, observation: str) -> None:
 
 
 def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
-    _, transcript, engine = run_agent(tmp_path, [calls("echo before; sleep 300 | sleep 300"), says("Done.")], step_timeout_seconds=0.4)
+    _, transcript, engine = run_agent(
+        tmp_path, [calls("echo before; sleep 300 | sleep 300"), says("Done.")], step_timeout_seconds=0.4
+    )
     assert last_observation(engine) == "before\ntimed out after 0.4 seconds"
     assert [event["seconds"] < 5 for event in transcript if event["event"] == "step"] == [True]
 
@@ -205,7 +207,13 @@ async def test_the_harness_runs_it_in_a_box(host_box: HostBox, agent_user: str) 
 
 async def test_exit_kinds(host_box: HostBox, agent_user: str) -> None:
     bash_agent = harness.BashAgent()
-    codes = {0: AgentExit.DONE, 10: AgentExit.TURN_LIMIT, 11: AgentExit.CONTEXT_FULL, 12: AgentExit.STARVED, 137: AgentExit.CRASHED}
+    codes = {
+        0: AgentExit.DONE,
+        10: AgentExit.TURN_LIMIT,
+        11: AgentExit.CONTEXT_FULL,
+        12: AgentExit.STARVED,
+        137: AgentExit.CRASHED,
+    }
     for exit_code, kind in codes.items():
         assert await bash_agent.read_exit(host_box, 1, exit_code, "") is kind
 

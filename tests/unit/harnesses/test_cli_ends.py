@@ -4,20 +4,22 @@ import json
 
 import pytest
 
-from activities.harnesses.cli_ends import exit_of_error
+from activities.harnesses.cli_exits import exit_of_error
+from adapter.auth import UnauthorisedError
 from adapter.conversation import Wishes
 from adapter.dialects.base import Dialect
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-from adapter.prompts import PromptTooLongError, TurnLimitError
+from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError
 from adapter.replies import classify
-from adapter.sessions import UnauthorisedError
 from ratchet.errors import StoreUnavailableError
 from ratchet.types import AgentExit
 
 
-@pytest.mark.parametrize("dialect", [ChatDialect(), MessagesDialect(), ResponsesDialect()], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "dialect", [ChatDialect(), MessagesDialect(), ResponsesDialect()], ids=lambda dialect: dialect.name
+)
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

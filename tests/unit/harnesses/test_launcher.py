@@ -30,7 +30,9 @@ async def ending_box(host_box: HostBox, agent_user: str) -> AsyncIterator[HostBo
 
 
 async def start(box: HostBox, user: str, script: str, *, attempt: int = 1, budget_seconds: float = 60) -> StartResult:
-    return await launcher.start_once(box, {"command.sh": script.encode()}, TOKEN, attempt=attempt, user=user, budget_seconds=budget_seconds)
+    return await launcher.start_once(
+        box, {"command.sh": script.encode()}, TOKEN, attempt=attempt, user=user, budget_seconds=budget_seconds
+    )
 
 
 def processes_of(user: str) -> list[int]:
@@ -38,7 +40,9 @@ def processes_of(user: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+            fields = dict(
+                line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line
+            )
         except OSError:
             continue
         if fields["Uid"].split("\t")[0] == user and not fields["State"].startswith("Z"):
@@ -74,7 +78,9 @@ async def test_the_second_start_of_an_attempt_starts_nothing(ending_box: HostBox
 
 
 async def test_the_deadline_ends_grandchildren_with_sessions_of_their_own(ending_box: HostBox, agent_user: str) -> None:
-    script = "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM HUP; sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 300"
+    script = (
+        "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM HUP; sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 300"
+    )
     await start(ending_box, agent_user, script, budget_seconds=1)
     await until(lambda: len(processes_of(agent_user)) >= 5)
     record, _ = await launcher.wait_for_exit(ending_box, 1)
@@ -88,10 +94,14 @@ async def test_extending_moves_the_deadline_from_the_start_not_from_now(ending_b
     began = float(await ending_box.read_file("/run/ratchet/1/started"))
     for _ in range(2):
         await launcher.extend_deadline(ending_box, 1, 7.25)
-    assert float(await ending_box.read_file("/run/ratchet/1/deadline")) == pytest.approx(began + 1000.5 + 7.25, abs=0.011)
+    assert float(await ending_box.read_file("/run/ratchet/1/deadline")) == pytest.approx(
+        began + 1000.5 + 7.25, abs=0.011
+    )
 
 
-async def test_a_killed_launcher_is_a_crash_and_its_agent_can_still_be_ended(ending_box: HostBox, agent_user: str) -> None:
+async def test_a_killed_launcher_is_a_crash_and_its_agent_can_still_be_ended(
+    ending_box: HostBox, agent_user: str
+) -> None:
     await start(ending_box, agent_user, "sleep 300")
     await until(lambda: len(processes_of(agent_user)) == 2)
     waiting = asyncio.create_task(launcher.wait_for_exit(ending_box, 1))
@@ -115,18 +125,24 @@ async def test_ending_ends_the_tree_while_somebody_waits(ending_box: HostBox, ag
     await launcher.end_tree(ending_box, 1)
 
 
-async def test_ending_right_after_the_start_leaves_nothing_that_starts_later(ending_box: HostBox, agent_user: str) -> None:
+async def test_ending_right_after_the_start_leaves_nothing_that_starts_later(
+    ending_box: HostBox, agent_user: str
+) -> None:
     await start(ending_box, agent_user, "sleep 300")
     await launcher.end_tree(ending_box, 1)
     assert processes_of(agent_user) == []
     assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "ended"
 
 
-async def test_ending_in_the_midst_of_a_start_leaves_nothing_that_starts_later(ending_box: HostBox, agent_user: str) -> None:
+async def test_ending_in_the_midst_of_a_start_leaves_nothing_that_starts_later(
+    ending_box: HostBox, agent_user: str
+) -> None:
     slow = ending_box.root / "slow"
     slow.mkdir()
     os.mkfifo(slow / "gate")
-    (slow / "mv").write_text(f'#!/bin/sh\ncase $3 in */deadline) read -r _ <"{slow}/gate" ;; esac\nPATH=/usr/bin:/bin exec mv "$@"\n')
+    (slow / "mv").write_text(
+        f'#!/bin/sh\ncase $3 in */deadline) read -r _ <"{slow}/gate" ;; esac\nPATH=/usr/bin:/bin exec mv "$@"\n'
+    )
     (slow / "mv").chmod(0o755)
     path = ending_box.env["PATH"]
     ending_box.env["PATH"] = f"{slow}:{path}"
@@ -142,7 +158,9 @@ async def test_ending_in_the_midst_of_a_start_leaves_nothing_that_starts_later(e
 
 async def test_the_token_is_in_no_file_and_no_argument(ending_box: HostBox, agent_user: str) -> None:
     await start(ending_box, agent_user, 'echo "${#RATCHET_SESSION_TOKEN}"; sleep 300')
-    await until(lambda: (ending_box.root / "run/1/output").exists() and (ending_box.root / "run/1/output").read_text() != "")
+    await until(
+        lambda: (ending_box.root / "run/1/output").exists() and (ending_box.root / "run/1/output").read_text() != ""
+    )
     assert (ending_box.root / "run/1/output").read_text() == f"{len(TOKEN)}\n"
     for path in ending_box.root.rglob("*"):
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path

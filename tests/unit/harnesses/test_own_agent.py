@@ -13,7 +13,9 @@ from ratchet.types import AgentExit
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sandboxes.md"
 
 
-async def test_the_documented_agent_plugs_in_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_documented_agent_plugs_in_by_its_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_agent.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -53,14 +53,20 @@ def test_a_second_grader_is_one_too_many(tmp_path: Path) -> None:
 def test_check_lists_every_mistake(tmp_path: Path) -> None:
     good = {"prompt": "p", "label": "a", "metadata": META}
     dataset = jsonl(
-        tmp_path / "d.jsonl", {**good, "label": 1}, good, {**good, "metadata": {**META, "image": ""}}, {**SWE, "PASS_TO_PASS": "nonsense("}
+        tmp_path / "d.jsonl",
+        {**good, "label": 1},
+        good,
+        {**good, "metadata": {**META, "image": ""}},
+        {**SWE, "PASS_TO_PASS": "nonsense("},
     )
     assert [row.row if isinstance(row, Problem) else "good" for row in check_rows(dataset)] == [1, "good", 3, 4]
 
 
 @pytest.mark.parametrize("as_text", [True, False])
 def test_parquet_gives_the_rows_of_jsonl(tmp_path: Path, as_text: bool) -> None:
-    rows = [{"prompt": f"p{n}", "label": f"l{n}", "metadata": {**META, "pre_commands": ["a", "b"][:n]}} for n in range(3)]
+    rows = [
+        {"prompt": f"p{n}", "label": f"l{n}", "metadata": {**META, "pre_commands": ["a", "b"][:n]}} for n in range(3)
+    ]
     written = [{**row, "metadata": json.dumps(row["metadata"]) if as_text else row["metadata"]} for row in rows]
     parquet.write_table(pyarrow.Table.from_pylist(written), tmp_path / "d.parquet")
     from_parquet = list(read_rows(DatasetConfig(path=str(tmp_path / "d.parquet")), ""))
@@ -100,10 +106,18 @@ def test_repositories_with_runners_of_their_own(tmp_path: Path, repository: str,
 
 def test_a_row_of_another_language_must_say_how_its_tests_run(tmp_path: Path) -> None:
     """As in SWE-bench Multilingual; nothing is guessed."""
-    other = {**SWE, "repo": "somebody/unknown", "test_patch": TEST_PATCH.replace("test_a.py", "a_test.go"), "FAIL_TO_PASS": '["TestX"]'}
+    other = {
+        **SWE,
+        "repo": "somebody/unknown",
+        "test_patch": TEST_PATCH.replace("test_a.py", "a_test.go"),
+        "FAIL_TO_PASS": '["TestX"]',
+    }
     (problem,) = check_rows(jsonl(tmp_path / "d.jsonl", other))
     assert isinstance(problem, Problem) and problem.field == "test_cmd" and "somebody/unknown" in problem.message
-    assert only(jsonl(tmp_path / "e.jsonl", {**other, "test_cmd": "go test ./..."}))["spec"]["swe_bench"]["test_cmd"] == "go test ./..."
+    assert (
+        only(jsonl(tmp_path / "e.jsonl", {**other, "test_cmd": "go test ./..."}))["spec"]["swe_bench"]["test_cmd"]
+        == "go test ./..."
+    )
 
 
 def test_a_row_may_bring_the_sets_own_script(tmp_path: Path) -> None:
@@ -123,7 +137,10 @@ git checkout abc a_test.go
 """
     row = {**SWE, "repo": "somebody/unknown", "eval_script": script, "log_parser": "parse_log_gotest"}
     spec = only(jsonl(tmp_path / "d.jsonl", row))["spec"]["swe_bench"]
-    assert spec["test_cmd"] == "cd /testbed\nexport GOFLAGS=-mod=mod\ngo test -v ./..." and spec["log_parser"] == "parse_log_gotest"
+    assert (
+        spec["test_cmd"] == "cd /testbed\nexport GOFLAGS=-mod=mod\ngo test -v ./..."
+        and spec["log_parser"] == "parse_log_gotest"
+    )
 
 
 def test_rows_with_lists_only(tmp_path: Path) -> None:
@@ -137,7 +154,11 @@ def test_rows_with_lists_only(tmp_path: Path) -> None:
         "PASS_TO_PASS": [],
     }
     made = only(jsonl(tmp_path / "d.jsonl", row))
-    assert made["image"] == "org/x" and made["spec"]["swe_bench"]["test_cmd"].endswith(" t/test_a.py") and "gold_patch" not in made["spec"]
+    assert (
+        made["image"] == "org/x"
+        and made["spec"]["swe_bench"]["test_cmd"].endswith(" t/test_a.py")
+        and "gold_patch" not in made["spec"]
+    )
 
 
 def test_swe_bench_pro_rows(tmp_path: Path) -> None:
@@ -153,14 +174,18 @@ def harbor(root: Path, **left_out: bool) -> DatasetConfig:
     (task / "instruction.md").write_text("do it")
     (task / "tests" / "test.sh").write_text("pytest tests")
     (task / "tests" / "data" / "x").write_bytes(b"\x00")
-    (task / "task.toml").write_text("" if left_out.get("image") else '[environment]\ndocker_image = "img"\nworkdir = "/srv"\n')
+    (task / "task.toml").write_text(
+        "" if left_out.get("image") else '[environment]\ndocker_image = "img"\nworkdir = "/srv"\n'
+    )
     return DatasetConfig(path=str(root / "tasks"))
 
 
 def test_harbor_directories(tmp_path: Path) -> None:
     row = only(harbor(tmp_path))
     assert (row["label"], row["image"], row["workdir"], row["grader"]) == ("one", "img", "/srv", "eval_cmd")
-    assert row["spec"]["test_files"] == ["tests/data/x", "tests/test.sh"] and row["spec"]["problem_statement"] == "do it"
+    assert (
+        row["spec"]["test_files"] == ["tests/data/x", "tests/test.sh"] and row["spec"]["problem_statement"] == "do it"
+    )
     assert only(DatasetConfig(path=str(tmp_path / "tasks" / "one")))["row_digest"] == row["row_digest"]
 
 
@@ -196,7 +221,11 @@ def test_a_hundred_thousand_rows_are_not_held_in_memory(tmp_path: Path, suffix: 
                 rows = [{**row, "label": str(n)} for n in range(start, start + 1000)]
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
     ended = subprocess.run(
-        [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", _READ, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
     )
     left, grown_kib = map(int, ended.stdout.split())
     assert left >= 98_999 and grown_kib < 20_000, grown_kib

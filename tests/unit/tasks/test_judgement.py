@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from activities.datasets.lints import lint_config, lint_rows
 from activities.graders.base import Verdict
+from activities.graders.log_parsers import parser
 from activities.graders.rewards import BY_NAME, Facts, reward
-from activities.graders.test_logs import parser
-from activities.graders.testbox import _read
+from activities.graders.test_runner import _read
 from activities.regrade import spread
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
@@ -20,7 +20,10 @@ from training.advantage import advantages
 FACTS = Facts("done", 3, 100, 10, 1)
 COUNTS = st.tuples(st.integers(0, 5), st.integers(1, 5)).map(lambda pair: (min(pair), pair[1]))
 VERDICTS = st.builds(
-    lambda solved, f2p, p2p: Verdict(solved, "", "", 1.0, fail_to_pass=f2p, pass_to_pass=p2p), st.booleans(), COUNTS, COUNTS
+    lambda solved, f2p, p2p: Verdict(solved, "", "", 1.0, fail_to_pass=f2p, pass_to_pass=p2p),
+    st.booleans(),
+    COUNTS,
+    COUNTS,
 )
 
 
@@ -32,10 +35,22 @@ def verdict(
 
 def test_closed_forms() -> None:
     half = verdict(f2p=(1, 2), p2p=(4, 4))
-    assert [reward(name, half, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [0.0, 0.5, pytest.approx(0.35)]
+    assert [reward(name, half, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
+        0.0,
+        0.5,
+        pytest.approx(0.35),
+    ]
     broke = verdict(f2p=(2, 2), p2p=(3, 4))
-    assert [reward(name, broke, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [0.0, 0.0, pytest.approx(0.45)]
-    assert [reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in BY_NAME] == [1.0, 1.0, pytest.approx(1.0)]
+    assert [reward(name, broke, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
+        0.0,
+        0.0,
+        pytest.approx(0.45),
+    ]
+    assert [reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in BY_NAME] == [
+        1.0,
+        1.0,
+        pytest.approx(1.0),
+    ]
     assert reward("fraction", half, FACTS)[1] == {"solved": 0.0, "fail_to_pass": 0.5, "pass_to_pass_kept": 1.0}
 
 

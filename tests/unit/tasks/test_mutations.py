@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.datasets.mutations import plant, sites
-from activities.datasets.recipes import gold_patch
+from activities.datasets.bug_planting import plant, sites
+from activities.datasets.package_recipes import gold_patch
 from ratchet.errors import DatasetError
 
 SOURCE = b'''\
@@ -76,7 +76,10 @@ def test_a_site_that_is_not_there() -> None:
         plant(SOURCE, "slice", "first", 7)
 
 
-STANDARD = [Path(sysconfig.get_path("stdlib")) / f"{name}.py" for name in ("textwrap", "argparse", "heapq", "configparser", "csv", "shlex")]
+STANDARD = [
+    Path(sysconfig.get_path("stdlib")) / f"{name}.py"
+    for name in ("textwrap", "argparse", "heapq", "configparser", "csv", "shlex")
+]
 
 
 @pytest.mark.parametrize("path", STANDARD, ids=lambda path: path.stem)
@@ -94,7 +97,9 @@ _LINE = st.sampled_from(["a", "b = 1", "", "ü", "tab\t", "cr\r", "form\x0c", "x
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(_LINE, min_size=1, max_size=12), st.integers(0, 11), st.booleans(), st.booleans())
-def test_git_takes_the_bug_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str], at: int, ends: bool, ended: bool) -> None:
+def test_git_takes_the_bug_back(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], at: int, ends: bool, ended: bool
+) -> None:
     """Whatever ends a line or the file."""
     original = "\n".join(lines) + ("\n" if ends else "")
     changed = [*lines]

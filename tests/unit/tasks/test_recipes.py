@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from activities.datasets.archives import File, packed
+from activities.datasets.bug_planting import plant
 from activities.datasets.formats import check_rows
-from activities.datasets.mutations import plant
-from activities.datasets.recipes import read_recipes, write_rows
-from activities.datasets.sources import source_archive
-from activities.graders.evidence import look_up
+from activities.datasets.package_recipes import read_recipes, write_rows
+from activities.datasets.package_sources import source_archive
+from activities.graders.test_evidence import look_up
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError, MachineError
 
@@ -40,7 +40,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = tmp_path / "index"
     (root / "half").mkdir(parents=True)
     (root / "half" / "half-1.0.tar.gz").write_bytes(published(FILES))
-    (root / "half" / "index.html").write_text('<a href="half-1.0.tar.gz#sha256=00&amp;x" data-requires-python="&gt;=3">half-1.0.tar.gz</a>')
+    (root / "half" / "index.html").write_text(
+        '<a href="half-1.0.tar.gz#sha256=00&amp;x" data-requires-python="&gt;=3">half-1.0.tar.gz</a>'
+    )
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -65,7 +67,14 @@ def recipe(**changes: Any) -> dict[str, Any]:
         "sha256": hashlib.sha256(plant(CODE, "arithmetic", "half", 0)).hexdigest(), "fail_to_pass": ["tests/test_half.py::test_half"],
     }  # fmt: skip
     digest = hashlib.sha256(published(FILES)).hexdigest()
-    base = {"package": "half", "version": "1.0", "file": "half-1.0.tar.gz", "sha256": digest, "import_path": "src", "tests": ["tests"]}
+    base = {
+        "package": "half",
+        "version": "1.0",
+        "file": "half-1.0.tar.gz",
+        "sha256": digest,
+        "import_path": "src",
+        "tests": ["tests"],
+    }
     passing = {"tests/test_half.py": ["test_half", "test_zero"]}
     return {**base, "passing": passing, "bugs": [{**bug, **changes.pop("bug", {})}], **changes}
 
@@ -88,7 +97,9 @@ def test_a_row_hides_the_tests_and_holds_the_bug(index: Path, tmp_path: Path) ->
     assert sorted(shown) == ["README.md", "src/half.py"] and shown["src/half.py"] == b"def half(x):\n    return x * 2\n"
     assert sorted(names_in(row["tests_archive"])) == row["test_files"] == ["tests/data/a.txt", "tests/test_half.py"]
     assert row["swe_bench"]["pass_to_pass"] == ["tests/test_half.py::test_zero"]
-    assert [row for row in check_rows(DatasetConfig(path=str(tmp_path / "out.jsonl"))) if not isinstance(row, dict)] == []
+    assert [
+        row for row in check_rows(DatasetConfig(path=str(tmp_path / "out.jsonl"))) if not isinstance(row, dict)
+    ] == []
     assert "tests/test_half.py::test_half" in row["problem_statement"] and "src/half.py" not in row["problem_statement"]
 
 
@@ -148,7 +159,13 @@ def test_the_committed_recipes() -> None:
 
 
 def test_a_name_without_parameters_stands_for_all_of_them() -> None:
-    tests = {"t.py::a[1]": "passed", "t.py::a[2 x]": "failed", "t.py::b[1]": "passed", "t.py::b[2]": "xfailed", "t.py::abc": "passed"}
+    tests = {
+        "t.py::a[1]": "passed",
+        "t.py::a[2 x]": "failed",
+        "t.py::b[1]": "passed",
+        "t.py::b[2]": "xfailed",
+        "t.py::abc": "passed",
+    }
     assert [look_up(tests, f"t.py::{name}") for name in ("a", "b", "ab", "a[1]", "a[2", "abc")] == [
         "failed", "passed", "missing", "passed", "failed", "passed",
     ]  # fmt: skip

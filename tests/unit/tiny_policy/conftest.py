@@ -9,10 +9,10 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from ratchet.local.tiny_policy.bug_tasks import endless_tasks
-from ratchet.local.tiny_policy.recipe import NOISY_MIX, template_text
-from ratchet.local.tiny_policy.tokenizer import train_tokenizer
-from ratchet.local.tiny_policy.transcripts import write_transcript
+from stack.tiny_policy.bug_tasks import endless_tasks
+from stack.tiny_policy.settings import NOISY_MIX, template_text
+from stack.tiny_policy.tokenizer import train_tokenizer
+from stack.tiny_policy.transcripts import write_transcript
 
 
 @pytest.fixture(scope="session")

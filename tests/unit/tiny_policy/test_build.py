@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ratchet.errors import MachineError, UserError
-from ratchet.local.tiny_policy.bug_tasks import FAMILIES, endless_tasks, held_out_tasks, task_digests, train_tasks
-from ratchet.local.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
-from ratchet.local.tiny_policy.recipe import Recipe, recipe_digest
+from stack.tiny_policy.bug_tasks import FAMILIES, endless_tasks, held_out_tasks, task_digests, train_tasks
+from stack.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
+from stack.tiny_policy.settings import Recipe, recipe_digest
 
 TOY = Recipe(
     num_threads=1,
@@ -47,7 +47,9 @@ def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) ->
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
     assert model.dtype == torch.float32
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert (
+        model.generation_config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    )
     assert tokenizer.chat_template
     assert json.loads((tmp_path / "a" / REPORT_FILE).read_text())["seed"] == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

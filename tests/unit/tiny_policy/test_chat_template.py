@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from activities.harnesses.bash_agent.agent import BASH_TOOL
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
-from ratchet.local.tiny_policy.bug_tasks import BugTask, endless_tasks
-from ratchet.local.tiny_policy.recipe import NOISY_MIX
-from ratchet.local.tiny_policy.transcripts import TURN_END, Piece, call_text, called_command, write_transcript
-from ratchet.local.tiny_policy.warm_start import encode_pieces
+from stack.tiny_policy.bug_tasks import BugTask, endless_tasks
+from stack.tiny_policy.settings import NOISY_MIX
+from stack.tiny_policy.transcripts import TURN_END, Piece, call_text, called_command, write_transcript
+from stack.tiny_policy.warm_start import encode_pieces
 
 Message = dict[str, Any]
 
@@ -37,7 +37,10 @@ def assistant_message(turn: str) -> Message:
 
 def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: BugTask, pieces: list[Piece]) -> list[tuple[str, str]]:
     """The conversation once more, as messages through the template: the prompt of every turn, and the turn."""
-    messages: list[Message] = [{"role": "system", "content": DEFAULT_SYSTEM_PROMPT}, {"role": "user", "content": task.issue}]
+    messages: list[Message] = [
+        {"role": "system", "content": DEFAULT_SYSTEM_PROMPT},
+        {"role": "user", "content": task.issue},
+    ]
     found = []
     for piece in pieces[1:]:
         if piece.sampled:
@@ -62,7 +65,9 @@ def test_transcripts_are_what_the_template_makes_of_the_messages(tokenizer: PreT
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_prompt_ids_start_with_the_prompt_before_and_the_sampled_ids(tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+def test_prompt_ids_start_with_the_prompt_before_and_the_sampled_ids(
+    tokenizer: PreTrainedTokenizerFast, seed: int
+) -> None:
     rng = random.Random(seed)
     task = next(endless_tasks(rng, frozenset()))
     pieces = write_transcript(task, rng, NOISY_MIX)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.local.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
+from stack.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
 
 DATASET = Path(__file__).resolve().parents[3] / "datasets" / "quickstart"
 BOX_PYTHON = "/opt/ratchet/bin/python3"
@@ -44,7 +44,9 @@ def run_in(folder: Path, command: str, python: str = sys.executable) -> subproce
     moved = command.replace("/workspace", str(folder)).replace(BOX_PYTHON, python)
     # The box's Python has pytest and no plugins.
     env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(["bash", "-c", moved], cwd="/", env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["bash", "-c", moved], cwd="/", env=env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def prepare(folder: Path, row: dict[str, Any]) -> Path:

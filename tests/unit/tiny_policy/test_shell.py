@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses.bash_agent.agent import run_bash
-from ratchet.local.tiny_policy.bug_tasks import FAMILIES, FILE_STEMS, draw_task
-from ratchet.local.tiny_policy.shell import run_command
-from ratchet.local.tiny_policy.transcripts import cat_command, edit_command
+from stack.tiny_policy.bug_tasks import FAMILIES, FILE_STEMS, draw_task
+from stack.tiny_policy.simulated_shell import run_command
+from stack.tiny_policy.transcripts import cat_command, edit_command
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.local.ports import free_port
+from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 

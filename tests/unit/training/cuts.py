@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
-from training.plan import Member, Plan, TrainingSequence
-from training.reducers import reducer_weights
+from training.plan_types import Member, Plan, TrainingSequence
+from training.token_weights import reducer_weights
 
 NUM_IDS = 300
 
@@ -53,8 +53,12 @@ class Turns:
             mask[start:end] = True
             if number == len(self.spans) - 1 or cuts[number % len(cuts)]:
                 behaviour = np.where(mask, self.behaviour, np.float32(0))[:end]
-                turns = 100 * self.rollout_id + np.searchsorted([end for _, end in self.spans], np.arange(end), side="right")
-                chains.append(TrainingSequence(self.rollout_id, self.ids[:end], mask[:end], behaviour, turns, self.temperature))
+                turns = 100 * self.rollout_id + np.searchsorted(
+                    [end for _, end in self.spans], np.arange(end), side="right"
+                )
+                chains.append(
+                    TrainingSequence(self.rollout_id, self.ids[:end], mask[:end], behaviour, turns, self.temperature)
+                )
                 mask = np.zeros(len(self.ids), dtype=np.bool_)
         return chains
 
@@ -85,7 +89,10 @@ def make_relatives(seed: int, count: int = 6) -> list[Turns]:
         other, mine = family[int(random.integers(0, number))], family[number]
         cut = other.spans[int(random.integers(0, len(other.spans)))][1] - int(random.integers(0, 3))
         ids = np.concatenate([other.ids[:cut], mine.ids[:20]])
-        spans = [(start, min(end, cut)) for start, end in other.spans if start < cut] + [(cut, cut + 2), (cut + 3, len(ids))]
+        spans = [(start, min(end, cut)) for start, end in other.spans if start < cut] + [
+            (cut, cut + 2),
+            (cut + 3, len(ids)),
+        ]
         behaviour = (-6.4 + 0.3 * random.standard_normal(len(ids))).astype(np.float32)
         family[number] = Turns(number, ids, behaviour, spans)
     return family
@@ -95,13 +102,24 @@ def make_plan(rollouts: Sequence[Turns], reducer: str) -> Plan:
     group_of = {one.rollout_id: one.rollout_id // 2 for one in rollouts}
     weights = reducer_weights(reducer, {one.rollout_id: one.num_tokens for one in rollouts}, group_of, 50)
     members = [
-        Member(one.rollout_id, group_of[one.rollout_id], None, 0.0, 0.5 - one.rollout_id % 2, one.num_tokens, 0, weights[one.rollout_id])
+        Member(
+            one.rollout_id,
+            group_of[one.rollout_id],
+            None,
+            0.0,
+            0.5 - one.rollout_id % 2,
+            one.num_tokens,
+            0,
+            weights[one.rollout_id],
+        )
         for one in rollouts
     ]
     return Plan(1, members, 0, {"updates_per_step": 1}, 0)
 
 
-def gradient(model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]) -> npt.NDArray[np.float32]:
+def gradient(
+    model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
+) -> npt.NDArray[np.float32]:
     """Of the whole model, flat, as an update would see it. Needs a process group; a collective."""
     from torch.distributed.tensor import DTensor
 

@@ -20,7 +20,9 @@ def forest(shape: list[tuple[int, int]]) -> list[Segment]:
     for number, (length, depth) in enumerate(shape):
         path = path[:depth]
         parent = path[-1] if path else -1
-        drawn.append((start, start + length, drawn[parent][2] + drawn[parent][1] - drawn[parent][0] if path else 0, parent))
+        drawn.append(
+            (start, start + length, drawn[parent][2] + drawn[parent][1] - drawn[parent][0] if path else 0, parent)
+        )
         path.append(number)
         start += length
     ends = [end for _, end, _, _ in drawn]
@@ -53,7 +55,9 @@ def test_any_forest(shape: list[tuple[int, int]], seed: int) -> None:
     theirs = masked(*parts, segments).transpose(1, 2)
     grad = torch.randn(ours.shape, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    for mine, expected in zip(torch.autograd.grad(ours, parts, grad), torch.autograd.grad(theirs, parts, grad), strict=True):
+    for mine, expected in zip(
+        torch.autograd.grad(ours, parts, grad), torch.autograd.grad(theirs, parts, grad), strict=True
+    ):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-11)
 
 

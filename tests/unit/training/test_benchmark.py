@@ -7,5 +7,7 @@ from tests.benchmarks._settings import LOSS, TRAINING
 
 
 @pytest.mark.parametrize(("section", "values"), [(LossConfig(preset="dapo"), LOSS), (TrainingConfig(), TRAINING)])
-def test_the_benchmark_trains_with_the_defaults_of_a_run(section: LossConfig | TrainingConfig, values: dict[str, object]) -> None:
+def test_the_benchmark_trains_with_the_defaults_of_a_run(
+    section: LossConfig | TrainingConfig, values: dict[str, object]
+) -> None:
     assert {name: getattr(section, name) for name in values} == values

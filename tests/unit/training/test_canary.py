@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine import canary
+from engine.canary import as_row, judge
 from tests.unit.training.cuts import make_config, make_plan, make_rollouts
-from training import canary
-from training.canary import as_row, judge
 
 IDS = list(range(40))
 
@@ -55,9 +55,15 @@ def test_the_learners_canary_is_what_its_published_files_say(model: Path, tmp_pa
     learner.publish(tmp_path / "1.e1")
     row = learner.canary()
     ids = torch.tensor([row["ids"]])
-    assert row["ids"] == before["ids"] == canary.canary_ids(tmp_path / "1.e1")[:63], "with the token that is asked for, all of the context"
+    assert row["ids"] == before["ids"] == canary.canary_ids(tmp_path / "1.e1")[:63], (
+        "with the token that is asked for, all of the context"
+    )
     with torch.no_grad():
-        published = AutoModelForCausalLM.from_pretrained(tmp_path / "1.e1", dtype=torch.float32)(ids).logits[0, :-1].log_softmax(-1)
+        published = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / "1.e1", dtype=torch.float32)(ids)
+            .logits[0, :-1]
+            .log_softmax(-1)
+        )
     answer = published.gather(-1, ids[0, 1:, None])[:, 0].numpy()
     assert judge(answer, row, before).reason is None
     assert judge(np.array(before["logprobs"], dtype=np.float32), row, before).reason is not None

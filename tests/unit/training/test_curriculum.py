@@ -1,6 +1,6 @@
 """Which tasks get the next groups."""
 
-from training.curriculum import TaskRate, choose_tasks
+from training.task_selection import TaskRate, choose_tasks
 
 
 def rate(position: int, last: int | None, mean: float | None) -> TaskRate:

@@ -11,12 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.policy_files import describe_files
 from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, rank
 from training.learner import Learner
 from training.metrics import token_metrics
-from training.model import SEGMENT_ARCHITECTURES
+from training.policy_model import SEGMENT_ARCHITECTURES
 from training.prefix_tree import Segment
-from training.weights import describe_files
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -42,7 +42,9 @@ def test_chains_bins_and_order(
 ) -> None:
     rollouts = make_rollouts(seed)
     plan = make_plan(rollouts, reducer)
-    whole = gradient(model, make_config(4096, packing="padded"), plan, [chain for one in rollouts for chain in one.chains([False])])
+    whole = gradient(
+        model, make_config(4096, packing="padded"), plan, [chain for one in rollouts for chain in one.chains([False])]
+    )
     pieces = [chain for one in rollouts for chain in one.chains(cuts)]
     random.shuffle(pieces)  # type: ignore[attr-defined]
     assert_same(gradient(model, make_config(bin_tokens, packing=packing), plan, pieces), whole)
@@ -55,7 +57,9 @@ def test_chains_bins_and_order(
     st.sampled_from(["icepop", "gspo", "seq_mis", "cispo"]),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rollouts_that_share_sampled_tokens(model: Path, seed: int, bin_tokens: int, cuts: list[bool], preset: str) -> None:
+def test_rollouts_that_share_sampled_tokens(
+    model: Path, seed: int, bin_tokens: int, cuts: list[bool], preset: str
+) -> None:
     """Separate = packed = tree, where advantages are opposite and recorded logprobs differ on the same tokens."""
     family = make_relatives(seed)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains(cuts)]
@@ -68,14 +72,18 @@ def test_rollouts_that_share_sampled_tokens(model: Path, seed: int, bin_tokens: 
 def test_memory_is_saved_at_no_difference(model: Path, training: dict[str, object]) -> None:
     family = make_relatives(3)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True])]
-    assert_same(gradient(model, make_config(4096, **training), plan, chains), gradient(model, make_config(4096), plan, chains))
+    assert_same(
+        gradient(model, make_config(4096, **training), plan, chains), gradient(model, make_config(4096), plan, chains)
+    )
 
 
 def test_bfloat16_points_the_same_way(model: Path) -> None:
     """Its rounding is there, the direction is kept, and the master weights stay float32."""
     family = make_relatives(3)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True])]
-    exact, rounded = (gradient(model, make_config(4096, dtype=dtype), plan, chains) for dtype in ("float32", "bfloat16"))
+    exact, rounded = (
+        gradient(model, make_config(4096, dtype=dtype), plan, chains) for dtype in ("float32", "bfloat16")
+    )
     assert exact.dtype == rounded.dtype == np.float32
     assert 0.99 < float(exact @ rounded) / float(np.linalg.norm(exact) * np.linalg.norm(rounded)) < 1 - 1e-7
 
@@ -87,7 +95,12 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
         family = make_relatives(seed)
         chains = [chain for one in family for chain in one.chains([True, False])]
         cases.append((model, make_config(bin_tokens, packing=packing), make_plan(family, "token_mean"), chains))
-    for seed, count, cuts, bin_tokens in ((1, 4, [True], 64), (2, 3, [False], 64), (3, 1, [False], 256), (4, 4, [True, False], 100)):
+    for seed, count, cuts, bin_tokens in (
+        (1, 4, [True], 64),
+        (2, 3, [False], 64),
+        (3, 1, [False], 256),
+        (4, 4, [True, False], 100),
+    ):
         rollouts = make_rollouts(seed, count)
         plan = make_plan(rollouts, REDUCERS[seed % 4])
         cases.append((model, make_config(bin_tokens), plan, [chain for one in rollouts for chain in one.chains(cuts)]))
@@ -132,12 +145,21 @@ def test_what_is_published_is_what_was_trained(model: Path, tmp_path: Path) -> N
 
     learner = Learner(model, make_config())
     rollouts = make_rollouts(6)
-    result = learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
+    result = learner.step(
+        make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
+    )
     assert result.finite and result.metrics["grad_norm"] > 0
     files = learner.publish(tmp_path / "1.e1")
-    assert {file["name"] for file in files} >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert {file["name"] for file in files} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+    }
     assert not (tmp_path / "1.e1.building").exists()
-    loaded, initial = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (tmp_path / "1.e1", model))
+    loaded, initial = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (tmp_path / "1.e1", model)
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "1.e1").vocab_size > 0
     with safe_open(tmp_path / "1.e1" / "model.safetensors", "pt") as stored:
         assert "lm_head.weight" not in stored.keys()  # noqa: SIM118
@@ -146,7 +168,9 @@ def test_what_is_published_is_what_was_trained(model: Path, tmp_path: Path) -> N
     with torch.no_grad():
         whole = [Segment(0, 20, 20, 0, -1)]
         ours, _ = learner.policy(ids, torch.arange(20)[None], whole, columns, ids[0, 1:], 1.0)
-        theirs, before = (one(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] for one in (loaded, initial))
+        theirs, before = (
+            one(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] for one in (loaded, initial)
+        )
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert not torch.allclose(ours, before, atol=1e-4)
 
@@ -168,7 +192,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_leaves_as_what_was_published(model: Path, tmp_path: Path) -> None:
-    from training.export import export_checkpoint
+    from training.policy_export import export_checkpoint
 
     rollouts = make_rollouts(7)
     learner = Learner(model, make_config())
@@ -270,13 +294,19 @@ def test_each_registered_architecture_is_exact(name: str, tmp_path: Path) -> Non
     ("name", "more", "reason"),
     [
         ("MistralForCausalLM", {"sliding_window": 16}, "sliding window of 16"),
-        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding_attention"),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+            "sliding_attention",
+        ),
         ("Qwen3MoeForCausalLM", {**MOE, "output_router_logits": True}, "auxiliary loss"),
         ("LlamaForCausalLM", {"attention_dropout": 0.1}, "attention dropout"),
         ("GemmaForCausalLM", {}, "GemmaForCausalLM is not registered"),
     ],
 )
-def test_where_a_tree_would_be_wrong_it_is_refused_with_the_reason(name: str, more: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_where_a_tree_would_be_wrong_it_is_refused_with_the_reason(
+    name: str, more: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     path = make_architecture(name, tmp_path, **more)
     with pytest.raises(ValueError, match=rf"training.packing: tree cannot be used: .*{reason}"):
         Learner(path, make_config(packing="tree"))

@@ -9,19 +9,40 @@ import pytest
 @pytest.mark.parametrize("module", ["advantage", "reducers", "batch", "packing", "prefix_tree", "weights"])
 def test_no_torch_and_no_ray(module: str) -> None:
     program = f"import sys, training.{module}; print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
 def test_the_service_itself_needs_no_torch() -> None:
-    program = "import sys, ratchet.learner_service; print([name for name in ('torch', 'ray') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    program = "import sys, training.service; print([name for name in ('torch', 'ray') if name in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
-ABSENT = ("datasets", "fastapi", "httpx", "orjson", "pydantic", "ray", "sqlalchemy", "structlog", "temporalio", "trl", "vllm", "zstandard")
+ABSENT = (
+    "datasets",
+    "fastapi",
+    "httpx",
+    "orjson",
+    "pydantic",
+    "ray",
+    "sqlalchemy",
+    "structlog",
+    "temporalio",
+    "trl",
+    "vllm",
+    "zstandard",
+)
 """Our other dependencies; what is None in sys.modules cannot be imported."""
 
 
 def test_a_step_and_its_benchmark_need_torch_and_transformers_alone() -> None:
-    program = f"import sys; sys.modules |= dict.fromkeys({ABSENT}, None); import tests.benchmarks.training, training.learner"
+    program = (
+        f"import sys; sys.modules |= dict.fromkeys({ABSENT}, None); import tests.benchmarks.training, training.learner"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_rollouts
-from training.model import chosen_logprobs
+from training.policy_model import chosen_logprobs
 
 NUM_PREDICTED, HIDDEN, VOCAB = 23, 8, 37
 
@@ -19,7 +19,9 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
     return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-@pytest.mark.parametrize("chunk_logits", [1, 5 * VOCAB, 1 << 26], ids=["one by one", "a last chunk that is smaller", "all at once"])
+@pytest.mark.parametrize(
+    "chunk_logits", [1, 5 * VOCAB, 1 << 26], ids=["one by one", "a last chunk that is smaller", "all at once"]
+)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("bonus", [0.0, 0.3])
 def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bonus: float) -> None:
@@ -59,6 +61,8 @@ def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(m
         logprobs = network(torch.from_numpy(one.ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
         entropies = -(logprobs.exp() * logprobs).sum(-1)
         torch.autograd.backward(-bonus * weights[one.rollout_id] * entropies[torch.from_numpy(one.mask[1:])].sum())
-    expected = np.concatenate([parameter.grad.flatten().numpy() for parameter in network.parameters() if parameter.grad is not None])
+    expected = np.concatenate(
+        [parameter.grad.flatten().numpy() for parameter in network.parameters() if parameter.grad is not None]
+    )
     assert np.abs(expected).max() > 1e-3
     assert np.abs(added - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))

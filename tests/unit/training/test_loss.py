@@ -54,12 +54,16 @@ def test_closed_forms(preset: str, ratio: float, advantage: float) -> None:
     assert (loss.item(), logprob.grad.item()) == pytest.approx(closed_form(preset, -2.0, ratio, advantage), rel=1e-9)
 
 
-@pytest.mark.parametrize(("spread", "advantage", "clipped"), [(0.0, 0.5, False), (0.6, 0.5, True), (0.6, -0.5, False), (-0.6, -0.5, True)])
+@pytest.mark.parametrize(
+    ("spread", "advantage", "clipped"), [(0.0, 0.5, False), (0.6, 0.5, True), (0.6, -0.5, False), (-0.6, -0.5, True)]
+)
 def test_gspo_is_the_clip_of_the_turns_geometric_mean(spread: float, advantage: float, clipped: bool) -> None:
     """Two turns: what one did says nothing about the other. With one turn, the gradient is that of the paper's sequence loss."""
     log_ratios = torch.tensor([0.1 + spread, -0.1 + spread, 0.05, -0.05], dtype=torch.float64)
     logprobs = torch.tensor([-1.0, -2.0, -3.0, -0.5], dtype=torch.float64, requires_grad=True)
-    given = tokens(logprobs, logprobs.detach() - log_ratios, torch.full((4,), advantage, dtype=torch.float64), [0, 0, 1, 1])
+    given = tokens(
+        logprobs, logprobs.detach() - log_ratios, torch.full((4,), advantage, dtype=torch.float64), [0, 0, 1, 1]
+    )
     loss = token_loss(given, knobs("gspo"))
     torch.autograd.backward(loss.sum())
     ratio = math.exp(spread)
@@ -73,7 +77,9 @@ def test_gspo_is_the_clip_of_the_turns_geometric_mean(spread: float, advantage: 
         whole = -((sequence - given.behaviour[:2]).mean().exp() * advantage)
         torch.autograd.backward(whole)
         assert sequence.grad is not None
-        assert logprobs.grad[:2].tolist() == pytest.approx((2 * sequence.grad).tolist()), "Σ over tokens = tokens × the sequence's"
+        assert logprobs.grad[:2].tolist() == pytest.approx((2 * sequence.grad).tolist()), (
+            "Σ over tokens = tokens × the sequence's"
+        )
 
 
 @pytest.mark.parametrize(("log_ratio", "kept"), [(0.5, True), (-3.0, True), (1.0, False), (50.0, False)])
@@ -101,7 +107,9 @@ def test_gradients_are_finite_differences(preset: str, drawn: list[tuple[float, 
     drawn = [token for token in drawn if min(abs(token[1] - kink) for kink in kinks) > 1e-3]
     if not drawn:
         return
-    logprobs, log_ratios, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*drawn, strict=True))
+    logprobs, log_ratios, advantages = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*drawn, strict=True)
+    )
     behaviour = logprobs - log_ratios
 
     def loss(values: Tensor) -> Tensor:
@@ -114,7 +122,9 @@ def test_gradients_are_finite_differences(preset: str, drawn: list[tuple[float, 
 def test_on_policy_all_presets_are_the_policy_gradient(preset: str) -> None:
     logprobs = torch.tensor([-1.0, -3.0], requires_grad=True)
     advantages = torch.tensor([0.5, -0.25])
-    torch.autograd.backward(token_loss(tokens(logprobs, logprobs.detach().clone(), advantages, [0, 1]), knobs(preset)).sum())
+    torch.autograd.backward(
+        token_loss(tokens(logprobs, logprobs.detach().clone(), advantages, [0, 1]), knobs(preset)).sum()
+    )
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx((-advantages).tolist())
 
@@ -135,7 +145,8 @@ def test_a_loss_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("ppo", "is unknown; expected grpo"), ("no_such:f", "cannot be imported"), ("math:no", "cannot be")]
+    ("name", "reason"),
+    [("ppo", "is unknown; expected grpo"), ("no_such:f", "cannot be imported"), ("math:no", "cannot be")],
 )
 def test_a_loss_that_is_not_there_is_named(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"'{name}' {reason}"):
@@ -144,8 +155,15 @@ def test_a_loss_that_is_not_there_is_named(name: str, reason: str) -> None:
 
 def test_a_preset_brings_its_own_knobs_and_leaves_the_users() -> None:
     base = {"datasets": [{"path": "unused"}], "sampling": {"max_response_tokens": 8, "max_context_tokens": 64}}
-    dapo = RunConfig.model_validate({**base, "loss": {"preset": "dapo", "clip_high": 0.5}, "training": {"advantage": "mean"}})
-    assert (dapo.loss.clip_low, dapo.loss.clip_high, dapo.loss.reducer, dapo.training.advantage) == (0.2, 0.5, "token_mean", "mean")
+    dapo = RunConfig.model_validate(
+        {**base, "loss": {"preset": "dapo", "clip_high": 0.5}, "training": {"advantage": "mean"}}
+    )
+    assert (dapo.loss.clip_low, dapo.loss.clip_high, dapo.loss.reducer, dapo.training.advantage) == (
+        0.2,
+        0.5,
+        "token_mean",
+        "mean",
+    )
     dr_grpo = RunConfig.model_validate({**base, "loss": {"preset": "dr_grpo"}})
     assert (dr_grpo.loss.clip_high, dr_grpo.loss.reducer, dr_grpo.training.advantage) == (0.2, "constant", "mean")
     assert RunConfig.model_validate({**base, "loss": {"preset": "grpo"}}).training.advantage == "std"

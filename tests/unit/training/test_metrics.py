@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.unit.training.test_loss import knobs, tokens
+from training.group_selection import ConsumedGroup
 from training.metrics import (
     NUM_SUMS,
     StepSums,
@@ -22,9 +23,8 @@ from training.metrics import (
     speed_metrics,
     token_metrics,
 )
-from training.model import Work
-from training.plan import TrainingSequence
-from training.readiness import ConsumedGroup
+from training.plan_types import TrainingSequence
+from training.policy_model import Work
 
 
 def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
@@ -49,9 +49,15 @@ def test_staleness_counts_from_the_weights_that_are_trained() -> None:
     arrays = (np.arange(4, dtype=np.int32), mask, np.zeros(4, dtype=np.float32), np.zeros(4, dtype=np.int64))
     one = TrainingSequence(1, *arrays, 1.0, np.array([-1, 6, 4, 8], dtype=np.int32))
     found = sequence_metrics(7, [one, one])
-    assert (found["staleness_mean"], found["staleness_max"], found["chains_per_rollout"]) == (pytest.approx(2 / 3), 2.0, 2.0)
+    assert (found["staleness_mean"], found["staleness_max"], found["chains_per_rollout"]) == (
+        pytest.approx(2 / 3),
+        2.0,
+        2.0,
+    )
     assert found["versions_per_rollout"] == 3
-    assert sequence_metrics(7, [replace(one, policy_steps=None)]) == {"chains_per_rollout": 1.0}, "nobody knows how old they are"
+    assert sequence_metrics(7, [replace(one, policy_steps=None)]) == {"chains_per_rollout": 1.0}, (
+        "nobody knows how old they are"
+    )
 
 
 def test_groups_are_told_apart_by_what_was_solved() -> None:
@@ -70,11 +76,23 @@ def test_groups_are_told_apart_by_what_was_solved() -> None:
 def test_the_engine_s_noise_is_that_of_tokens_of_the_very_same_weights() -> None:
     sums = StepSums()
     logprobs, behaviour = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.1, -2.3, -5.0])
-    sums.add(tokens(logprobs, behaviour, torch.ones(3)), -logprobs, torch.tensor(1.0), knobs("icepop"), torch.tensor([True, True, False]))
+    sums.add(
+        tokens(logprobs, behaviour, torch.ones(3)),
+        -logprobs,
+        torch.tensor(1.0),
+        knobs("icepop"),
+        torch.tensor([True, True, False]),
+    )
     found = token_metrics(sums.as_list()) | peak_metrics([sums.peak_mismatch, sums.peak_noise, 1.5])
     assert found["engine_noise_abs"] == pytest.approx(0.2) and found["engine_noise_max"] == pytest.approx(0.3)
     assert found["mismatch_max"] == pytest.approx(2.0) and found["mismatch_abs"] == pytest.approx(0.8)
-    sums.add(tokens(logprobs, behaviour, torch.ones(3)), -logprobs, torch.tensor(1.0), knobs("icepop"), torch.tensor([False] * 3))
+    sums.add(
+        tokens(logprobs, behaviour, torch.ones(3)),
+        -logprobs,
+        torch.tensor(1.0),
+        knobs("icepop"),
+        torch.tensor([False] * 3),
+    )
     assert "engine_noise_abs" not in token_metrics([0.0] * NUM_SUMS)
 
 
@@ -82,14 +100,20 @@ def test_the_engine_s_noise_is_that_of_tokens_of_the_very_same_weights() -> None
 def test_the_update_norm_is_how_far_the_weights_went(decay: float) -> None:
     """Recovered from the moments, against weights kept from before; one parameter never had a gradient."""
     torch.manual_seed(0)
-    weights = [torch.nn.Parameter(torch.randn(7, 3)), torch.nn.Parameter(torch.randn(5)), torch.nn.Parameter(torch.randn(2))]
+    weights = [
+        torch.nn.Parameter(torch.randn(7, 3)),
+        torch.nn.Parameter(torch.randn(5)),
+        torch.nn.Parameter(torch.randn(2)),
+    ]
     optimiser = torch.optim.AdamW(weights, lr=0.05, betas=(0.9, 0.95), weight_decay=decay)
     for _ in range(4):
         before = [one.detach().clone() for one in weights]
         for one in weights[:2]:
             one.grad = torch.randn_like(one)
         optimiser.step()
-        moved = sum(float((one.detach() - old).double().square().sum()) for one, old in zip(weights, before, strict=True))
+        moved = sum(
+            float((one.detach() - old).double().square().sum()) for one, old in zip(weights, before, strict=True)
+        )
         assert float(adamw_update_norm(optimiser)) == pytest.approx(moved, rel=1e-5)
 
 
@@ -117,6 +141,12 @@ def test_flops_are_those_of_the_layers_that_a_token_meets() -> None:
     ],
 )
 def test_alarms_ring_for_what_they_name_and_not_without_it(alarm: str, name: str, value: float) -> None:
-    healthy = {"entropy": 0.5, "ratio_ess": 0.9, "mismatch_kl": 0.01, "step_seconds": 2.0, "wait_for_batch_seconds": 3.0}
+    healthy = {
+        "entropy": 0.5,
+        "ratio_ess": 0.9,
+        "mismatch_kl": 0.01,
+        "step_seconds": 2.0,
+        "wait_for_batch_seconds": 3.0,
+    }
     assert alarms(healthy) == alarms({}) == {}
     assert set(alarms({**healthy, name: value})) == {alarm}

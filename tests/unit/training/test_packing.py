@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.packing import Packing, deal, make_bins
-from training.plan import TrainingSequence
+from training.plan_types import TrainingSequence
 from training.prefix_tree import build_tree, depth_first, shared_tokens
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -42,7 +42,10 @@ def test_a_tree_is_its_chains_and_every_prefix_once(drawn: list[list[int]]) -> N
     for number, segment in enumerate(tree.segments):
         assert segment.start < segment.end <= segment.subtree_end
         below = [n for n, other in enumerate(tree.segments) if segment.end <= other.start < segment.subtree_end]
-        assert all(_is_above(tree.segments, number, other) == (other in below) for other in range(number + 1, len(tree.segments)))
+        assert all(
+            _is_above(tree.segments, number, other) == (other in below)
+            for other in range(number + 1, len(tree.segments))
+        )
 
 
 def _is_above(segments: list, above: int, below: int) -> bool:  # type: ignore[type-arg]
@@ -71,7 +74,9 @@ def test_every_trained_token_once_within_the_budget(
             assert bin.ids.size <= bin_tokens
             assert (bin.ids.reshape(-1)[bin.sources + 1] == bin.targets).all() or packing == "tree"
             targets = bin.targets[bin.predictions]
-            facts = zip(bin.rollout_ids.tolist(), bin.turn_ids.tolist(), targets.tolist(), bin.behaviour.tolist(), strict=True)
+            facts = zip(
+                bin.rollout_ids.tolist(), bin.turn_ids.tolist(), targets.tolist(), bin.behaviour.tolist(), strict=True
+            )
             seen += [(*fact, bin.temperature) for fact in facts]
     expected = [
         (one.rollout_id, int(one.turn_ids[t]), int(one.ids[t]), float(one.behaviour[t]), one.temperature)
@@ -84,7 +89,9 @@ def test_every_trained_token_once_within_the_budget(
 def test_what_is_shared_is_computed_once_whatever_rollout_it_belongs_to() -> None:
     """Three tasks behind one system prompt, each sampled twice, in a bin that holds all."""
     system = list(range(50))
-    chains = [sequence(2 * task + n, [*system, *[100 + task] * 10, *[200 + n] * 5]) for task in range(3) for n in range(2)]
+    chains = [
+        sequence(2 * task + n, [*system, *[100 + task] * 10, *[200 + n] * 5]) for task in range(3) for n in range(2)
+    ]
     (bin,) = make_bins(deal(chains, 1, "tree", 0.0)[0], 1000, "tree")
     assert bin.ids.size == 50 + 3 * 10 + 6 * 5
     assert bin.num_chain_tokens == 6 * 65

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.reducers import reducer_weights
+from training.token_weights import reducer_weights
 
 TOKENS = {1: 10, 2: 30, 3: 0, 4: 60}
 GROUP_OF = {1: 1, 2: 1, 3: 2, 4: 2}
@@ -23,10 +23,15 @@ def test_closed_forms(reducer: str, expected: dict[int, float]) -> None:
     assert reducer_weights(reducer, TOKENS, GROUP_OF, 1000) == pytest.approx(expected)
 
 
-@given(st.sampled_from(["token_mean", "rollout_mean", "prompt_mean"]), st.dictionaries(st.integers(0, 30), st.integers(0, 500), min_size=1))
+@given(
+    st.sampled_from(["token_mean", "rollout_mean", "prompt_mean"]),
+    st.dictionaries(st.integers(0, 30), st.integers(0, 500), min_size=1),
+)
 def test_a_mean_of_ones_is_one(reducer: str, tokens: dict[int, int]) -> None:
     weights = reducer_weights(reducer, tokens, {rollout: rollout % 5 for rollout in tokens}, 1)
-    assert sum(weights[rollout] * count for rollout, count in tokens.items() if count) == pytest.approx(1 if any(tokens.values()) else 0)
+    assert sum(weights[rollout] * count for rollout, count in tokens.items() if count) == pytest.approx(
+        1 if any(tokens.values()) else 0
+    )
 
 
 @pytest.mark.parametrize("reducer", ["token_mean", "rollout_mean", "prompt_mean", "constant"])

@@ -11,8 +11,8 @@ import pytest
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import Turns
-from training.plan import Member, Plan, TrainingSequence
-from training.reducers import reducer_weights
+from training.plan_types import Member, Plan, TrainingSequence
+from training.token_weights import reducer_weights
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
 
@@ -32,7 +32,9 @@ def make_batch(seed: int, reducer: str) -> tuple[Plan, list[TrainingSequence]]:
     group_of = {one.rollout_id: one.rollout_id // 4 for one in rollouts}
     weights = reducer_weights(reducer, {one.rollout_id: one.num_tokens for one in rollouts}, group_of, LIMIT)
     advantages = random.standard_normal(8)
-    members = [Member(n, n // 4, None, 0.0, float(advantages[n]), rollouts[n].num_tokens, 0, weights[n]) for n in range(8)]
+    members = [
+        Member(n, n // 4, None, 0.0, float(advantages[n]), rollouts[n].num_tokens, 0, weights[n]) for n in range(8)
+    ]
     return Plan(1, members, 0, {"updates_per_step": 1}, 0), [chain for one in rollouts for chain in one.chains([False])]
 
 
@@ -67,7 +69,10 @@ def test_loss_and_gradients_agree(
     )
     plan, chains = make_batch(1, config.loss.reducer)
     if preset == "gspo":  # TRL's sequence is the whole completion, ours the turn: equal where a rollout has one turn
-        chains = [TrainingSequence(c.rollout_id, c.ids, c.mask, c.behaviour, np.full_like(c.turn_ids, c.rollout_id), 1.0) for c in chains]
+        chains = [
+            TrainingSequence(c.rollout_id, c.ids, c.mask, c.behaviour, np.full_like(c.turn_ids, c.rollout_id), 1.0)
+            for c in chains
+        ]
     members = {member.rollout_id: member for member in plan.members}
     theirs = TrlStep(model, tmp_path, micro_batch, 8, **options)
     their_loss = theirs.gradients(theirs.batch(chains, members))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from training.vllm_plugin import checked_paths, file_sha256, tensors
+from engine.vllm_plugin import checked_paths, file_sha256, tensors
 
 
 @pytest.fixture

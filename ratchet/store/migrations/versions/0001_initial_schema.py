@@ -181,7 +181,9 @@ def upgrade() -> None:
         sa.UniqueConstraint("run_id", "group_no", name=op.f("uq_rollout_group_run_id_group_no")),
         sa.UniqueConstraint("workflow_id", name=op.f("uq_rollout_group_workflow_id")),
     )
-    op.create_index("ix_rollout_group_run_id_state", "rollout_group", ["run_id", "purpose", "state", "ready_seq"], unique=False)
+    op.create_index(
+        "ix_rollout_group_run_id_state", "rollout_group", ["run_id", "purpose", "state", "ready_seq"], unique=False
+    )
     op.create_table(
         "run_task",
         sa.Column("run_id", sa.Text(), nullable=False),
@@ -227,7 +229,9 @@ def upgrade() -> None:
         sa.Column("num_trained_tokens", sa.Integer(), server_default="0", nullable=False),
         sa.Column("late", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("replaced_by", sa.BigInteger(), nullable=True),
-        sa.Column("provenance", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'"), nullable=False),
+        sa.Column(
+            "provenance", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'"), nullable=False
+        ),
         sa.Column("timings", postgresql.JSONB(astext_type=sa.Text()), server_default=sa.text("'{}'"), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("claimed_at", sa.DateTime(timezone=True), nullable=True),
@@ -241,7 +245,8 @@ def upgrade() -> None:
             name=op.f("ck_rollout_outcome_known"),
         ),
         sa.CheckConstraint(
-            "reward IS NULL OR (reward = reward AND abs(reward) < 'infinity'::float8)", name=op.f("ck_rollout_reward_finite")
+            "reward IS NULL OR (reward = reward AND abs(reward) < 'infinity'::float8)",
+            name=op.f("ck_rollout_reward_finite"),
         ),
         sa.ForeignKeyConstraint(["group_id"], ["rollout_group.id"], name=op.f("fk_rollout_group_id")),
         sa.ForeignKeyConstraint(["run_id"], ["run.run_id"], name=op.f("fk_rollout_run_id")),
@@ -296,7 +301,9 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.ForeignKeyConstraint(["task_id"], ["task.id"], name=op.f("fk_admission_task_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_admission")),
-        sa.UniqueConstraint("task_id", "grader", "grader_version", name=op.f("uq_admission_task_id_grader_grader_version")),
+        sa.UniqueConstraint(
+            "task_id", "grader", "grader_version", name=op.f("uq_admission_task_id_grader_grader_version")
+        ),
     )
     op.create_table(
         "patch",
@@ -336,7 +343,11 @@ def upgrade() -> None:
         sa.UniqueConstraint("uuid", name=op.f("uq_sandbox_uuid")),
     )
     op.create_index(
-        "ix_sandbox_not_released", "sandbox", ["provider", "state"], unique=False, postgresql_where=sa.text("state <> 'released'")
+        "ix_sandbox_not_released",
+        "sandbox",
+        ["provider", "state"],
+        unique=False,
+        postgresql_where=sa.text("state <> 'released'"),
     )
     op.create_index(op.f("ix_sandbox_rollout_id"), "sandbox", ["rollout_id"], unique=False)
     op.create_table(
@@ -438,7 +449,9 @@ def upgrade() -> None:
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["session_id"], ["session.id"], name=op.f("fk_turn_session_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_turn")),
-        sa.UniqueConstraint("session_id", "lane", "digest", "ordinal", name=op.f("uq_turn_session_id_lane_digest_ordinal")),
+        sa.UniqueConstraint(
+            "session_id", "lane", "digest", "ordinal", name=op.f("uq_turn_session_id_lane_digest_ordinal")
+        ),
     )
     op.create_index("ix_turn_rollout_id", "turn", ["rollout_id"], unique=False)
     # ### end Alembic commands ###

@@ -1,0 +1,226 @@
+"""Bugs planted into Python sources: single edits that the syntax tree names and the text keeps everything else of.
+
+Why here: a bug whose origin is known has a gold patch, and a recipe of four words instead of a copy of somebody's code.
+Called by: `recipes.py` plants; `datasets/packages/propose.py` asks for all sites.
+
+A site is named by operator, function and its number in that function, counted in the order of the text. Edits replace the bytes of one
+node or token, so formatting and comments stay, and the same recipe gives the same bytes under every Python that reads the file alike.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ratchet.errors import DatasetError
+
+_COMPARE = {
+    ast.Lt: (r"<", "<="),
+    ast.LtE: (r"<=", "<"),
+    ast.Gt: (r">", ">="),
+    ast.GtE: (r">=", ">"),
+    ast.Eq: (r"==", "!="),
+    ast.NotEq: (r"!=", "=="),
+    ast.In: (r"in", "not in"),
+    ast.NotIn: (r"not\s+in", "in"),
+    ast.Is: (r"is", "is not"),
+    ast.IsNot: (r"is\s+not", "is"),
+}
+_ARITHMETIC = {
+    ast.Add: (r"\+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: (r"\*", "+"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+}
+_BOOLEAN = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
+_NAMES = {
+    "startswith": "endswith", "endswith": "startswith", "lstrip": "rstrip", "rstrip": "lstrip", "strip": "lstrip", "lower": "upper",
+    "upper": "lower", "append": "extend", "extend": "append", "min": "max", "max": "min", "any": "all", "all": "any", "find": "rfind",
+    "partition": "rpartition", "rpartition": "partition", "split": "rsplit", "popleft": "pop", "setdefault": "get",
+}  # fmt: skip
+_MAX_INTEGER = 1000
+
+Point = tuple[int, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Site:
+    """Where one edit would be. `start` and `end` are byte offsets; `index` counts sites of `operator` in `function` from 0."""
+
+    operator: str
+    function: str
+    index: int
+    line: int
+    start: int
+    end: int
+    text: str
+
+    def apply(self, source: bytes) -> bytes:
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects (operator, function, start, end, text) of every edit that it knows inside functions."""
+
+    def __init__(self, source: bytes) -> None:
+        self.source, self.stack, self.in_function = source, list[str](), 0
+        self.lines = [0]
+        for line in source.split(b"\n"):
+            self.lines.append(self.lines[-1] + len(line) + 1)
+        self.found: list[tuple[str, str, int, int, str]] = []
+
+    def _start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        return self.lines[node.lineno - 1] + node.col_offset
+
+    def _end(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.lines[node.end_lineno - 1] + node.end_col_offset
+
+    def _text(self, node: ast.expr) -> str:
+        return self.source[self._start(node) : self._end(node)].decode()
+
+    def _add(self, operator: str, start: int, end: int, text: str) -> None:
+        if self.in_function:
+            self.found.append((operator, ".".join(self.stack), start, end, text))
+
+    def _token(self, operator: str, left: ast.expr, right: ast.expr, pattern: str, text: str) -> None:
+        """The operator between two operands, where nothing but blanks and parentheses stands beside it."""
+        start, gap = self._end(left), self.source[self._end(left) : self._start(right)].decode()
+        match = re.fullmatch(rf"([\s()\\]*)({pattern})([\s()\\]*)", gap)
+        if match:
+            at = start + len(match[1].encode())
+            self._add(operator, at, at + len(match[2].encode()), text)
+
+    def _named(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, function: int) -> None:
+        self.stack.append(node.name)
+        self.in_function += function
+        for statement in node.body:  # neither decorators nor annotations nor defaults
+            self.visit(statement)
+        self.in_function -= function
+        self.stack.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._named(node, 1)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._named(node, 1)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._named(node, 0)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Offsets inside f-strings differ between versions of Python: left alone."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """What an error says is nobody's bug."""
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1:
+            pattern, text = _COMPARE[type(node.ops[0])]
+            self._token("compare", node.left, node.comparators[0], pattern, text)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        if len(node.values) == 2:
+            self._token("boolean", node.values[0], node.values[1], *_BOOLEAN[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        is_text = any(isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes)))
+                      for side in (node.left, node.right))  # fmt: skip
+        if type(node.op) in _ARITHMETIC and not is_text:
+            self._token("arithmetic", node.left, node.right, *_ARITHMETIC[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self._add("flag", self._start(node), self._end(node), str(not node.value))
+        elif isinstance(node.value, int) and 0 <= node.value < _MAX_INTEGER and self._text(node).isdigit():
+            self._add("constant", self._start(node), self._end(node), str(node.value + 1))
+
+    def _condition(self, test: ast.expr) -> None:
+        self._add("negate", self._start(test), self._end(test), f"not ({self._text(test)})")
+
+    def visit_If(self, node: ast.If) -> None:
+        self._condition(node.test)
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._condition(node.test)
+        self.generic_visit(node)
+
+    def visit_Slice(self, node: ast.Slice) -> None:
+        if node.lower is not None and node.upper is None and node.step is None:
+            self._add("slice", self._start(node), self._end(node), f":{self._text(node.lower)}")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        plain = not any(isinstance(argument, (ast.Starred, ast.GeneratorExp)) for argument in node.args)
+        if plain and len(node.args) >= 2:
+            first, second = node.args[:2]
+            between = self.source[self._end(first) : self._start(second)].decode()
+            if self._text(first) != self._text(second):
+                text = self._text(second) + between + self._text(first)
+                self._add("swap_arguments", self._start(first), self._end(second), text)
+        if node.keywords and ((plain and node.args) or len(node.keywords) > 1):
+            last = node.keywords[-1]
+            before = node.keywords[-2] if len(node.keywords) > 1 else node.args[-1]
+            if last.arg is not None and self._start(before) < self._start(last):
+                self._add("drop_keyword", self._end(before), self._end(last), "")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Load) and node.attr in _NAMES:
+            self._add("method", self._end(node) - len(node.attr), self._end(node), _NAMES[node.attr])
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and node.id in ("min", "max", "any", "all"):
+            self._add("method", self._start(node), self._end(node), _NAMES[node.id])
+
+    def _lose(self, node: ast.stmt) -> None:
+        self._add("lose_statement", self._start(node), self._end(node), "pass")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            self._lose(node)
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._lose(node)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets):
+            self._lose(node)
+        self.generic_visit(node)
+
+    def visit_Break(self, node: ast.Break) -> None:
+        self._add("loop_exit", self._start(node), self._end(node), "continue")
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        self._add("loop_exit", self._start(node), self._end(node), "break")
+
+
+def sites(source: bytes) -> Iterator[Site]:
+    """Every edit in the order of the text. Raises SyntaxError where the source is none of this Python's."""
+    finder = _Finder(source)
+    finder.visit(ast.parse(source))
+    counts: dict[tuple[str, str], int] = {}
+    for operator, function, start, end, text in sorted(finder.found, key=lambda one: (one[2], one[3], one[0])):
+        index = counts.get((operator, function), 0)
+        counts[operator, function] = index + 1
+        yield Site(operator, function, index, source.count(b"\n", 0, start) + 1, start, end, text)
+
+
+def plant(source: bytes, operator: str, function: str, index: int) -> bytes:
+    """The source with one bug in it. Raises DatasetError where there is no such site."""
+    for site in sites(source):
+        if (site.operator, site.function, site.index) == (operator, function, index):
+            return site.apply(source)
+    raise DatasetError(f"no site {operator} {index} in {function}: the source is another one than the recipe's")

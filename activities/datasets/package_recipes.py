@@ -1,0 +1,208 @@
+"""Tasks made from published packages: a recipe names the archive and the bug, the rows are built from it.
+
+Why here: real code of real size to evaluate on, without a copy of it in this repository: `datasets/packages/*.json` hold no line of it.
+Called by: `ratchet tasks build`.
+
+The package's own tests are the hidden tests: they leave the repository that the agent gets, and come back in the grading box. What must
+pass is known by name: `passing` lists what passes on the sources as published, `fail_to_pass` what the bug breaks of it.
+"""
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterator
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from activities.datasets.archives import File, packed, unpacked
+from activities.datasets.bug_planting import plant
+from activities.datasets.package_sources import source_archive
+from ratchet.errors import DatasetError
+
+PYTHON = "/opt/ratchet/bin/python3"
+_LEFT_OUT = ("PKG-INFO",)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Bug(_Model):
+    """One planted bug. `sha256`: of the file with it. `symptoms`: what the runner says of some of `fail_to_pass`, in a line each."""
+
+    label: str = Field(pattern=r"^[a-z0-9._-]+$")
+    file: str
+    operator: str
+    function: str
+    index: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    fail_to_pass: list[str] = Field(min_length=1)
+    symptoms: list[str] = []
+
+
+class Recipe(_Model):
+    """One package. `import_path`: the directory that goes on the module path; `tests`: files or directories that are hidden.
+
+    `passing`: test file → names in it, without parameters, that pass on the sources as they are.
+    """
+
+    package: str
+    version: str
+    file: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    import_path: str
+    tests: list[str] = Field(min_length=1)
+    passing: dict[str, list[str]] = {}
+    bugs: list[Bug] = []
+
+    @property
+    def workdir(self) -> str:
+        return f"/workspace/{self.package}"
+
+    def is_test(self, path: str) -> bool:
+        return any(path == test or path.startswith(test + "/") for test in self.tests)
+
+    def command(self, python: str) -> str:
+        """From the repository's root: its own settings and plugins of the machine take no part."""
+        path = posixpath.join(self.workdir, self.import_path) if self.import_path != "." else self.workdir
+        options = f"-q -rf -p no:cacheprovider -c /dev/null --rootdir={self.workdir}"
+        return f"COLUMNS=250 PYTHONPATH={path} {python} -B -m pytest {options} {' '.join(self.tests)}"
+
+
+def read_recipes(path: Path) -> list[Recipe]:
+    """One file, or every `*.json` of a directory. Raises DatasetError with the file's name."""
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise DatasetError(f"{path}: holds no recipes (*.json)")
+    recipes = []
+    for file in files:
+        try:
+            recipes.append(Recipe.model_validate_json(file.read_bytes()))
+        except (ValidationError, OSError) as error:
+            raise DatasetError(f"{file}: is no recipe: {' '.join(str(error).split())[:400]}") from None
+    return recipes
+
+
+def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str, only: frozenset[str]) -> list[str]:
+    """Writes the dataset, whole or not at all, and returns its labels. Raises DatasetError also for a label that no recipe has."""
+    labels: list[str] = []
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            for recipe in read_recipes(recipes):
+                for row in rows(recipe, cache, image, python, only):
+                    file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+                    labels.append(row["label"])
+        if unknown := only - set(labels):
+            raise DatasetError(f"{recipes}: no recipe has a bug with the label {', '.join(sorted(unknown))}")
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return labels
+
+
+def sources(recipe: Recipe, cache: Path) -> dict[str, File]:
+    """The package's files as published, without what building it left there."""
+    files = unpacked(source_archive(recipe.package, recipe.file, recipe.sha256, cache))
+    return {
+        name: file
+        for name, file in files.items()
+        if name not in _LEFT_OUT and ".egg-info/" not in name and not name.endswith(".pyc")
+    }
+
+
+def rows(
+    recipe: Recipe, cache: Path, image: str = "host", python: str = PYTHON, only: frozenset[str] = frozenset()
+) -> Iterator[dict[str, Any]]:
+    """Rows in the form of the JSONL format. Raises DatasetError where archive and recipe do not fit."""
+    bugs = [bug for bug in recipe.bugs if not only or bug.label in only]
+    if not bugs:
+        return
+    files = sources(recipe, cache)
+    tests = {name: file for name, file in files.items() if recipe.is_test(name)}
+    shown = {name: file for name, file in files.items() if name not in tests}
+    hidden = {"test_files": sorted(tests), "tests_archive": packed(tests)}
+    names = [f"{file}::{name}" for file, listed in recipe.passing.items() for name in listed]
+    for bug in bugs:
+        yield {
+            "prompt": statement(recipe, bug, python),
+            "label": bug.label,
+            "metadata": {
+                "image": image,
+                "workdir": recipe.workdir,
+                "problem_statement": statement(recipe, bug, python),
+                "package": recipe.package,
+                "version": recipe.version,
+                "operator": bug.operator,
+                **_planted(recipe, bug, shown),
+                **hidden,
+                "swe_bench": {
+                    "fail_to_pass": bug.fail_to_pass,
+                    "pass_to_pass": sorted(set(names) - set(bug.fail_to_pass)),
+                    "test_cmd": recipe.command(python),
+                    "log_parser": "pytest",
+                },
+            },
+        }
+
+
+def _planted(recipe: Recipe, bug: Bug, files: dict[str, File]) -> dict[str, str]:
+    if bug.file not in files:
+        raise DatasetError(f"{bug.label}: {recipe.file} has no source {bug.file}")
+    original = files[bug.file]
+    try:
+        broken = plant(original.content, bug.operator, bug.function, bug.index)
+    except SyntaxError as error:
+        raise DatasetError(f"{bug.label}: this Python cannot read {bug.file}: {error}; use a newer one") from None
+    if hashlib.sha256(broken).hexdigest() != bug.sha256:
+        raise DatasetError(
+            f"{bug.label}: planting gave another file than the recipe's; the recipe was made with another version of this program"
+        )
+    return {
+        "repository_archive": packed({**files, bug.file: File(broken, original.executable)}),
+        "gold_patch": gold_patch(bug.file, broken, original.content),
+    }
+
+
+def gold_patch(path: str, broken: bytes, original: bytes) -> str:
+    """What takes the bug out again, as git writes a diff."""
+    changes = unified_diff(_lines(broken), _lines(original), f"a/{path}", f"b/{path}")
+    ended = [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in changes]
+    return "".join([f"diff --git a/{path} b/{path}\n", *ended])
+
+
+def _lines(content: bytes) -> list[str]:
+    """With their ends; only a line feed ends a line, as for git."""
+    *whole, last = content.decode().split("\n")
+    return [line + "\n" for line in whole] + ([last] if last else [])
+
+
+_STATEMENT = """\
+The sources of {package} {version} in {workdir} have a defect. The project's test suite, which is not part of this checkout, finds it: \
+{count} on the sources as they should be and fail here.
+
+{symptoms}
+
+Find the cause in the sources and mend it. Every other test of the suite passes and has to go on passing. Python is {python}; \
+{import_path} belongs on its module path.
+"""
+
+
+def statement(recipe: Recipe, bug: Bug, python: str) -> str:
+    told = {symptom.partition(" - ")[0].partition("[")[0] for symptom in bug.symptoms}
+    lines = [*bug.symptoms, *(name for name in bug.fail_to_pass if name not in told)][:12]
+    count = len(bug.fail_to_pass)
+    more = f"\n- and {count - len(lines)} more" if count > len(lines) else ""
+    return _STATEMENT.format(
+        package=recipe.package,
+        version=recipe.version,
+        workdir=recipe.workdir,
+        count="1 test passes" if count == 1 else f"{count} tests pass",
+        symptoms="\n".join(f"- {line}" for line in lines) + more,
+        python=python,
+        import_path=posixpath.normpath(posixpath.join(recipe.workdir, recipe.import_path)),
+    )

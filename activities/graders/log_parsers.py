@@ -1,0 +1,99 @@
+"""Printed test logs as name → outcome, for runners that have no witness.
+
+Why here: the lists of SWE-bench-like rows name tests the way their runner prints them. Printed text can be forged by the code under test,
+so these count only where no witness spoke; a name that was printed with two outcomes has the worse one.
+Called by: `activities/graders/swe_bench.py`.
+"""
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+
+from ratchet.errors import GraderFailedError
+
+Parser = Callable[[str], dict[str, str]]
+
+_PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+)")
+_UNITTEST_LINE = re.compile(r"^(.+?) \.\.\. (.*)$")
+_WORDS = {
+    "PASSED": "passed", "FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped", "XFAIL": "xfailed", "XPASS": "xpassed",
+}  # fmt: skip
+_RANK = {"failed": 0, "missing": 1, "skipped": 2, "xpassed": 3, "xfailed": 4, "passed": 5}
+
+
+def _worst(found: dict[str, str], name: str, outcome: str) -> None:
+    known = found.get(name)
+    found[name] = outcome if known is None else min(known, outcome, key=_RANK.__getitem__)
+
+
+def pytest_summary(log: str) -> dict[str, str]:
+    """The short summary of `pytest -rA`."""
+    found: dict[str, str] = {}
+    for line in log.splitlines():
+        match = _PYTEST_LINE.match(line)
+        if match:
+            _worst(found, match[2], _WORDS[match[1]])
+    return found
+
+
+def unittest_verbose(log: str) -> dict[str, str]:
+    """`python -m unittest -v`, Django's runner included: `test_x (module.Class) ... ok`."""
+    found: dict[str, str] = {}
+    for line in log.splitlines():
+        match = _UNITTEST_LINE.match(line.strip())
+        if match is None:
+            continue
+        word = match[2].strip()
+        if word == "ok":
+            _worst(found, match[1], "passed")
+        elif word.startswith("skipped"):
+            _worst(found, match[1], "skipped")
+        elif word.startswith("expected failure"):
+            _worst(found, match[1], "xfailed")
+        elif word in ("FAIL", "ERROR", "unexpected success"):
+            _worst(found, match[1], "failed")
+    for line in log.splitlines():
+        if line.startswith(("FAIL: ", "ERROR: ")):
+            _worst(found, line.split(": ", 1)[1].strip(), "failed")
+    return found
+
+
+def sympy_classic(log: str) -> dict[str, str]:
+    """`bin/test -C --verbose`: `test_name ok`, with failures repeated below as `___ file:test_name ___`."""
+    found: dict[str, str] = {}
+    for line in log.splitlines():
+        parts = line.split()
+        if len(parts) == 2 and parts[0].startswith("test_") and parts[1].lower() in ("ok", "e", "f", "x", "s"):
+            _worst(found, parts[0], {"ok": "passed", "x": "xfailed", "s": "skipped"}.get(parts[1].lower(), "failed"))
+    for name in re.findall(r"^_+ \S+:(\S+) _+$", log, re.MULTILINE):
+        _worst(found, name, "failed")
+    return found
+
+
+PARSERS: dict[str, Parser] = {
+    "pytest": pytest_summary, "unittest": unittest_verbose, "django": unittest_verbose, "sympy": sympy_classic,
+    "parse_log_pytest": pytest_summary, "parse_log_django": unittest_verbose, "parse_log_sympy": sympy_classic,
+}  # fmt: skip
+"""The last three are what newer rows of the sets call them."""
+
+
+def parser(name: str) -> Parser:
+    """A parser of ours by name, or one of the `swebench` package where that is installed: by its own name, before version 5 by repository."""
+    if name in PARSERS:
+        return PARSERS[name]
+    if find_spec("swebench") is not None:
+        module = import_module("swebench.harness.log_parsers")
+        known = {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
+        if name in known:
+            return _of_swebench(known[name])
+    raise GraderFailedError(
+        f"no log parser {name!r}; there are {', '.join(PARSERS)}, and with the package `swebench` installed its own"
+    )
+
+
+def _of_swebench(parse: Callable[..., dict[str, str]]) -> Parser:
+    def run(log: str) -> dict[str, str]:
+        return {name: _WORDS.get(status, "failed") for name, status in parse(log, None).items()}
+
+    return run

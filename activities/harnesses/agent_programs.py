@@ -1,0 +1,131 @@
+"""The agent programs that have to be fetched: which version, where a box sees them, how they get there.
+
+Why here: a program is pinned once, for the layer on this machine, for the upload elsewhere and for what is recorded.
+Called by: the harnesses (`install`), and `stack.agent_programs`, which fetches.
+
+A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: mounted by the local gateway, baked into a template, or
+uploaded by `ensure`. The host keeps the same directory below `~/.cache/ratchet/agents`.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.sandboxes.base import Sandbox
+from ratchet import paths
+from ratchet.errors import ConfigError
+
+BOX_AGENTS = "/opt/agents"
+RECORD = "agent.json"
+"""Beside `bin`: {"version", "source"}, written last."""
+_UNPACK_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProgram:
+    """`release` names the directory: the pinned version, or the digest of a tarball that the environment names."""
+
+    name: str
+    command: str
+    pinned: str
+    release: str
+    tarball: Path | None = None
+    node_tarball: Path | None = None
+
+    @property
+    def directory_name(self) -> str:
+        return f"{self.name}-{self.release}"
+
+    @property
+    def host_directory(self) -> Path:
+        return agents_directory() / self.directory_name
+
+    @property
+    def box_path(self) -> str:
+        return f"{BOX_AGENTS}/{self.directory_name}/bin/{self.command}"
+
+    @property
+    def version(self) -> str:
+        """As the program's package says it; the pin where it is not on this machine."""
+        record = self.host_directory / RECORD
+        return str(json.loads(record.read_text())["version"]) if record.is_file() else self.pinned
+
+
+def agents_directory() -> Path:
+    return paths.cache() / "agents"
+
+
+def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
+    """VIME_AGENT_CC_TARBALL replaces the pinned package; VIME_AGENT_NODE_TARBALL goes with one that is no native program."""
+    return _program(
+        "claude_code",
+        "claude",
+        "2.1.329",
+        environment.get("VIME_AGENT_CC_TARBALL"),
+        environment.get("VIME_AGENT_NODE_TARBALL"),
+    )
+
+
+def codex_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
+    """RATCHET_CODEX_TARBALL replaces the pinned package."""
+    return _program("codex", "codex", "0.169.0", environment.get("RATCHET_CODEX_TARBALL"), None)
+
+
+def mini_swe_agent_program() -> AgentProgram:
+    """Its release has a revision after the version, which goes up with every change of the pins in `mini_swe_agent.txt`."""
+    return AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2")
+
+
+def _program(name: str, command: str, pinned: str, tarball: str | None, node_tarball: str | None) -> AgentProgram:
+    if not tarball:
+        return AgentProgram(name, command, pinned, pinned)
+    sources = [Path(source).expanduser() for source in (tarball, node_tarball) if source]
+    for source in sources:
+        if not source.is_file():
+            raise ConfigError(f"{source} is no file; the environment names it as a tarball of {name}")
+    facts = [(str(source.resolve()), source.stat().st_size, source.stat().st_mtime_ns) for source in sources]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    return AgentProgram(
+        name, command, pinned, f"tarball-{digest}", sources[0], sources[1] if len(sources) > 1 else None
+    )
+
+
+async def ensure(box: Sandbox, program: AgentProgram) -> None:
+    """The program is in the box; uploads it where the box came without. Safe to run again, and by several at once."""
+    found = await box.exec(f"test -x {shlex.quote(program.box_path)}", user="root", check=False)
+    if found.exit_code == 0:
+        return
+    if not (program.host_directory / RECORD).is_file():
+        fetch = program.name.replace("_", "-")
+        raise ConfigError(
+            f"{program.name} is neither in the box nor on this worker's machine; run `ratchet agents fetch {fetch}`"
+        )
+    archive = await asyncio.to_thread(packed, program)
+    incoming = f"/var/tmp/{program.directory_name}.tgz"
+    await box.write_file(incoming, archive, user="root")
+    # Unpacked beside its place and renamed: a try that died half way leaves nothing that looks complete.
+    await box.exec(
+        f"set -e; mkdir -p {BOX_AGENTS}; cd {BOX_AGENTS}; fresh=$(mktemp -d -p .); chmod 755 $fresh; tar -xzf {incoming} -C $fresh;"
+        f" mv -T $fresh {program.directory_name} 2>/dev/null || rm -rf $fresh; rm -f {incoming}; test -x {shlex.quote(program.box_path)}",
+        user="root",
+        timeout=_UNPACK_SECONDS,
+    )
+
+
+def packed(program: AgentProgram) -> Path:
+    """The host's directory as one archive, made at the first upload and kept."""
+    import tarfile
+
+    target = program.host_directory.with_name(f"{program.directory_name}.tgz")
+    if not target.is_file():
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+            archive.add(program.host_directory, arcname=".")
+        Path(name).replace(target)
+    return target

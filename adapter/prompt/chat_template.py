@@ -1,0 +1,127 @@
+"""The model's chat template: messages → text, with every added token under an alias that no content can spell.
+
+Why here: the only place that knows Jinja and what templates of different models accept.
+Called by: `pieces.py` (parts of a history) and `rendering.py` (whole histories).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from adapter.conversation import Message, Tool
+from adapter.prompt.model_files import read_json
+from ratchet.errors import ConfigError
+
+
+class TemplateRefusedError(ValueError):
+    """The chat template cannot render this history; the message is the template's own."""
+
+
+class ChatTemplate:
+    """`kwargs` are the run's template variables. Thinking is kept where the template has a switch for it (`preserve_thinking`).
+    `digest` is of the template's text and its variables.
+
+    Two things that agents do and templates do not expect are put right here, for every dialect:
+    - A system message in the middle becomes a user's, where the template refuses or swallows it.
+    - Text beside a tool's result is put into that result, where a user's text would make the template drop earlier thinking.
+    """
+
+    def __init__(self, model_path: Path, alias: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+        source = _source(model_path)
+        self.kwargs = ({"preserve_thinking": True} if re.search(r"\bpreserve_thinking\b", source) else {}) | dict(
+            kwargs
+        )
+        self.digest = sha256(source.encode() + orjson.dumps(self.kwargs, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+        self.reads_clock = "strftime_now" in source
+        self.literals = tuple(dict.fromkeys(re.findall(r"""['"]([^'"\n\\]{2,40})['"]""", _renamed(source, alias))))
+        self._variables = _special_variables(model_path, alias)
+        self._compiled = _compile(_renamed(source, alias))
+        self._late_system, self._folds = True, False
+        self._late_system = self._renders_late_system()
+        self._folds = self._drops_thinking_beside_tools()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
+        """Raises TemplateRefusedError."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._compiled(
+                messages=self._shaped(messages),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._variables,
+                **self.kwargs,
+            )
+        except (TemplateError, TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+            raise TemplateRefusedError(f"the model's chat template cannot render this conversation: {error}") from error
+
+    def _shaped(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        shaped: list[dict[str, Any]] = []
+        for message in messages:
+            one, after_tool = message.for_template(), bool(shaped) and shaped[-1]["role"] == "tool"
+            late = message.role == "system" and bool(shaped) and not self._late_system
+            if late:
+                one["role"] = "user"
+            if self._folds and after_tool and (late or message.beside_tool):
+                shaped[-1]["content"] += "\n" + one["content"]
+            else:
+                shaped.append(one)
+        return shaped
+
+    def _renders_late_system(self) -> bool:
+        try:
+            return "zxqj" in self.render([Message("user", "q"), Message("assistant", "a"), Message("system", "zxqj")])
+        except TemplateRefusedError:
+            return False
+
+    def _drops_thinking_beside_tools(self) -> bool:
+        history = [Message("user", "q"), Message("assistant", "a", "zxqj"), Message("tool", "r")]
+        try:
+            kept = "zxqj" in self.render(history)
+            return kept and "zxqj" not in self.render([*history, Message("user", "u", beside_tool=True)])
+        except TemplateRefusedError:
+            return False
+
+
+def _source(model_path: Path) -> str:
+    file = model_path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    template = read_json(model_path, "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(template, list):
+        template = next((one["template"] for one in template if one.get("name") == "default"), None)
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"model directory {model_path} has no chat template (chat_template.jinja); use an instruction-tuned model"
+        )
+    return template
+
+
+def _renamed(text: str, alias: Mapping[str, str]) -> str:
+    if not alias:
+        return text
+    names = sorted(alias, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, names)), lambda found: alias[found[0]], text)
+
+
+def _compile(template: str) -> Callable[..., str]:
+    """Hugging Face's own Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop controls)."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    compiled = _compile_jinja_template(template)
+    return lambda **values: str(compiled.render(**values))
+
+
+def _special_variables(model_path: Path, alias: Mapping[str, str]) -> dict[str, str]:
+    """`bos_token` and the like, which templates may name instead of spelling them."""
+    values = {}
+    for name, value in read_json(model_path, "tokenizer_config.json", required=False).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            values[name] = alias.get(text, text)
+    return values

@@ -1,0 +1,114 @@
+"""Turn tree → chains: which tokens stand in which root-to-leaf sequence, and where each sampled token is trained. Pure.
+
+Why here: this one decision carries the promise that only sampled tokens are trained, each of them once.
+Called by: the finalise activity (its result is stored as `chain` and `chain_span`), the viewer and the tests.
+
+    prompt of a turn = parent's stream[:kept_tokens] ++ suffix, stream = prompt ++ sampled ids
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ratchet.store.turns import TurnMeta
+from ratchet.types import ForkCause, TurnKind
+
+Drift = Literal["branch", "drop"]
+_DRIFTS = frozenset({ForkCause.DRIFT, ForkCause.THINKING})
+"""The same messages with other tokens: re-tokenised, or without the thinking that the template dropped."""
+TRAIN_KINDS = frozenset({TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, start + length) of a chain; the fields are those of `chain_span`."""
+
+    turn_id: int
+    sampled: bool
+    trained: bool
+    start: int
+    length: int
+    source_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`num_trained` 0: the chain is context only and does not count in K."""
+
+    leaf_turn_id: int
+    spans: tuple[Span, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(span.length for span in self.spans)
+
+    @property
+    def num_trained(self) -> int:
+        return sum(span.length for span in self.spans if span.trained)
+
+
+def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS) -> bool:
+    """Delivered to its last byte, with all its logprobs, and of a kind that the run trains. (That its session was open, the store
+    has seen to.)"""
+    return turn.delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
+
+
+def build_chains(
+    turns: Sequence[TurnMeta], drift: Drift = "branch", train_kinds: Collection[TurnKind] = TRAIN_KINDS
+) -> list[Chain]:
+    """All chains of one attempt, in the order of their leaves.
+
+    `turns` are the completed ones, parents before children. A whole output is trained in the first chain that holds it; an
+    output that a fork cuts through is context there. Under `branch` the cut turn keeps a chain of its own in which it is
+    whole; under `drop` what drifted away is gone.
+    """
+    streams: dict[int, tuple[Span, ...]] = {}
+    for turn in turns:
+        streams[turn.id] = _stream(turn, streams)
+    by_id = {turn.id: turn for turn in turns}
+    trained: set[int] = set()
+    chains = []
+    for leaf in _leaves(turns, by_id, drift):
+        spans = []
+        for span in streams[leaf.id]:
+            turn = by_id[span.turn_id]
+            whole = span.sampled and span.length == turn.num_sampled
+            train = whole and turn.id not in trained and is_trainable(turn, train_kinds)
+            if train:
+                trained.add(turn.id)
+            spans.append(replace(span, trained=train))
+        chains.append(Chain(leaf.id, tuple(spans)))
+    return chains
+
+
+def _stream(turn: TurnMeta, streams: dict[int, tuple[Span, ...]]) -> tuple[Span, ...]:
+    """The spans of a turn's prompt and output, none of them trained yet; empty ones are left out."""
+    spans: list[Span] = []
+    if turn.parent_turn_id is not None:
+        for span in streams[turn.parent_turn_id]:
+            if span.start >= turn.kept_tokens:
+                break
+            spans.append(replace(span, length=min(span.length, turn.kept_tokens - span.start)))
+    for sampled, length in ((False, turn.num_suffix), (True, turn.num_sampled)):
+        if length:
+            spans.append(Span(turn.id, sampled, False, sum(one.length for one in spans), length))
+    return tuple(spans)
+
+
+def _leaves(turns: Sequence[TurnMeta], by_id: dict[int, TurnMeta], drift: Drift) -> list[TurnMeta]:
+    """Turns whose whole stream no other chain holds; under `drop` without those that a drift cut."""
+    inner: set[int] = set()
+    for turn in turns:
+        ancestor = by_id.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None
+        if ancestor is None:
+            continue
+        length = _prompt_tokens(ancestor, by_id) + ancestor.num_sampled
+        assert turn.kept_tokens <= length, f"turn {turn.id} keeps {turn.kept_tokens} of {length} tokens of its parent"
+        cut = turn.kept_tokens < length
+        if not cut or (drift == "drop" and turn.fork_cause in _DRIFTS):
+            inner.add(ancestor.id)
+    return [turn for turn in turns if turn.id not in inner]
+
+
+def _prompt_tokens(turn: TurnMeta, by_id: dict[int, TurnMeta]) -> int:
+    return turn.kept_tokens + turn.num_suffix if turn.parent_turn_id in by_id else turn.num_suffix

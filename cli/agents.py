@@ -1,0 +1,55 @@
+"""`ratchet agents`: the agent programs that boxes can run."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Agent programs for boxes: fetch them once, see what is there.", no_args_is_help=True)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="claude-code, codex, mini-swe-agent")],
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Fetch pinned programs into ~/.cache/ratchet/agents, which every box sees at /opt/agents. Safe to run again.
+
+    VIME_AGENT_CC_TARBALL (with VIME_AGENT_NODE_TARBALL for a package that needs Node) and RATCHET_CODEX_TARBALL take the place
+    of the npm packages.
+    """
+    from cli.console import print_json, say
+    from ratchet.errors import ConfigError
+    from stack.agent_programs import FETCHABLE
+    from stack.agent_programs import fetch as fetch_program
+
+    for name in names:
+        if name not in FETCHABLE:
+            raise ConfigError(f"no agent {name!r} to fetch; there are: {', '.join(FETCHABLE)}")
+    fetched = []
+    for name in names:
+        program = FETCHABLE[name]()
+        directory = fetch_program(program, say)
+        say(f"{name} {program.version}: {directory}")
+        fetched.append(
+            {
+                "agent": program.name,
+                "version": program.version,
+                "directory": str(directory),
+                "box_path": program.box_path,
+            }
+        )
+    if json:
+        print_json(fetched)
+
+
+@app.command(name="list")
+def list_agents(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """What has been fetched."""
+    from cli.console import print_json, print_table
+    from stack.agent_programs import installed
+
+    found = installed()
+    if json:
+        print_json(found)
+    else:
+        print_table("agents", ["agent", "version", "source", "directory"], [list(row.values()) for row in found])

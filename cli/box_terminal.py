@@ -1,0 +1,94 @@
+"""The user's terminal, connected to one in a box.
+
+Why here: keys go in as they are typed and output comes out as it is, which takes the local terminal out of its line mode.
+Called by: `ratchet sandboxes shell`.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: str) -> int:
+    """Returns the shell's exit code. Raises SandboxGoneError where the box is no more."""
+    from e2b import AsyncSandbox, CommandExitException
+    from e2b.exceptions import SandboxException
+    from e2b.sandbox.commands.command_handle import PtySize
+
+    from ratchet.errors import SandboxGoneError
+
+    options: dict[str, Any] = {"api_key": environment["E2B_API_KEY"]}
+    options |= {name: environment[variable] for name, variable in _URLS.items() if environment.get(variable)}
+    os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
+
+    def size() -> PtySize:
+        columns, rows = shutil.get_terminal_size()
+        return PtySize(rows=rows, cols=columns)
+
+    def show(data: bytes) -> None:
+        os.write(sys.stdout.fileno(), data)
+
+    try:
+        box = await AsyncSandbox.connect(sandbox_id, timeout=1, **options)  # never prolongs the box
+        terminal = await box.pty.create(size(), on_data=show, user=user, timeout=0)
+    except SandboxException as error:
+        raise SandboxGoneError(f"box {sandbox_id}: {error}") from error
+    loop, keys = asyncio.get_running_loop(), asyncio.Queue[bytes]()
+
+    async def send_keys() -> None:
+        while data := await keys.get():
+            await box.pty.send_stdin(terminal.pid, data)
+
+    async def resize() -> None:
+        await box.pty.resize(terminal.pid, size())
+
+    tasks = {asyncio.create_task(send_keys())}
+    loop.add_reader(sys.stdin.fileno(), lambda: keys.put_nowait(os.read(sys.stdin.fileno(), 4096)))
+    loop.add_signal_handler(signal.SIGWINCH, lambda: tasks.add(asyncio.create_task(resize())))
+    try:
+        with _raw_mode():
+            return int((await terminal.wait()).exit_code)
+    except CommandExitException as ended:
+        return int(ended.exit_code)
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+        for task in tasks:
+            task.cancel()
+
+
+def run_docker_terminal(sandbox_id: str, user: str) -> int:
+    """By Docker's own CLI, which does the same. Raises MachineError where it is not there."""
+    from ratchet.errors import MachineError
+
+    program = shutil.which("docker")
+    if program is None:
+        raise MachineError("a terminal in a container needs the program `docker` (Debian: docker.io) on this machine")
+    terminal = "-it" if sys.stdin.isatty() else "-i"
+    return subprocess.run(
+        [program, "exec", terminal, "--user", user, sandbox_id, "/bin/bash", "-l"], check=False
+    ).returncode
+
+
+_URLS = {"api_url": "E2B_API_URL", "sandbox_url": "E2B_SANDBOX_URL"}
+
+
+@contextlib.contextmanager
+def _raw_mode() -> Iterator[None]:
+    """Where standard input is a terminal; a pipe is passed on as it is."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setraw(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,79 @@
+"""`ratchet checkpoints`: what a run can go on from, and its weights as a Hugging Face directory."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from ratchet.store.checkpoints import CheckpointRow
+
+app = typer.Typer(help="Checkpoints of a run: list them, export one.", no_args_is_help=True)
+
+Run = Annotated[str, typer.Argument(help="A run's id.")]
+
+
+@app.command("list")
+def list_all(run: Run, json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """List a run's checkpoints, newest first. Older ones are deleted when a newer one is committed; their rows stay."""
+    from cli.console import print_json, print_table
+
+    found = [{**row.as_dict(), **_size(row)} for row in _rows(run)]
+    if json:
+        print_json(found)
+        return
+    columns = ["step", "epoch", "ranks", "threads", "MiB", "where"]
+    rows = [
+        [
+            str(row["step"]),
+            str(row["epoch"]),
+            str(row["world_size"]),
+            str(row["num_threads"]),
+            str(row["mib"] or "deleted"),
+            row["uri"],
+        ]
+        for row in found
+    ]
+    print_table(f"checkpoints of {run}", columns, rows)
+
+
+@app.command()
+def export(
+    run: Run,
+    directory: Annotated[Path, typer.Argument(help="Where the model is written; must not exist.")],
+    step: Annotated[int | None, typer.Option(help="Of which step; the newest where left out.")] = None,
+) -> None:
+    """Write a checkpoint's weights, with tokenizer and template, as a Hugging Face directory. Needs no learner and no GPU."""
+    from cli.console import say
+    from ratchet.errors import ConfigError
+
+    usable = [row for row in _rows(run) if Path(row.uri, ".metadata").exists()]
+    chosen = next((row for row in usable if step is None or row.step == step), None)
+    if chosen is None:
+        kept = ", ".join(str(row.step) for row in usable) or "none"
+        raise ConfigError(
+            f"run {run} has no checkpoint{'' if step is None else f' of step {step}'} on this machine; there are: {kept}"
+        )
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already; name a directory that does not")
+    from training.policy_export import export_checkpoint
+
+    export_checkpoint(Path(chosen.initial_uri), chosen.uri, directory.resolve())
+    say(f"step {chosen.step} of {run} is in {directory}")
+
+
+def _rows(run: str) -> "list[CheckpointRow]":
+    from cli.store_access import query
+    from ratchet.store import checkpoints
+
+    async def read(connection: "AsyncConnection") -> "list[CheckpointRow]":
+        return await checkpoints.list_of(connection, run)
+
+    return query(read)
+
+
+def _size(row: "CheckpointRow") -> dict[str, int | None]:
+    files = [path.stat().st_size for path in Path(row.uri).glob("*") if path.is_file()]
+    return {"mib": round(sum(files) / 2**20) if files else None}

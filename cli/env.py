@@ -1,0 +1,11 @@
+"""`ratchet env`: what a shell needs so that stock tools find the stack."""
+
+
+def command() -> None:
+    """Print `export` lines: eval "$(ratchet env)" lets temporal, psql and the E2B SDK find the stack."""
+    import shlex
+
+    from stack.parts import Stack
+
+    for name, value in Stack().environment().items():
+        print(f"export {name}={shlex.quote(value)}")

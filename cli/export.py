@@ -1,0 +1,36 @@
+"""`ratchet export`: a run's samples as files."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    PT = "pt"
+    PARQUET = "parquet"
+
+
+def command(
+    run: Annotated[str, typer.Argument(help="The run's id; see `ratchet runs`.")],
+    format: Annotated[
+        list[Format] | None, typer.Option("--format", help="Given once or more; all of them without it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory; without it runs/<config>_<time of start>.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Write every chain of a run with its tokens, masks, logprobs and rewards."""
+    from cli.console import print_json, say
+    from cli.store_access import query
+    from training.sample_export import export_run
+
+    written = query(lambda connection: export_run(connection, run, [one.value for one in format or Format], out))
+    if json:
+        print_json({str(path): number for path, number in written.items()})
+        return
+    for path, number in written.items():
+        say(f"{path}: {number} samples")

@@ -1,0 +1,29 @@
+"""`ratchet adapter`: the model server that agents believe is their vendor's."""
+
+import asyncio
+
+from stack.parts import Stack
+from stack.serving_plan import load_plan
+
+
+def command() -> None:
+    """The adapter: agent protocols in, exact tokens out."""
+    from adapter.app import serve
+    from adapter.settings import AdapterSettings
+
+    stack = Stack()
+    plan = load_plan(stack)
+    environment = stack.environment()
+    asyncio.run(
+        serve(
+            AdapterSettings(
+                model_path=plan.model_path,
+                database_url=environment["RATCHET_DATABASE_URL"],
+                host=environment["ADAPTER_BIND_HOST"],
+                port=int(environment["ADAPTER_PORT"]),
+                tool_parser=plan.config.engine.tool_parser,
+                reasoning_parser=plan.config.engine.reasoning_parser,
+                template_kwargs=plan.config.engine.chat_template_kwargs,
+            )
+        )
+    )

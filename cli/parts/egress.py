@@ -1,0 +1,13 @@
+"""`ratchet egress`: the way from Docker's boxes to the adapter."""
+
+import asyncio
+
+from stack.parts import Stack
+
+
+def command() -> None:
+    """Opens the adapter's port, and nothing else, in boxes that are containers. Runs beside the Docker daemon, as root."""
+    from activities.sandboxes.docker_settings import adapter_address
+    from stack.docker_egress import DockerEgress
+
+    asyncio.run(DockerEgress(adapter_address(Stack().environment())).run())

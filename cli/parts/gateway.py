@@ -1,0 +1,33 @@
+"""`ratchet gateway`: the local sandbox service that speaks E2B's wire."""
+
+from pathlib import Path
+
+from ratchet import paths
+from stack.parts import Stack
+
+
+def command() -> None:
+    """The local sandbox gateway."""
+    from activities.harnesses.agent_programs import BOX_AGENTS, agents_directory
+    from activities.sandboxes.e2b import image_metadata_key
+    from sandbox_gateway import machine_probe
+    from sandbox_gateway.python_layer import ensure_python_layer
+    from sandbox_gateway.serve import serve
+    from sandbox_gateway.settings import GatewaySettings
+
+    stack = Stack()
+    machine_probe.require()
+    agents_directory().mkdir(mode=0o755, parents=True, exist_ok=True)
+    serve(
+        GatewaySettings(
+            root_directory=stack.home / "boxes",
+            api_key=stack.environment()["E2B_API_KEY"],
+            port=stack.ports["gateway"],
+            egress_ports=(stack.ports["adapter"],),
+            max_boxes=256,
+            image_metadata_key=image_metadata_key(),
+            images_directory=paths.images(),
+            layers={"/opt/ratchet": ensure_python_layer(paths.cache()), BOX_AGENTS: agents_directory()},
+            hidden_directories=(Path.cwd(), stack.home),
+        )
+    )

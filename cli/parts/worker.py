@@ -1,0 +1,27 @@
+"""`ratchet worker`: a Temporal worker for some or all task queues."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from ratchet.temporal_settings import QUEUES
+from stack.parts import Stack
+
+
+def command(
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Task queue. Repeat the option for several; default: all.")
+    ] = None,
+) -> None:
+    """A worker: polls task queues and runs workflows and activities."""
+    from ratchet.errors import ConfigError
+    from ratchet.temporal_settings import load_temporal_settings
+    from stack.worker import run_worker
+
+    queues = queue or list(QUEUES)
+    unknown = [name for name in queues if name not in QUEUES]
+    if unknown:
+        raise ConfigError(f"--queue {unknown[0]}: unknown; expected one of {', '.join(QUEUES)}")
+    url = Stack().environment()["RATCHET_DATABASE_URL"]
+    asyncio.run(run_worker(queues, load_temporal_settings(), url))

@@ -1,0 +1,37 @@
+"""`ratchet regrade`: stored patches are graded again, without a model call."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    what: Annotated[str, typer.Argument(help="A run's id, or a rollout's id.")],
+    grader: Annotated[str | None, typer.Option(help="Another grader than the task's own.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Grades of each patch, each in a fresh box.")] = 1,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Pay rollouts by the new verdict where no step has used their group.")
+    ] = False,
+    window: Annotated[int, typer.Option(min=1, help="Patches at once.")] = 2,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Grade stored patches again, for example after a grader was mended. Needs a running stack (`ratchet up`)."""
+    import asyncio
+    from uuid import uuid4
+
+    from cli.console import print_json, say
+    from cli.workflow_client import run_workflow
+    from ratchet.grading_payloads import RegradeInput, RegradeResult
+
+    source = {"rollout_id": int(what)} if what.isdigit() else {"run_id": what}
+    wanted = RegradeInput.model_validate(
+        {**source, "grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
+    )
+    result = asyncio.run(run_workflow("Regrade", wanted, f"regrade/{what}-{uuid4().hex[:6]}", RegradeResult))
+    if json:
+        print_json(result.model_dump())
+    else:
+        say(
+            f"{result.rollouts} rollouts graded again: {result.changed} verdicts changed, {result.flaky} patches with two verdicts, "
+            f"{result.adopted} rollouts paid anew, {result.without_verdict} without a verdict"
+        )

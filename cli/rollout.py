@@ -1,0 +1,63 @@
+"""`ratchet rollout`: one rollout of one task, by hand."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.up import DEFAULT_CONFIG
+
+if TYPE_CHECKING:
+    from stack.parts import Stack
+
+
+def command(
+    task: Annotated[str, typer.Argument(help="A row's label, or its number from 0.")],
+    dataset: Annotated[Path | None, typer.Option(help="JSONL file; default: the config's first dataset.")] = None,
+    config: Annotated[Path, typer.Option(help="Whose model, harness and limits to use.")] = DEFAULT_CONFIG,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Run one rollout and print its outcome; `ratchet show` then tells its story."""
+    import asyncio
+
+    from cli.console import print_json, say
+    from ratchet.config_sources import load_config
+    from stack.parts import Stack
+    from stack.startup import bring_up
+
+    stack = Stack()
+    resolved = load_config(config)
+    bring_up(stack, resolved, say)
+    path = str(dataset.resolve()) if dataset else resolved.datasets[0].path
+    result = asyncio.run(_run(stack, resolved.model_dump(mode="json"), path, task))
+    if json:
+        print_json(result)
+    else:
+        say(
+            f"rollout {result['rollout_id']}: {result['outcome']}, reward {result['reward']}; `ratchet show {result['rollout_id']}`"
+        )
+
+
+async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> dict[str, Any]:
+    from uuid import uuid4
+
+    from temporalio.client import WorkflowFailureError
+
+    from cli.console import say
+    from ratchet.errors import ConfigError
+    from ratchet.payloads import RolloutInput, RolloutResult
+    from ratchet.temporal_client import root_cause
+    from ratchet.temporal_settings import load_temporal_settings
+    from stack.startup import connect
+
+    client = await connect(stack, load_temporal_settings())
+    rollout = RolloutInput(dataset=path, task=task, config=config)
+    workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
+    say(f"{workflow_id} begins; the Temporal UI shows its stages")
+    try:
+        result: RolloutResult = await client.execute_workflow(
+            "Rollout", rollout, id=workflow_id, task_queue="control", result_type=RolloutResult
+        )
+    except WorkflowFailureError as error:
+        raise ConfigError(f"the rollout failed: {root_cause(error)}") from None
+    return result.model_dump()

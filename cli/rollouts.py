@@ -1,0 +1,43 @@
+"""`ratchet rollouts`: the rollouts of a run."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    run: Annotated[str, typer.Option("--run", help="The run's id.")],
+    limit: Annotated[int, typer.Option(help="Newest first, at most this many.")] = 50,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List a run's rollouts with outcome and reward."""
+    from cli.console import print_json, print_table
+    from cli.store_access import query
+    from ratchet.errors import ConfigError
+    from ratchet.store import reports, runs
+
+    if query(lambda connection: runs.get(connection, run)) is None:
+        raise ConfigError(f"run {run} does not exist; `ratchet runs` lists those that do")
+    found = query(lambda connection: reports.list_rollouts(connection, run, limit))
+    if json:
+        print_json(found)
+        return
+    rows = [
+        [
+            str(row["id"]),
+            row["purpose"],
+            row["task"],
+            row["outcome"] or "open",
+            "" if row["reward"] is None else f"{row['reward']:g}",
+            row["agent_exit"] or "",
+            str(row["num_turns"]),
+            _one_line(row["outcome_reason"]),
+        ]
+        for row in found
+    ]
+    print_table(f"rollouts of {run}", ["id", "purpose", "task", "outcome", "reward", "exit", "turns", "reason"], rows)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 80 else line[:79] + "…"

@@ -1,0 +1,25 @@
+"""`ratchet setup`: what the stack needs on this machine beside the Python environment."""
+
+
+def command() -> None:
+    """Find or make bubblewrap, the Temporal server and the boxes' Python layer; safe to run again."""
+    import os
+    import shutil
+    import subprocess
+
+    from cli.console import say
+    from ratchet import paths
+    from sandbox_gateway import machine_probe
+    from sandbox_gateway.python_layer import ensure_python_layer
+    from stack.temporal_server import ensure_program
+
+    if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        say("installing bubblewrap")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-qq"], check=False, env=environment, capture_output=True)
+        subprocess.run(
+            ["apt-get", "install", "-y", "-qq", "bubblewrap"], check=False, env=environment, capture_output=True
+        )
+    machine_probe.require()
+    say(f"temporal: {ensure_program(say)}")
+    say(f"python layer for boxes: {ensure_python_layer(paths.cache())}")

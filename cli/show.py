@@ -1,0 +1,67 @@
+"""`ratchet show`: one rollout, from its boxes to its verdict."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    rollout: Annotated[str, typer.Argument(help="Its id, or its workflow id.")],
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Show one rollout: attempts, turns, patch, grade log, boxes."""
+    from cli.console import print_json
+    from cli.store_access import query
+    from ratchet.errors import ConfigError
+    from ratchet.store import reports
+
+    rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
+    if rollout_id is None:
+        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's")
+    story = query(lambda connection: reports.rollout(connection, rollout_id))
+    if json:
+        print_json(story)
+    else:
+        _print(story)
+
+
+def _print(story: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from cli.console import print_table
+
+    console = Console()
+    head = story["rollout"]
+    console.print(
+        f"[bold]{head['workflow_id']}[/]  task {head['task']}  harness {head['harness']}  T={head['temperature']:g}"
+    )
+    console.print(
+        f"outcome {head['outcome'] or 'open'}  reward {head['reward']}  exit {head['agent_exit']}  ({head['outcome_reason']})"
+    )
+    console.print("seconds  " + "  ".join(f"{stage} {used:.1f}" for stage, used in head["timings"].items()))
+    turns = [
+        [
+            str(turn["id"]),
+            turn["state"],
+            turn["kind"],
+            turn["fork_cause"] or "",
+            f"{turn['prompt_tokens']} → {turn['num_sampled']}",
+            turn["finish_reason"] or "",
+            ", ".join(sorted({span["version"] or "?" for span in turn["version_spans"] or []})),
+        ]
+        for turn in story["turns"]
+    ]
+    print_table("turns", ["id", "state", "kind", "fork", "tokens", "finish", "policy version"], turns)
+    boxes = [
+        [str(box["id"]), box["role"], str(box["attempt"]), box["state"], box["release_reason"]]
+        for box in story["boxes"]
+    ]
+    print_table("boxes", ["id", "role", "attempt", "state", "why released"], boxes)
+    for title, rows, column in (
+        ("transcript", story["attempts"], "transcript"),
+        ("patch", story["patches"], "diff"),
+        ("grade log", story["grades"], "log"),
+    ):
+        for row in rows:
+            console.rule(title, align="left")
+            console.print(row[column] or "(empty)", markup=False, highlight=False)

@@ -1,0 +1,267 @@
+"""`ratchet tasks`: datasets built, checked, imported, listed, admitted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ratchet.config import DatasetConfig
+    from ratchet.grading_payloads import AdmitInput, AdmitResult
+
+app = typer.Typer(
+    help="Datasets: build, check, import, list, show, admit; and the integrity rules.", no_args_is_help=True
+)
+
+Dataset = Annotated[Path, typer.Argument(help="A JSONL or parquet file, or a folder of Harbor tasks.")]
+InputKey = Annotated[str, typer.Option(help="Column of the prompt.")]
+LabelKey = Annotated[str, typer.Option(help="Column of the label.")]
+MetadataKey = Annotated[str, typer.Option(help="Column of the metadata.")]
+Json = Annotated[bool, typer.Option("--json")]
+
+
+def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "DatasetConfig":
+    from ratchet.config import DatasetConfig
+    from ratchet.errors import DatasetError
+
+    if not path.exists():
+        raise DatasetError(f"{path}: does not exist; name a JSONL or parquet file, or a folder of Harbor tasks")
+    return DatasetConfig(path=str(path.resolve()), input_key=input_key, label_key=label_key, metadata_key=metadata_key)
+
+
+@app.command()
+def check(
+    dataset: Dataset,
+    config: Annotated[Path | None, typer.Option(help="A run config to hold against it.")] = None,
+    input_key: InputKey = "prompt",
+    label_key: LabelKey = "label",
+    metadata_key: MetadataKey = "metadata",
+    json: Json = False,
+) -> None:
+    """List everything that is wrong with a dataset, and what is allowed and rarely meant; exit code 1 if a row cannot be used."""
+    from activities.datasets.base import Problem
+    from activities.datasets.formats import check_rows
+    from activities.datasets.lints import lint_config, lint_rows
+    from cli.console import print_json, say
+    from ratchet.config_sources import load_config
+
+    problems: list[str] = []
+    good, longest = 0, 0
+
+    def rows() -> "Any":
+        nonlocal good, longest
+        for row in check_rows(_dataset(dataset, input_key, label_key, metadata_key)):
+            if isinstance(row, Problem):
+                problems.append(str(row))
+            else:
+                good += 1
+                longest = max(longest, len(row["spec"]["problem_statement"]))
+                yield row
+
+    lints = lint_rows(rows())
+    if config is not None:
+        lints += lint_config(load_config(config), longest_statement=longest)
+    if json:
+        print_json({"rows": good, "problems": problems, "lints": lints})
+    else:
+        for text in problems:
+            print(text)
+        for text in lints:
+            print(f"note: {text}")
+        say(f"{good} good rows, {len(problems)} that cannot be used, {len(lints)} notes")
+    raise typer.Exit(1 if problems or not good else 0)
+
+
+@app.command(name="import")
+def import_(
+    dataset: Dataset,
+    input_key: InputKey = "prompt",
+    label_key: LabelKey = "label",
+    metadata_key: MetadataKey = "metadata",
+    json: Json = False,
+) -> None:
+    """Import a dataset; rows that are there already are left alone."""
+    from activities.dataset_import import import_dataset
+    from activities.datasets.formats import dataset_digest
+    from cli.console import print_json, say
+    from cli.store_access import query
+
+    named = _dataset(dataset, input_key, label_key, metadata_key)
+    digest = dataset_digest(named)
+    added = query(lambda connection: import_dataset(connection, named, digest))
+    if json:
+        print_json({"dataset": named.path, "digest": digest, "new": added})
+    else:
+        say(f"{named.path}: {added} new tasks (digest {digest[:12]})")
+
+
+@app.command(name="list")
+def list_(
+    dataset: Annotated[Path | None, typer.Argument(help="Its tasks; without it, the datasets.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows at most.")] = 200,
+    json: Json = False,
+) -> None:
+    """List datasets, or the tasks of one with what admission found."""
+    from cli.console import print_json, print_table
+    from cli.store_access import query
+    from ratchet.store import tasks
+
+    if dataset is None:
+        found = query(tasks.datasets)
+        if json:
+            print_json(found)
+            return
+        rows = [
+            [row["dataset"], row["dataset_digest"][:12], *(str(row[n]) for n in ("rows", "admitted", "quarantined"))]
+            for row in found
+        ]
+        print_table("datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
+        return
+    path = str(dataset.resolve())
+    found = query(lambda connection: tasks.listed(connection, path, limit))
+    if json:
+        print_json(found)
+        return
+    words = {None: "not examined", True: "admitted", False: "quarantined"}
+    rows = [[str(row["id"]), row["label"], row["grader"], words[row["admitted"]], row["reason"] or ""] for row in found]
+    print_table(path, ["id", "label", "grader", "admission", "reason"], rows)
+
+
+@app.command()
+def show(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Json = False) -> None:
+    """Show one task: its row, and every admission with its evidence."""
+    from rich.console import Console
+
+    from cli.console import print_json, print_table
+    from cli.store_access import query
+    from ratchet.errors import ConfigError
+    from ratchet.store import tasks
+
+    found = query(lambda connection: tasks.shown(connection, task))
+    if found is None:
+        raise ConfigError(f"task {task} does not exist; `ratchet tasks list` lists them")
+    if json:
+        print_json(found)
+        return
+    console = Console()
+    console.print(
+        f"[bold]{found['label']}[/]  {found['grader']}  image {found['image']}  in {found['workdir']}  ({found['dataset']})"
+    )
+    console.print(found["spec"]["problem_statement"], markup=False, highlight=False)
+    rows = [
+        [f"{one['grader']} {one['grader_version']}", "admitted" if one["admitted"] else "quarantined", trial["patch"],
+         "solved" if trial["solved"] else trial["error"] or "not solved", f"{trial['seconds']:.1f}", trial["reason"]]
+        for one in found["admissions"] for trial in one["evidence"]
+    ]  # fmt: skip
+    print_table("admissions", ["grader", "result", "patch", "verdict", "seconds", "reason"], rows)
+
+
+@app.command()
+def admit(
+    dataset: Dataset,
+    repeats: Annotated[int, typer.Option(min=1, help="Grades of either patch.")] = 3,
+    only: Annotated[list[str], typer.Option("--only", help="A label; may be given often. Default: all.")] = [],  # noqa: B006
+    limit: Annotated[int | None, typer.Option(help="The first rows only.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also what the present graders have examined.")] = False,
+    window: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 2,
+    eval_seconds: Annotated[float, typer.Option(help="Time limit of the tests.")] = 600,
+    input_key: InputKey = "prompt",
+    label_key: LabelKey = "label",
+    metadata_key: MetadataKey = "metadata",
+    json: Json = False,
+) -> None:
+    """Examine tasks: the gold patch must pass and the empty one fail, every time. Needs a running stack (`ratchet up`)."""
+    import asyncio
+
+    from cli.console import print_json, say
+    from ratchet.grading_payloads import AdmitInput
+
+    named = _dataset(dataset, input_key, label_key, metadata_key)
+    columns = {"input_key": input_key, "label_key": label_key, "metadata_key": metadata_key}
+    wanted = AdmitInput(
+        dataset=named.path,
+        **columns,
+        repeats=repeats,
+        labels=only,
+        limit=limit,
+        again=again,
+        window=window,
+        eval_seconds=eval_seconds,
+    )
+    result = asyncio.run(_admit(wanted))
+    if json:
+        print_json(result.model_dump())
+    else:
+        say(f"{result.admitted} admitted, {result.quarantined} quarantined; `ratchet tasks list {dataset}` says why")
+
+
+async def _admit(wanted: "AdmitInput") -> "AdmitResult":
+    from uuid import uuid4
+
+    from cli.workflow_client import run_workflow
+    from ratchet.grading_payloads import AdmitResult
+
+    name = Path(wanted.dataset).stem
+    return await run_workflow("AdmitTasks", wanted, f"admit/{name}-{uuid4().hex[:6]}", AdmitResult)
+
+
+@app.command()
+def build(
+    recipes: Annotated[Path, typer.Argument(help="A recipe, or a folder of them.")] = Path("datasets/packages"),
+    out: Annotated[
+        Path | None, typer.Option(help="The dataset to write; default: tasks.jsonl beside the recipes.")
+    ] = None,
+    only: Annotated[list[str], typer.Option("--only", help="A label; may be given often. Default: all.")] = [],  # noqa: B006
+    image: Annotated[str, typer.Option(help="Image of the boxes.")] = "host",
+    python: Annotated[str, typer.Option(help="A Python with pytest in that image.")] = "/opt/ratchet/bin/python3",
+    json: Json = False,
+) -> None:
+    """Build tasks from recipes: fetch the packages' source archives, plant the bugs, write the rows."""
+    from activities.datasets.package_recipes import write_rows
+    from cli.console import print_json, say
+    from ratchet import paths
+
+    target = out or (recipes if recipes.is_dir() else recipes.parent) / "tasks.jsonl"
+    labels = write_rows(recipes, target, paths.cache(), image, python, frozenset(only))
+    if json:
+        print_json({"dataset": str(target.resolve()), "tasks": labels})
+    else:
+        say(f"{target}: {len(labels)} tasks; `ratchet tasks admit {target}` examines them")
+
+
+@app.command()
+def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]) -> None:
+    """Print the admissions of a dataset as markdown: a line a task, with what each patch got and how long the gold one took."""
+    from cli.store_access import query
+    from ratchet.errors import ConfigError
+    from ratchet.store import tasks
+
+    path = str(dataset.resolve())
+    found = query(lambda connection: tasks.admissions_of(connection, path))
+    if not found:
+        raise ConfigError(f"{dataset}: no admissions; `ratchet tasks admit {dataset}` examines its tasks")
+    admitted = sum(row["admitted"] for row in found)
+    print(f"{len(found)} tasks examined: {admitted} admitted, {len(found) - admitted} quarantined.\n")
+    print(
+        "| task | grader | gold solved | empty not solved | gold seconds | result |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for row in found:
+        gold, empty = ([trial for trial in row["evidence"] if trial["patch"] == kind] for kind in ("gold", "empty"))
+        counts = f"{sum(one['solved'] for one in gold)}/{len(gold)} | {sum(not one['solved'] and not one['error'] for one in empty)}/{len(empty)}"
+        seconds = f"{row['gold_seconds']:.1f}" if row["gold_seconds"] is not None else ""
+        print(
+            f"| {row['label']} | {row['grader']} {row['grader_version']} | {counts} | {seconds} | {row['reason'] or 'admitted'} |"
+        )
+
+
+@app.command()
+def rules(json: Json = False) -> None:
+    """Print the integrity rules."""
+    from activities.graders.integrity_rules import table
+    from cli.console import print_json, print_table
+
+    found = table()
+    if json:
+        print_json(found)
+    else:
+        print_table("integrity rules", list(found[0]), [list(row.values()) for row in found])

@@ -1,0 +1,169 @@
+"""`ratchet train`: starts or continues a run, shows how it goes, and prints what came out."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.up import DEFAULT_CONFIG
+
+
+def command(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
+    set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
+    new: Annotated[
+        bool, typer.Option("--new", help="Never continue an unfinished run; refused while one is open.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,
+    from_store: Annotated[
+        str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train: set up the stack, start or continue the run, watch it, print the curve and where to look.
+
+    Interrupting it leaves the run going; the same command watches it again.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from cli.console import print_json, say
+    from ratchet.config_sources import load_config
+    from stack.follow_run import collect, start_run, watch
+    from stack.parts import Stack
+    from stack.startup import bring_up
+
+    stack = Stack()
+    resolved = load_config(config, set)
+    bring_up(stack, resolved, say)
+    if from_store is not None:
+        _train_from_store(stack, resolved, config.stem, from_store, new, detach, json)
+        return
+    run_id = asyncio.run(start_run(stack, resolved, config.stem, new, say))
+    say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
+    if detach:
+        return
+    try:
+        cost = asyncio.run(watch(stack, run_id, say))
+    except KeyboardInterrupt:
+        say(
+            f"the run goes on without us; `ratchet train {config}` watches it again, `ratchet down` pauses it with everything else"
+        )
+        raise typer.Exit(130) from None
+    result = asyncio.run(collect(stack, run_id)) | {"cost": asdict(cost)}
+    if json:
+        print_json(result)
+    else:
+        _print(result, stack)
+    if result["state"] != "done":
+        raise typer.Exit(1)
+
+
+def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, json: bool) -> None:
+    import asyncio
+
+    from cli.console import print_json, say
+    from stack import train_from_store
+
+    run_id = asyncio.run(train_from_store.start(stack, config, name, source, new, say))
+    if detach:
+        return
+    try:
+        result = asyncio.run(train_from_store.follow(stack, run_id, say))
+    except KeyboardInterrupt:
+        say("the run goes on without us; the same command watches it again")
+        raise typer.Exit(130) from None
+    if json:
+        print_json(result)
+    else:
+        _print_steps(result)
+    if result["state"] != "done":
+        raise typer.Exit(1)
+
+
+def _print_steps(result: dict[str, Any]) -> None:
+    from cli.console import print_table
+
+    rows = [_step_row(step) for step in result["steps"] if step["metrics"]]
+    print_table(
+        f"run {result['run_id']}",
+        ["step", "reward", "rollouts", "tokens", "|Δ logprob|", "entropy", "grad norm", "seconds"],
+        rows,
+    )
+
+
+def _print(result: dict[str, Any], stack: Any) -> None:
+    from cli.console import print_table, say
+    from stack.curve import draw
+
+    _print_steps(result)
+    _print_cost(result["cost"])
+    summary = result["summary"]
+    if summary is None:
+        return
+    evaluations = [
+        [label, _with_interval(found), str(found["tasks"])] for label, found in summary["evaluations"].items()
+    ]
+    print_table("held-out solve rate (95% bootstrap interval over tasks)", ["evaluation", "rate", "tasks"], evaluations)
+    differences = [
+        [kind, _with_interval(found), str(int(found["tasks"]))] for kind, found in summary["differences"].items()
+    ]
+    print_table("after - before, paired by task", ["", "difference", "tasks"], differences)
+    families = [
+        [
+            family,
+            *(
+                f"{summary['families'][kind][family][when]:.2f}"
+                for kind in summary["families"]
+                for when in ("start", "end")
+            ),
+        ]
+        for family in next(iter(summary["families"].values()), {})
+    ]
+    print_table(
+        "per family",
+        ["family", *(f"{kind} {when}" for kind in summary["families"] for when in ("before", "after"))],
+        families,
+    )
+    picture = stack.home / "curves" / f"{result['run_id']}.png"
+    picture.parent.mkdir(exist_ok=True)
+    curve = [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
+    draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
+    say(f"picture: {picture}")
+    say(
+        f"every rollout: `ratchet rollouts --run {result['run_id']}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}"
+    )
+
+
+def _print_cost(cost: dict[str, Any]) -> None:
+    from cli.console import print_table
+
+    if not cost["num_rollouts"]:
+        return
+    used = sorted(cost["cpu_seconds"].items(), key=lambda item: -item[1])
+    rows = [[part, f"{seconds / cost['num_rollouts']:.3f}"] for part, seconds in used]
+    rows.append(["all", f"{sum(cost['cpu_seconds'].values()) / cost['num_rollouts']:.3f}"])
+    rate = cost["num_rollouts"] * 60 / cost["seconds"]
+    print_table(
+        f"CPU seconds a rollout, of {cost['num_rollouts']} seen to end in {cost['seconds']:.0f} s ({rate:.0f} a minute)",
+        ["part", ""],
+        rows,
+    )
+
+
+def _with_interval(found: dict[str, float]) -> str:
+    return f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def _step_row(step: dict[str, Any]) -> list[str]:
+    metrics = step["metrics"]
+    return [
+        str(step["step"]),
+        f"{metrics['reward_mean']:.3f}",
+        f"{metrics['rollouts']:.0f}",
+        f"{metrics['trained_tokens']:.0f}",
+        f"{metrics['mismatch_abs']:.4f}",
+        f"{metrics['entropy']:.3f}",
+        f"{metrics['grad_norm']:.2f}",
+        f"{metrics['step_seconds']:.1f}",
+    ]

@@ -1,0 +1,33 @@
+"""Starts a workflow of a running stack and waits for it.
+
+Why here: commands that are one workflow say the same when the stack is down or the workflow fails.
+Called by: `ratchet tasks admit` and `ratchet regrade`.
+"""
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+T = TypeVar("T", bound=BaseModel)
+
+
+async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_type: type[T]) -> T:
+    """Raises ConfigError with the root cause of a failure, MachineError where Temporal does not answer."""
+    from temporalio.client import WorkflowFailureError
+
+    from cli.console import say
+    from ratchet.errors import ConfigError
+    from ratchet.temporal_client import root_cause
+    from ratchet.temporal_settings import load_temporal_settings
+    from stack.parts import Stack
+    from stack.startup import connect
+
+    client = await connect(Stack(), load_temporal_settings())
+    say(f"workflow {workflow_id}")
+    try:
+        result: T = await client.execute_workflow(
+            name, argument, id=workflow_id, task_queue="control", result_type=result_type
+        )
+    except WorkflowFailureError as error:
+        raise ConfigError(f"{name} failed: {root_cause(error)}") from None
+    return result

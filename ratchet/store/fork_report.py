@@ -1,0 +1,121 @@
+"""What became of a run's token streams: forks by cause, chains per rollout, context per trained token, and what looks wrong in it.
+
+Why here: drift multiplies samples in silence; whoever trains has to see it before the bill does.
+Called by: `ratchet forks`, and with every step that is planned, for the run's metrics and the worker's log.
+"""
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import BatchItem, Chain, Rollout, Turn
+from ratchet.types import ForkCause, TurnState
+
+DRIFT_SHARE = 0.02
+"""Of all turns: more drift than this means that something re-tokenises what was sampled."""
+SPARE_CHAINS = 3
+"""Chains beyond those that sub-agents and compactions explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forks:
+    """`causes`: turns by cause, `none` for those that extend their lane."""
+
+    run_id: str
+    num_turns: int
+    causes: dict[str, int]
+    kinds: dict[str, int]
+    num_rollouts: int
+    mean_chains: float
+    most_chains: int
+    num_trained_tokens: int
+    context_per_trained_token: float
+    alarms: list[str] = field(default_factory=list)
+
+    def numbers(self) -> dict[str, float]:
+        """By the names under which a run's metrics have them."""
+        return {
+            "fork_drift_share": self.causes.get(ForkCause.DRIFT, 0) / max(self.num_turns, 1),
+            "fork_chains_mean": self.mean_chains,
+            "fork_chains_most": float(self.most_chains),
+            "fork_context_per_trained_token": self.context_per_trained_token,
+            "fork_alarms": float(len(self.alarms)),
+        }
+
+
+async def of_run(connection: AsyncConnection, run_id: str, step: int | None = None) -> Forks:
+    """Three queries; over the whole run, or over the groups that one step has consumed. Turns of superseded attempts count as well:
+    they were forks just the same."""
+    counted_rollouts = Rollout.run_id == run_id
+    if step is not None:
+        consumed = select(BatchItem.group_id).where(BatchItem.run_id == run_id, BatchItem.step == step)
+        counted_rollouts &= Rollout.group_id.in_(consumed)
+    mine = counted_rollouts & (Turn.state == TurnState.COMPLETED)
+    counted = select(Turn.fork_cause, Turn.kind, func.count().label("number")).join(
+        Rollout, Rollout.id == Turn.rollout_id
+    )
+    causes: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    for row in await connection.execute(counted.where(mine).group_by(Turn.fork_cause, Turn.kind)):
+        causes[row.fork_cause or "none"] = causes.get(row.fork_cause or "none", 0) + row.number
+        kinds[row.kind] = kinds.get(row.kind, 0) + row.number
+    rollouts = await _chains(connection, counted_rollouts)
+    trained = sum(trained for _, _, _, trained in rollouts)
+    tokens = select(func.coalesce(func.sum(Chain.num_tokens), 0)).join(Rollout, Rollout.id == Chain.rollout_id)
+    total = int((await connection.execute(tokens.where(counted_rollouts, Chain.num_trained > 0))).scalar_one())
+    chains = [number for _, number, _, _ in rollouts]
+    return Forks(
+        run_id=run_id,
+        num_turns=sum(causes.values()),
+        causes=dict(sorted(causes.items(), key=lambda one: -one[1])),
+        kinds=kinds,
+        num_rollouts=len(rollouts),
+        mean_chains=sum(chains) / len(chains) if chains else 0.0,
+        most_chains=max(chains, default=0),
+        num_trained_tokens=trained,
+        context_per_trained_token=(total - trained) / trained if trained else 0.0,
+        alarms=_alarms(
+            causes, [(rollout_id, number) for rollout_id, number, explained, _ in rollouts if number > explained]
+        ),
+    )
+
+
+async def _chains(
+    connection: AsyncConnection, counted_rollouts: ColumnElement[bool]
+) -> list[tuple[int, int, int, int]]:
+    """Per ended rollout (id, K, most K that its sub-agents and compactions explain, trained tokens)."""
+    explaining = func.count(Turn.id).filter(Turn.fork_cause.in_([ForkCause.SUB_AGENT, ForkCause.COMPACTION]))
+    statement = (
+        select(
+            Rollout.id,
+            Rollout.num_chains,
+            (explaining + 1 + SPARE_CHAINS).label("explained"),
+            Rollout.num_trained_tokens,
+        )
+        .outerjoin(
+            Turn,
+            (Turn.rollout_id == Rollout.id) & (Turn.attempt == Rollout.attempt) & (Turn.state == TurnState.COMPLETED),
+        )
+        .where(counted_rollouts, Rollout.outcome.is_not(None))
+        .group_by(Rollout.id)
+        .order_by(Rollout.id)
+    )
+    return [
+        (row.id, row.num_chains, row.explained, row.num_trained_tokens) for row in await connection.execute(statement)
+    ]
+
+
+def _alarms(causes: dict[str, int], strange: list[tuple[int, int]]) -> list[str]:
+    alarms = []
+    turns, drifted = sum(causes.values()), causes.get(ForkCause.DRIFT, 0)
+    if turns and drifted / turns > DRIFT_SHARE:
+        alarms.append(
+            f"{drifted} of {turns} turns drifted: equal messages came back in other tokens; compare request and answer of one of them"
+        )
+    if strange:
+        named = ", ".join(f"{rollout_id} (K={number})" for rollout_id, number in strange[:5])
+        alarms.append(
+            f"{len(strange)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain: {named}"
+        )
+    return alarms

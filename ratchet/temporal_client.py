@@ -1,0 +1,131 @@
+"""The connection to Temporal and what must be there before anything runs: namespace retention, search attributes, the schedule.
+
+Why here: an unknown search attribute fails a workflow task for ever, so workers check before they poll.
+Called by: the worker, the CLI and `stack`.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.errors import MachineError
+from ratchet.payloads import SweepInput
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import SEARCH_ATTRIBUTES
+
+GRACEFUL_SHUTDOWN = timedelta(seconds=5)
+SWEEP_SCHEDULE = "sweep"
+
+
+async def connect(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
+    """TEMPORAL_* variables (temporalio.envconfig) rule over temporal.yaml. Raises MachineError with the address."""
+    arguments = dict(ClientConfig.load_client_connect_config())
+    arguments.setdefault("target_host", settings.address)
+    arguments.setdefault("namespace", settings.namespace)
+    deadline = asyncio.get_running_loop().time() + wait_seconds
+    while True:
+        try:
+            return await Client.connect(data_converter=pydantic_data_converter, **arguments)  # type: ignore[arg-type]
+        except (RuntimeError, RPCError) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise MachineError(
+                    f"Temporal at {arguments['target_host']} does not answer ({str(error)[:120]}); start it with `ratchet up`, or set TEMPORAL_ADDRESS"
+                ) from error
+        await asyncio.sleep(0.5)
+
+
+def root_cause(error: BaseException) -> str:
+    """The sentence at the bottom of a workflow's failure."""
+    inner = error
+    while (below := getattr(inner, "cause", None)) is not None:
+        inner = below
+    return str(getattr(inner, "message", None) or inner)
+
+
+async def register(client: Client, settings: TemporalSettings) -> None:
+    """Retention, search attributes and the sweep's schedule; each is idempotent."""
+    retention = Duration(seconds=settings.retention_days * 86400)
+    config = NamespaceConfig(workflow_execution_retention_ttl=retention)
+    await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=config))
+    known = await _search_attributes(client)
+    missing = {
+        name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if name not in known
+    }
+    if missing:
+        request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        try:
+            await client.operator_service.add_search_attributes(request)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.ALREADY_EXISTS:
+                raise
+    while set(SEARCH_ATTRIBUTES) - await _search_attributes(client):
+        await asyncio.sleep(0.2)
+    await _schedule_sweep(client, settings)
+
+
+async def _search_attributes(client: Client) -> set[str]:
+    reply = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    return set(reply.custom_attributes)
+
+
+async def require_search_attributes(client: Client, wait_seconds: float = 60) -> None:
+    """Raises MachineError naming what is missing."""
+    deadline = asyncio.get_running_loop().time() + wait_seconds
+    while missing := set(SEARCH_ATTRIBUTES) - await _search_attributes(client):
+        if asyncio.get_running_loop().time() > deadline:
+            names = ", ".join(f"{name} ({SEARCH_ATTRIBUTES[name]})" for name in sorted(missing))
+            raise MachineError(
+                f"namespace {client.namespace} lacks the search attributes {names}; `ratchet up` registers them"
+            )
+        await asyncio.sleep(0.5)
+
+
+async def _schedule_sweep(client: Client, settings: TemporalSettings) -> None:
+    schedule = Schedule(
+        action=ScheduleActionStartWorkflow("Sweep", SweepInput(), id="sweep", task_queue="control"),
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(seconds=settings.sweep.interval))]),
+        policy=SchedulePolicy(
+            overlap=ScheduleOverlapPolicy.SKIP, catchup_window=timedelta(seconds=settings.sweep.catchup_window)
+        ),
+    )
+    try:
+        await client.create_schedule(SWEEP_SCHEDULE, schedule)
+    except ScheduleAlreadyRunningError:
+        await client.get_schedule_handle(SWEEP_SCHEDULE).update(lambda known: _with_numbers_of(known, schedule))
+
+
+def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUpdate | None:
+    """What temporal.yaml says now; whether it is paused, and anything else, is the user's."""
+    found = known.description.schedule
+    if _numbers(found) == _numbers(wanted):
+        return None
+    return ScheduleUpdate(replace(found, spec=wanted.spec, policy=wanted.policy))
+
+
+def _numbers(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
+    return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window

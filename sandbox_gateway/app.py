@@ -1,0 +1,166 @@
+"""The gateway as an ASGI app: one origin for the control plane and for every box.
+
+Why here: which of the two a request means is decided by headers, before any path is looked at.
+Called by: `serve.py`; tests may run it under any ASGI server. `create_app` has no side effects before startup.
+"""
+
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sandbox_gateway.box_fleet import Fleet
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.control_plane import ControlPlane
+from sandbox_gateway.envd import serve_rpc
+from sandbox_gateway.files import serve_files
+from sandbox_gateway.fork_client import ForkServer
+from sandbox_gateway.images import Catalogue
+from sandbox_gateway.port_proxy import serve_port
+from sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.signed_urls import is_signed, signed_box
+from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError
+
+ENVD_PORT = "49983"
+
+
+def create_app(
+    settings: GatewaySettings, catalogue: Catalogue, start_fork_server: Callable[[], ForkServer]
+) -> Starlette:
+    fleet = Fleet(settings, catalogue, start_fork_server)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        await fleet.start()
+        try:
+            yield
+        finally:
+            await fleet.stop()
+
+    return Starlette(
+        routes=[Route("/health", _health), *ControlPlane(fleet, settings).routes()],
+        middleware=[Middleware(BoxDispatch, fleet=fleet), Middleware(ApiKey, api_key=settings.api_key)],
+        exception_handlers={
+            RefusalError: _on_refusal,
+            BoxFaultError: _on_fault,
+            BoxNotFoundError: _on_gone,
+            HTTPException: _on_http,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _health(_request: Request) -> Response:
+    return Response(status_code=204)
+
+
+class BoxDispatch:
+    """Takes the requests that are meant for a box; the rest goes on to the control plane."""
+
+    def __init__(self, app: ASGIApp, fleet: Fleet) -> None:
+        self._app, self._fleet = app, fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        target = _box_and_port(request)
+        if target is None and not is_signed(request):
+            await self._app(scope, receive, send)
+            return
+        try:
+            response = await self._serve_signed(request) if target is None else await self._serve(request, *target)
+        except RefusalError as error:
+            response = await _on_refusal(request, error)
+        except BoxFaultError as error:
+            response = await _on_fault(request, error)
+        except BoxNotFoundError as error:
+            response = await _on_gone(request, error)
+        await response(scope, receive, send)
+
+    async def _serve(self, request: Request, box_id: str, port: str) -> Response:
+        box = self._fleet.get(box_id)
+        if box.record.state != "running":
+            raise BoxNotFoundError(box_id)
+        if port != ENVD_PORT:
+            return await serve_port(request, box, port)
+        path = request.url.path
+        if path == "/health":
+            return Response(status_code=204)
+        if is_signed(request) and "x-access-token" not in request.headers:
+            return await serve_files(request, signed_box(request, [box]))
+        if not _same(request.headers.get("x-access-token", ""), box.record.token):
+            raise RefusalError(401, "unauthorized access, please provide a valid access token")
+        if path == "/files":
+            return await serve_files(request, box)
+        service, _, method = path.strip("/").partition("/")
+        if request.method != "POST" or not method:
+            raise RefusalError(404, f"{request.method} {path[:200]} is not known")
+        return await serve_rpc(request, box, service, method)
+
+    async def _serve_signed(self, request: Request) -> Response:
+        box = signed_box(request, self._fleet.all())
+        if box.record.state != "running":
+            raise BoxNotFoundError(box.id)
+        return await serve_files(request, self._fleet.get(box.id))
+
+
+class ApiKey:
+    """Every control-plane call but `/health` needs the key."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app, self._api_key = app, api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/health":
+            request = Request(scope, receive)
+            if not _same(request.headers.get("x-api-key", ""), self._api_key):
+                await _refused(401, "Invalid API key")(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _box_and_port(request: Request) -> tuple[str, str] | None:
+    """From `E2b-Sandbox-Id`, or from a host name `<port>-<id>.<domain>`; None means the control plane."""
+    box_id = request.headers.get("e2b-sandbox-id")
+    if box_id is not None:
+        return box_id, request.headers.get("e2b-sandbox-port", ENVD_PORT)
+    port, dash, rest = request.headers.get("host", "").partition(".")[0].partition("-")
+    return (rest, port) if dash and port.isdigit() else None
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _refused(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"code": status, "message": message}, status)
+
+
+async def _on_refusal(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusalError)
+    return JSONResponse({"code": error.status, "message": error.message}, error.status, headers=error.headers)
+
+
+async def _on_fault(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, BoxFaultError)
+    return _refused(HTTP_STATUS_OF_CODE.get(error.code, 500), error.message)
+
+
+async def _on_gone(_request: Request, error: Exception) -> Response:
+    """502 with these words is how the SDK learns that a box is gone."""
+    assert isinstance(error, BoxNotFoundError)
+    return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
+
+
+async def _on_http(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"code": error.status_code, "message": error.detail}, error.status_code, headers=error.headers)

@@ -1,0 +1,165 @@
+"""The gateway's view of one box: its record on disk, and calls to its boxd.
+
+Why here: nothing about a box may live in memory only, since the gateway can be killed at any moment.
+Called by: `fleet.py` owns boxes; the envd routes call them.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sandbox_gateway.boxd.protocol import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, Message, encode
+from sandbox_gateway.wire_errors import BoxNotFoundError
+
+RECORD_FILE = "box.json"
+_MAX_FDS = 4
+_CALL_SECONDS = 60.0
+
+
+class BoxRecord(BaseModel):
+    """box.json. `spec` is boxd's part and never changes; the rest is the gateway's."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    template: str
+    token: str
+    slot: int
+    metadata: dict[str, str]
+    idempotency_key: str | None
+    started_at: float
+    deadline: float
+    state: Literal["running", "paused"] = "running"
+    memory_bytes: int
+    spec: dict[str, Any]
+
+
+class Stream:
+    """A kept control connection: the process's pid, its spool file, and news of its size and end."""
+
+    def __init__(self, connection: socket.socket, head: Message, spool: int) -> None:
+        self._socket, self._buffer = connection, bytearray()
+        self.pid, self.size, self.end, self.spool = int(head["pid"]), int(head["size"]), head["end"], spool
+
+    async def wait_for_news(self, timeout_seconds: float) -> None:
+        """Updates `size` and `end`. Raises TimeoutError, or ConnectionError once boxd is gone."""
+        async with asyncio.timeout(timeout_seconds):
+            while b"\n" not in self._buffer:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, 65_536)
+                if not data:
+                    raise ConnectionError("boxd closed the stream")
+                self._buffer += data
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer = bytearray(rest)
+        for line in lines:
+            news = json.loads(line)
+            self.size, self.end = max(self.size, news["size"]), news["end"] or self.end
+
+    def close(self) -> None:
+        self._socket.close()
+        os.close(self.spool)
+
+
+class Box:
+    def __init__(self, directory: Path, record: BoxRecord) -> None:
+        self.directory, self.record = directory, record
+        # Socket paths are limited to 108 bytes; through an fd of the directory they are always short.
+        self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.boxd_fd: int | None = None
+        """pidfd of boxd, set once it runs."""
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    def save(self, record: BoxRecord) -> None:
+        """Replaces the record, on disk first."""
+        temporary = self.directory / f"{RECORD_FILE}.new"
+        temporary.write_text(record.model_dump_json())
+        temporary.replace(self.directory / RECORD_FILE)
+        self.record = record
+
+    def close(self) -> None:
+        for fd in (self._directory_fd, self.boxd_fd):
+            if fd is not None:
+                os.close(fd)
+        self._directory_fd, self.boxd_fd = -1, None
+
+    async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> Message:
+        """One request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError when nobody answers."""
+        connection, reply, _fds = await self._call(CONTROL_SOCKET, message, timeout_seconds)
+        connection.close()
+        return reply
+
+    async def files(self, **message: object) -> tuple[Message, list[int]]:
+        """One request to the box's file helper; the caller closes the fds."""
+        connection, reply, fds = await self._call(FILES_SOCKET, message, _CALL_SECONDS)
+        connection.close()
+        return reply, fds
+
+    async def dial(self, port: int) -> socket.socket:
+        """A connection to a port inside the box. Raises BoxFaultError where it is not open."""
+        connection, _reply, (fd,) = await self._call(CONTROL_SOCKET, {"op": "dial", "port": port}, _CALL_SECONDS)
+        connection.close()
+        dialled = socket.socket(fileno=fd)
+        dialled.setblocking(False)
+        return dialled
+
+    async def follow(self, **message: object) -> Stream:
+        """A `start` or `attach` request; the caller closes the stream."""
+        connection, reply, fds = await self._call(CONTROL_SOCKET, message, _CALL_SECONDS)
+        return Stream(connection, reply, fds[0])
+
+    async def _call(
+        self, socket_name: str, message: Message, timeout_seconds: float
+    ) -> tuple[socket.socket, Message, list[int]]:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(connection, f"/proc/self/fd/{self._directory_fd}/{socket_name}")
+                await loop.sock_sendall(connection, encode(message))
+                reply, fds = await _receive(connection)
+            if "fault" in reply:
+                raise BoxFaultError(*reply["fault"])
+            return connection, reply, fds
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, TimeoutError):
+                raise BoxFaultError("unavailable", "the box does not answer") from error
+            if isinstance(error, (ConnectionError, FileNotFoundError)):
+                raise BoxNotFoundError(self.id) from error
+            raise
+
+
+async def _receive(connection: socket.socket) -> tuple[Message, list[int]]:
+    """The first line that arrives, and the fds beside it."""
+    buffer, fds = bytearray(), list[int]()
+    while b"\n" not in buffer:
+        await _readable(connection)
+        data, received, _flags, _address = socket.recv_fds(connection, 1 << 20, _MAX_FDS)
+        fds += received
+        if not data:
+            for fd in fds:
+                os.close(fd)
+            raise ConnectionError("boxd closed the connection")
+        buffer += data
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return json.loads(buffer), fds
+
+
+def _readable(connection: socket.socket) -> Awaitable[None]:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    fd = connection.fileno()
+    loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
+    ready.add_done_callback(lambda _: loop.remove_reader(fd))
+    return ready

@@ -1,0 +1,308 @@
+"""All boxes of one gateway: create, adopt, expire, kill.
+
+Why here: the only place that knows which boxes exist; capacity, slots and idempotency keys are counted from it.
+Called by: the routes of `control_plane.py` and `envd.py`; `app.py` starts and stops it.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import secrets
+import shutil
+import signal
+import string
+import time
+import zlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from sandbox_gateway import disk_template
+from sandbox_gateway.box_client import RECORD_FILE, Box, BoxRecord
+from sandbox_gateway.boxd import cgroups
+from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
+from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
+from sandbox_gateway.fork_client import ForkServer
+from sandbox_gateway.images import Catalogue
+from sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
+
+_ID = re.compile(r"i[a-z0-9]{20}")
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+_FIRST_UID, _NUM_SLOTS = 1 << 30, 8192
+_GRACE_SECONDS = 2.0
+_DESTROY_SECONDS = 10.0
+_ADOPT_SECONDS = 5.0
+_REAP_SECONDS = 0.5
+_RETRY_AFTER = {
+    "Retry-After": "5",
+    "Should-Retry": "false",
+}  # the caller's own policy retries, not the SDK behind its back
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    template: str
+    metadata: dict[str, str]
+    env: dict[str, str]
+    ttl_seconds: int
+    idempotency_key: str | None
+    network: bool = True
+    """False: not even the egress ports."""
+
+
+def _root_digest(root_directory: Path) -> int:
+    return zlib.crc32(os.fsencode(root_directory.resolve()))
+
+
+def cgroup_parent(root_directory: Path) -> str:
+    """The control group that all boxes of the gateway with this root directory live below."""
+    return f"ratchet-{_root_digest(root_directory):08x}"
+
+
+class Fleet:
+    def __init__(
+        self, settings: GatewaySettings, catalogue: Catalogue, start_fork_server: Callable[[], ForkServer]
+    ) -> None:
+        self._settings, self._catalogue, self._start_fork_server = settings, catalogue, start_fork_server
+        self._boxes_directory = settings.root_directory / "boxes"
+        self._trash = settings.root_directory / "trash"
+        root_digest = _root_digest(settings.root_directory)
+        # Two gateways on one machine should not share uid ranges: each starts at its own place in the circle.
+        self._first_slot = root_digest % _NUM_SLOTS
+        self._cgroup_parent = cgroup_parent(settings.root_directory)
+        self._has_cgroups, self._disk_template = False, ""
+        self._boxes: dict[str, Box] = {}
+        self._slots: set[int] = set()
+        self._creating: dict[str, asyncio.Task[Box]] = {}
+        self._boots = asyncio.Semaphore(settings.max_concurrent_boots)
+        self._background: set[asyncio.Task[None]] = set()
+        self._fork_server: ForkServer | None = None
+
+    async def start(self) -> None:
+        for directory in (self._boxes_directory, self._trash):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fork_server = self._start_fork_server()
+        self._has_cgroups = _prepare_cgroups(self._cgroup_parent)
+        self._disk_template = await asyncio.to_thread(_prepare_disk, self._settings)
+        await asyncio.gather(*(self._adopt(path) for path in self._boxes_directory.iterdir()))
+        for name in cgroups.children(self._cgroup_parent) - set(self._boxes):
+            await asyncio.to_thread(cgroups.end_leftover, f"{self._cgroup_parent}/{name}")
+        for leftover in self._trash.iterdir():
+            self._spawn(_remove_tree(leftover))
+        self._spawn(self._reap_expired())
+        _log.info("boxes_adopted", num_boxes=len(self._boxes))
+
+    async def stop(self) -> None:
+        """Leaves the boxes alone: the next gateway adopts them."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        for box in self._boxes.values():
+            self._unwatch(box)
+            box.close()
+        if self._fork_server is not None:
+            await asyncio.to_thread(self._fork_server.close)
+        cgroups.remove_parent(self._cgroup_parent)
+
+    def all(self) -> list[Box]:
+        return list(self._boxes.values())
+
+    def get(self, box_id: str) -> Box:
+        """A live box, running or paused. Raises BoxNotFoundError; an expired one is gone even before it is removed."""
+        box = self._boxes.get(box_id)
+        if box is None or clock() >= box.record.deadline:
+            raise BoxNotFoundError(box_id)
+        return box
+
+    async def create(self, request: CreateRequest) -> Box:
+        """A booted box. The same idempotency key gives the same box while it lives, also after a restart.
+
+        Raises RefusalError: 404 unknown image, 503 no room.
+        """
+        key = request.idempotency_key
+        if key is not None:
+            for box in self._boxes.values():
+                if box.record.idempotency_key == key and clock() < box.record.deadline:
+                    return box
+            if key in self._creating:
+                return await asyncio.shield(self._creating[key])
+        task = asyncio.create_task(self._create(request))
+        if key is not None:
+            self._creating[key] = task
+            task.add_done_callback(lambda _: self._creating.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def kill(self, box: Box) -> None:
+        """Returns when the box's processes are gone; its files are removed behind the answer."""
+        if self._boxes.get(box.id) is not box:
+            return
+        del self._boxes[box.id]
+        self._unwatch(box)
+        await self._end(box, box.boxd_fd)
+        self._discard(box)
+
+    async def set_deadline(self, box: Box, deadline: float) -> None:
+        await box.control(op="deadline", deadline=deadline)
+        box.save(box.record.model_copy(update={"deadline": deadline}))
+
+    async def set_paused(self, box: Box, paused: bool) -> None:
+        await box.control(op="freeze", frozen=paused)
+        box.save(box.record.model_copy(update={"state": "paused" if paused else "running"}))
+
+    async def _create(self, request: CreateRequest) -> Box:
+        plan = self._catalogue.plan(request.template)
+        slot = self._take_slot()
+        box_id = "i" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+        settings = self._settings
+        spec = BoxSpec(
+            box_id=box_id,
+            uid_base=_FIRST_UID + (self._first_slot + slot) % _NUM_SLOTS * IDS_PER_BOX,
+            cgroup=f"{self._cgroup_parent}/{box_id}" if self._has_cgroups else "",
+            memory_bytes=settings.memory_bytes,
+            max_processes=settings.max_processes,
+            egress_ports=list(settings.egress_ports) if request.network else [],
+            deadline=clock() + request.ttl_seconds,
+            grace_seconds=_GRACE_SECONDS,
+            default_user=plan.default_user,
+            workdir=plan.workdir,
+            env={**plan.env, **request.env},
+            binds=plan.binds,
+            links=plan.links,
+            owned_directories=plan.owned_directories,
+            lower=plan.lower,
+            disk_template=self._disk_template,
+            disk_bytes=(settings.disk_bytes or 0) if self._disk_template else 0,
+            extra_path=self._catalogue.extra_path,
+        )
+        record = BoxRecord(
+            id=box_id,
+            template=request.template,
+            token=secrets.token_urlsafe(24),
+            slot=slot,
+            metadata=request.metadata,
+            idempotency_key=request.idempotency_key,
+            started_at=time.time(),
+            deadline=spec.deadline,
+            memory_bytes=settings.memory_bytes,
+            spec=spec.to_json(),
+        )
+        return await self._boot(record)
+
+    def _take_slot(self) -> int:
+        if len(self._slots) >= self._settings.max_boxes:
+            raise RefusalError(503, f"all {self._settings.max_boxes} boxes of this gateway are taken", _RETRY_AFTER)
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+        return slot
+
+    async def _boot(self, record: BoxRecord) -> Box:
+        directory = self._boxes_directory / record.id
+        directory.mkdir(mode=0o700)
+        box = Box(directory, record)
+        try:
+            box.save(record)
+            assert self._fork_server is not None, "boxes are created after start"
+            async with self._boots:
+                boxd_pid = await self._fork_server.boot(directory)
+            self._take_in(box, boxd_pid)
+        except BaseException:
+            await asyncio.to_thread(cgroups.end_leftover, str(record.spec["cgroup"]))
+            self._discard(box)
+            raise
+        return box
+
+    async def _adopt(self, directory: Path) -> None:
+        """Takes in a box that outlived the last gateway; whatever does not answer is removed."""
+        box = None
+        try:
+            if not _ID.fullmatch(directory.name):
+                raise ValueError("not a box directory")
+            box = Box(directory, BoxRecord.model_validate_json((directory / RECORD_FILE).read_bytes()))
+            self._slots.add(box.record.slot)
+            answer = await box.control(timeout_seconds=_ADOPT_SECONDS, op="ping")
+            self._take_in(box, answer["pid"])
+        except (OSError, ValueError, BoxFaultError, BoxNotFoundError) as reason:
+            _log.info("leftover_removed", directory=directory.name, reason=str(reason))
+            if box is None:
+                directory.rename(self._trash / directory.name)
+            else:
+                await self._end(box, None)
+                self._discard(box)
+
+    def _take_in(self, box: Box, boxd_pid: int) -> None:
+        box.boxd_fd = os.pidfd_open(boxd_pid)
+        self._boxes[box.id] = box
+        asyncio.get_running_loop().add_reader(box.boxd_fd, lambda: self._spawn(self.kill(box)))
+
+    def _unwatch(self, box: Box) -> None:
+        if box.boxd_fd is not None:
+            asyncio.get_running_loop().remove_reader(box.boxd_fd)
+
+    async def _end(self, box: Box, boxd_fd: int | None) -> None:
+        try:
+            await box.control(timeout_seconds=_DESTROY_SECONDS, op="destroy")
+        except (BoxFaultError, BoxNotFoundError):
+            if boxd_fd is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(boxd_fd, signal.SIGKILL)
+            await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
+
+    def _discard(self, box: Box) -> None:
+        self._slots.discard(box.record.slot)
+        box.close()
+        doomed = self._trash / box.id
+        box.directory.rename(doomed)
+        self._spawn(_remove_tree(doomed))
+
+    async def _reap_expired(self) -> None:
+        while True:
+            await asyncio.sleep(_REAP_SECONDS)
+            now = clock()
+            for box in self.all():
+                if now >= box.record.deadline:
+                    _log.info("box_expired", box=box.id)
+                    self._spawn(self.kill(box))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _prepare_cgroups(parent: str) -> bool:
+    """False on a machine that refuses them: boxes run without limits then, and `probe` says so."""
+    try:
+        cgroups.prepare_parent(parent)
+    except OSError as error:
+        _log.warning("boxes_without_limits", reason=str(error))
+        return False
+    return cgroups.usable_version() != 0
+
+
+def _prepare_disk(settings: GatewaySettings) -> str:
+    """The template of the boxes' disks, empty where there is none; `probe` says why."""
+    if settings.disk_bytes is None or not disk_template.is_possible():
+        return ""
+    template = settings.root_directory / f"disk-{settings.disk_bytes}.ext4"
+    try:
+        if not template.exists():
+            disk_template.make_template(template, settings.disk_bytes)
+    except OSError as error:
+        _log.warning("boxes_without_disk_limit", reason=str(error))
+        return ""
+    return str(template.resolve())
+
+
+async def _remove_tree(path: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+def matches(box: Box, metadata: Mapping[str, str]) -> bool:
+    return all(box.record.metadata.get(name) == value for name, value in metadata.items())

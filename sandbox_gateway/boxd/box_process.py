@@ -1,0 +1,158 @@
+"""boxd, the process that owns one box: boots it, serves its sockets, ends it at its deadline.
+
+Why here: it lives outside the box and apart from the gateway, so boxes outlive the gateway and end without it.
+Called by: `fork_server.py`, in a freshly forked process whose cwd is the box's directory.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+
+from sandbox_gateway.boxd import namespaces
+from sandbox_gateway.boxd.cgroups import cgroup_at
+from sandbox_gateway.boxd.control_socket import Connection
+from sandbox_gateway.boxd.egress import open_egress
+from sandbox_gateway.boxd.file_helper import start_answer
+from sandbox_gateway.boxd.processes import ProcessTable
+from sandbox_gateway.boxd.protocol import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, BoxSpec, clock, report_exception
+from sandbox_gateway.boxd.rootfs import assemble
+
+_MAX_WAIT_SECONDS = 60.0
+_DIAL_SECONDS = 2.0
+_HOSTNAME = "box"
+
+
+class Supervisor:
+    """State of one booted box. Everything runs on one thread, one selector."""
+
+    def __init__(self, spec: BoxSpec, bubblewrap: str) -> None:
+        self._spec, self._deadline = spec, spec.deadline
+        self.frozen, self._ended = False, False
+        self._selector = selectors.DefaultSelector()
+        self._control = _listen(CONTROL_SOCKET)
+        self._files = _listen(FILES_SOCKET)
+        self._file_requests: set[int] = set()
+        user_ns = namespaces.make_user_namespace(spec.uid_base)
+        assemble(spec, user_ns)
+        self._cgroup = cgroup_at(spec.cgroup)
+        self._cgroup.create(spec.memory_bytes, spec.max_processes)
+        self._namespaces = namespaces.start(bubblewrap, _HOSTNAME, user_ns, self._cgroup, spec.memory_bytes // 4)
+        open_egress(spec.egress_ports, self._namespaces, self._selector)
+        self._namespaces.enter_pids()
+        self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
+
+    def run(self) -> None:
+        for listener, on_connect in ((self._control, self._on_connect), (self._files, self._on_file_request)):
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, on_connect)
+        self._selector.register(
+            os.pidfd_open(self._namespaces.bwrap_pid), selectors.EVENT_READ, lambda _events: self._end()
+        )
+        while True:
+            now = clock()
+            due = min(self._deadline + self._spec.grace_seconds, self.processes.next_deadline())
+            for key, events in self._selector.select(min(_MAX_WAIT_SECONDS, max(0.0, due - now))):
+                self._handle(key.data, events)
+            now = clock()
+            self.processes.enforce_deadlines(now)
+            if now >= self._deadline + self._spec.grace_seconds:
+                self._end()
+
+    def set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def freeze(self, frozen: bool) -> None:
+        if not self._cgroup.can_freeze:
+            raise BoxFaultError("failed_precondition", "this machine's control groups cannot freeze a box")
+        self._cgroup.freeze(frozen)
+        self.frozen = frozen
+
+    def dial(self, port: int) -> socket.socket:
+        """A connection to `port` on the box's own loopback. Raises BoxFaultError where nobody listens."""
+        self._namespaces.enter_network()
+        try:
+            connection = socket.socket()
+        finally:
+            self._namespaces.leave_network()
+        try:
+            connection.settimeout(_DIAL_SECONDS)
+            connection.connect(("127.0.0.1", port))
+        except OSError as error:
+            connection.close()
+            raise BoxFaultError("not_found", f"port {port} is not open: {error}") from error
+        return connection
+
+    def shut_down(self) -> None:
+        """Ends every process of the box and removes its control group; the directory is the gateway's."""
+        if self.frozen:
+            self.freeze(False)
+        # Not bwrap itself: it ends once pid 1 and with it every process of the box is buried, which is what we wait for.
+        for pid in (self._namespaces.init_pid, *self._file_requests):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.processes.wait_for_all()
+        for pid in (self._namespaces.bwrap_pid, *self._file_requests):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self._cgroup.remove()
+        self._ended = True
+
+    def _end(self) -> None:
+        if not self._ended:
+            self.shut_down()
+        os._exit(0)
+
+    def _handle(self, callback: Callable[[int], None], events: int) -> None:
+        """The box's last line of defence: one failing request must not end a box that an agent works in."""
+        try:
+            callback(events)
+        except Exception:
+            report_exception()
+
+    def _on_connect(self, _events: int) -> None:
+        connection, _ = self._control.accept()
+        Connection(self, connection, self._selector)
+
+    def _on_file_request(self, _events: int) -> None:
+        connection, _ = self._files.accept()
+        pid = start_answer(connection, self._namespaces)
+        ended = os.pidfd_open(pid)
+        self._file_requests.add(pid)
+
+        def bury(_events: int) -> None:
+            self._selector.unregister(ended)
+            os.close(ended)
+            os.waitpid(pid, 0)
+            self._file_requests.discard(pid)
+
+        self._selector.register(ended, selectors.EVENT_READ, bury)
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(128)
+    return listener
+
+
+def run_box(report: socket.socket, bubblewrap: str) -> None:
+    """Boots the box described by ./box.json, says so on `report`, and serves it until its end."""
+    try:
+        with open("box.json") as record:
+            spec = BoxSpec.from_json(json.load(record)["spec"])
+        supervisor = Supervisor(spec, bubblewrap)
+        gc.freeze()
+        report.sendall(json.dumps({"pid": os.getpid()}).encode())
+        report.close()
+        supervisor.run()
+    except BaseException as error:
+        report_exception()
+        with contextlib.suppress(OSError):
+            report.sendall(json.dumps({"error": str(error)}).encode())
+        raise

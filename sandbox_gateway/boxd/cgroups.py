@@ -1,0 +1,176 @@
+"""Memory and process limits, the freezer and the CPU account, on both generations of cgroups.
+
+Why here: which files to write differs between v1, hybrid and v2; nobody else has to know.
+Called by: `supervisor.py` for its box, `fleet.py` for leftovers, `probe.py` for the report, `stack.cpu_meter` for the account.
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+
+MOUNT = "/sys/fs/cgroup"
+_V1_CONTROLLERS = ("memory", "pids", "freezer", "cpuacct")
+_REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 100, 0.01
+
+
+@dataclass(slots=True)
+class Cgroup:
+    """One box's control groups; `directories` is empty where the machine has none we may write."""
+
+    directories: list[str]
+    version: int
+    _procs: list[int] = field(default_factory=list)
+
+    def create(self, memory_bytes: int, max_processes: int) -> None:
+        for directory in self.directories:
+            os.makedirs(directory, exist_ok=True)
+        if self.version == 2:
+            _write(f"{self.directories[0]}/memory.max", str(memory_bytes))
+            _write(f"{self.directories[0]}/pids.max", str(max_processes))
+        elif self.version == 1:
+            _write(f"{self._v1('memory')}/memory.limit_in_bytes", str(memory_bytes))
+            _write(f"{self._v1('pids')}/pids.max", str(max_processes))
+        self._procs = [
+            os.open(f"{directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for directory in self.directories
+        ]
+
+    def join(self) -> None:
+        """Moves the calling process in; its later children are born there."""
+        for fd in self._procs:
+            os.write(fd, b"0")
+
+    @property
+    def can_freeze(self) -> bool:
+        return bool(self.directories)
+
+    def freeze(self, frozen: bool) -> None:
+        if self.version == 2:
+            _write(f"{self.directories[0]}/cgroup.freeze", "1" if frozen else "0")
+        elif self.version == 1:
+            _write(f"{self._v1('freezer')}/freezer.state", "FROZEN" if frozen else "THAWED")
+
+    def remove(self) -> None:
+        """Takes the groups away; a group stays busy until the kernel has buried its last process."""
+        for directory in self.directories:
+            for _ in range(_REMOVE_TRIES):
+                try:
+                    os.rmdir(directory)
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(_REMOVE_PAUSE_SECONDS)
+
+    def process_ids(self) -> set[int]:
+        found: set[int] = set()
+        for directory in self.directories:
+            try:
+                found.update(int(line) for line in _read(f"{directory}/cgroup.procs").split())
+            except OSError:
+                continue
+        return found
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """(in use without page cache, page cache)."""
+        if self.version == 0:
+            return 0, 0
+        directory = self.directories[0]
+        names = ("memory.current", "file") if self.version == 2 else ("memory.usage_in_bytes", "cache")
+        try:
+            usage = int(_read(f"{directory}/{names[0]}"))
+            statistics = dict(line.split() for line in _read(f"{directory}/memory.stat").splitlines())
+        except (OSError, ValueError):
+            return 0, 0
+        cache = int(statistics.get(names[1], 0))
+        return max(0, usage - cache), cache
+
+    def _v1(self, controller: str) -> str:
+        return self.directories[_V1_CONTROLLERS.index(controller)]
+
+
+def cgroup_at(name: str) -> Cgroup:
+    """The control groups called `name` on this machine; nothing is created yet. An empty name means none."""
+    version = usable_version() if name else 0
+    if version == 2:
+        return Cgroup([f"{MOUNT}/{name}"], 2)
+    if version == 1:
+        return Cgroup([f"{MOUNT}/{controller}/{name}" for controller in _V1_CONTROLLERS], 1)
+    return Cgroup([], 0)
+
+
+def usable_version() -> int:
+    """2 or 1 where memory and pids can be limited, 0 where neither is writable."""
+    if os.path.exists(f"{MOUNT}/cgroup.controllers"):
+        available = set(_read(f"{MOUNT}/cgroup.controllers").split())
+        return 2 if {"memory", "pids"} <= available and _writable(MOUNT) else 0
+    return 1 if all(_writable(f"{MOUNT}/{controller}") for controller in _V1_CONTROLLERS) else 0
+
+
+def prepare_parent(name: str) -> None:
+    """Creates the gateway's own group and, on v2, hands memory and pids down to its boxes. Raises OSError where that is refused."""
+    version = usable_version()
+    if version == 2:
+        _write(f"{MOUNT}/cgroup.subtree_control", "+memory +pids")
+        os.makedirs(f"{MOUNT}/{name}", exist_ok=True)
+        _write(f"{MOUNT}/{name}/cgroup.subtree_control", "+memory +pids")
+    for directory in cgroup_at(name).directories:
+        os.makedirs(directory, exist_ok=True)
+
+
+def remove_parent(name: str) -> None:
+    """Takes the gateway's own group away once no box is left in it."""
+    for directory in cgroup_at(name).directories:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def children(parent: str) -> set[str]:
+    """Names of the groups below `parent` that exist under any controller."""
+    found: set[str] = set()
+    for directory in cgroup_at(parent).directories:
+        if os.path.isdir(directory):
+            found.update(entry.name for entry in os.scandir(directory) if entry.is_dir())
+    return found
+
+
+def used_cpu_seconds(parent: str) -> float:
+    """CPU seconds of all boxes below `parent` since it was created, ended ones too; 0 where there is no account."""
+    group = cgroup_at(parent)
+    with contextlib.suppress(OSError):
+        if group.version == 1:
+            return int(_read(f"{MOUNT}/cpuacct/{parent}/cpuacct.usage")) / 1e9
+        if group.version == 2:
+            (line,) = [
+                line for line in _read(f"{MOUNT}/{parent}/cpu.stat").splitlines() if line.startswith("usage_usec ")
+            ]
+            return int(line.split()[1]) / 1e6
+    return 0.0
+
+
+def end_leftover(name: str) -> None:
+    """Kills what still runs in the group `name` and removes it: the remains of a box whose boxd died."""
+    group = cgroup_at(name)
+    if group.can_freeze:
+        with contextlib.suppress(OSError):
+            group.freeze(False)
+    for process_id in group.process_ids():
+        try:
+            os.kill(process_id, 9)
+        except ProcessLookupError:
+            continue
+    group.remove()
+
+
+def _writable(directory: str) -> bool:
+    return os.path.isdir(directory) and os.access(directory, os.W_OK)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,221 @@
+"""Starts one command inside the box: fork, enter, become the user, exec.
+
+Why here: what happens between fork and exec runs with host root's rights and has to be short and in this order.
+Called by: `processes.py`.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import termios
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sandbox_gateway.boxd import linux_calls, seccomp
+from sandbox_gateway.boxd.cgroups import Cgroup
+from sandbox_gateway.boxd.namespaces import ALL_KINDS, Namespaces, become_box_root
+from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, Message
+from sandbox_gateway.boxd.users import BoxUser, find_user, resolve
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH_KEEPER = "RATCHET_PATH"
+"""A login shell resets PATH; the images' profile puts back what this variable holds."""
+_RESERVED_PROCESSES = 32
+_TERMINAL_SENT = b"t"
+_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD)
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    command: str
+    args: list[str]
+    env: dict[str, str]
+    cwd: str
+    user: str
+    wants_stdin: bool
+    tag: str
+    timeout_seconds: float
+    """0 means no limit."""
+    terminal: tuple[int, int] | None = None
+    """(rows, columns): a terminal takes the place of stdin, stdout and stderr."""
+
+    @classmethod
+    def from_message(cls, message: Message) -> "StartRequest":
+        return cls(
+            command=message["command"],
+            args=message["args"],
+            env=message["env"],
+            cwd=message["cwd"],
+            user=message["user"],
+            wants_stdin=message["wants_stdin"],
+            tag=message["tag"],
+            timeout_seconds=message["timeout_seconds"],
+            terminal=tuple(message["terminal"]) if message.get("terminal") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """`outputs`: fd to read → stream of the spool (1 stdout, 2 stderr, 3 terminal)."""
+
+    host_pid: int
+    box_pid: int
+    outputs: dict[int, int]
+    stdin: int | None
+    terminal: int | None = None
+
+
+def launch(request: StartRequest, spec: BoxSpec, namespaces: Namespaces, cgroup: Cgroup) -> Launched:
+    """Returns once the command has been exec'd. The caller has joined the box's pid namespace, so the child is born in it.
+
+    Raises BoxFaultError with the reason (unknown user, missing directory, no such program) otherwise.
+    """
+    ours, theirs = socket.socketpair()
+    pipes = _Pipes.none() if request.terminal else _Pipes.make(request.wants_stdin)
+    pid = os.fork()
+    if pid == 0:
+        _become(request, spec, namespaces, cgroup, pipes.theirs, theirs)
+    theirs.close()
+    pipes.close_theirs()
+    report, received, _flags, _address = socket.recv_fds(ours, 65_536, 1)
+    if report == _TERMINAL_SENT:
+        report = ours.recv(65_536)
+    ours.close()
+    if report:
+        os.waitpid(pid, 0)
+        pipes.close_ours()
+        for fd in received:
+            os.close(fd)
+        code, message = json.loads(report)
+        raise BoxFaultError(code, message)
+    box_pid = _pid_in_box(pid)
+    if received:
+        (terminal,) = received
+        os.set_inheritable(terminal, False)
+        return Launched(pid, box_pid, {terminal: 3}, os.dup(terminal), terminal)
+    return Launched(pid, box_pid, {pipes.out_read: 1, pipes.err_read: 2}, pipes.in_write)
+
+
+@dataclass(slots=True)
+class _Pipes:
+    """Of a command without a terminal; -1 and None stand for none."""
+
+    theirs: tuple[int, ...]
+    out_read: int
+    err_read: int
+    in_write: int | None
+
+    @classmethod
+    def none(cls) -> "_Pipes":
+        return cls((), -1, -1, None)
+
+    @classmethod
+    def make(cls, wants_stdin: bool) -> "_Pipes":
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        in_read, in_write = os.pipe() if wants_stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None)
+        return cls((in_read, out_write, err_write), out_read, err_read, in_write)
+
+    def close_theirs(self) -> None:
+        for fd in self.theirs:
+            os.close(fd)
+
+    def close_ours(self) -> None:
+        for fd in (self.out_read, self.err_read, self.in_write):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+
+
+def _become(
+    request: StartRequest,
+    spec: BoxSpec,
+    namespaces: Namespaces,
+    cgroup: Cgroup,
+    stdio: tuple[int, ...],
+    report: socket.socket,
+) -> None:
+    """Runs in the child and never returns."""
+    try:
+        cgroup.join()
+        namespaces.enter(ALL_KINDS)
+        user = find_user(request.user or spec.default_user)
+        if request.terminal is not None:
+            stdio = _open_terminal(request.terminal, user, report)
+        linux_calls.drop_capabilities()
+        _limit_processes(spec.max_processes)
+        seccomp.apply()
+        _change_user(user)
+        os.setsid()
+        _change_directory(resolve(request.cwd or spec.workdir, user))
+        for target, source in enumerate(stdio):
+            os.dup2(source, target)
+        if request.terminal is not None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        for number in _DEFAULT_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        environment = _environment(request.env, spec, user)
+        os.execvpe(request.command, [request.command, *request.args], environment)
+    except BoxFaultError as error:
+        report.sendall(json.dumps([error.code, error.message]).encode())
+    except (OSError, ValueError) as error:
+        report.sendall(json.dumps(["invalid_argument", f"cannot run {request.command[:200]!r}: {error}"]).encode())
+    finally:
+        os._exit(127)
+
+
+def _open_terminal(size: tuple[int, int], user: BoxUser, report: socket.socket) -> tuple[int, int, int]:
+    """Made from the box's own /dev/ptmx, so that its programs find it under /dev/pts; the other end goes to boxd."""
+    become_box_root()  # the terminal is made under the caller's name, and the host's root has none in the box
+    controller, terminal = os.openpty()
+    os.fchown(terminal, user.uid, -1)
+    set_terminal_size(controller, size)
+    socket.send_fds(report, [_TERMINAL_SENT], [controller])
+    os.close(controller)
+    return terminal, terminal, terminal
+
+
+def set_terminal_size(terminal: int, size: tuple[int, int]) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _limit_processes(max_processes: int) -> None:
+    """Each user of the box stops short of the box's limit, so that a fork bomb of one leaves another room to end it."""
+    limit = max_processes - _RESERVED_PROCESSES
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+
+
+def _change_user(user: BoxUser) -> None:
+    os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    if user.uid != 0:
+        linux_calls.forbid_new_privileges()
+
+
+def _change_directory(path: str) -> None:
+    try:
+        os.chdir(path)
+    except OSError as error:
+        raise BoxFaultError("invalid_argument", f"cwd '{path}' cannot be entered: {error.strerror}") from error
+
+
+def _environment(wanted: Mapping[str, str], spec: BoxSpec, user: BoxUser) -> dict[str, str]:
+    base = {"PATH": _SYSTEM_PATH, "HOME": user.home, "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8"}
+    environment = {**base, **spec.env, **wanted}
+    if "PATH" not in wanted:
+        environment["PATH"] = ":".join([environment["PATH"], *spec.extra_path])
+    environment[PATH_KEEPER] = environment["PATH"]
+    return environment
+
+
+def _pid_in_box(host_pid: int) -> int:
+    """The pid that the box sees, so that `kill <pid>` inside agrees with what the SDK was told."""
+    with open(f"/proc/{host_pid}/status") as status:
+        for line in status:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    raise BoxFaultError("internal", "this kernel does not report pids per namespace")

@@ -1,0 +1,212 @@
+"""boxd's control socket: one request per connection; `start` and `attach` keep it open for news of the process.
+
+Why here: the protocol between gateway and boxd, apart from what it acts on.
+Called by: `supervisor.py` per accepted connection.
+
+Requests: start, attach {pid, tag}, list, signal, input, resize, close_stdin, dial, deadline, freeze, ping, destroy. `dial` answers
+with a connected socket beside it.
+`start` and `attach` answer {pid, size, end} with the spool file's fd, then {size, end} whenever either changes.
+"""
+
+import binascii
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from sandbox_gateway.boxd.command_launch import StartRequest
+from sandbox_gateway.boxd.processes import Process, ProcessTable
+from sandbox_gateway.boxd.protocol import (
+    MAX_MESSAGE_BYTES,
+    BoxFaultError,
+    Message,
+    encode,
+    fault,
+    report_exception,
+    send_with_fds,
+)
+
+
+class BoxControls(Protocol):
+    """What a request may do to the box as a whole."""
+
+    @property
+    def processes(self) -> ProcessTable: ...
+    @property
+    def frozen(self) -> bool: ...
+    def set_deadline(self, deadline: float) -> None: ...
+    def freeze(self, frozen: bool) -> None: ...
+    def dial(self, port: int) -> socket.socket: ...
+    def shut_down(self) -> None: ...
+
+
+class Connection:
+    def __init__(self, box: BoxControls, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        connection.setblocking(False)
+        self._box, self._socket, self._selector = box, connection, selector
+        self._received, self._outgoing = bytearray(), b""
+        self._process: Process | None = None
+        self._has_news = False
+        selector.register(connection, selectors.EVENT_READ, self._on_event)
+
+    def _on_event(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if events & selectors.EVENT_READ and self._socket.fileno() >= 0:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or len(self._received) > MAX_MESSAGE_BYTES:
+            self._close()
+            return
+        self._received += data
+        if self._received.endswith(b"\n"):
+            request, self._received = json.loads(self._received), bytearray()
+            self._answer(request)
+
+    def _answer(self, request: Message) -> None:
+        try:
+            operation = _OPERATIONS.get(request["op"])
+            if request["op"] in ("start", "attach"):
+                self._follow(request)
+            elif request["op"] == "dial":
+                with self._box.dial(request["port"]) as connection:
+                    send_with_fds(self._socket, {}, [connection.fileno()])
+            elif operation is None:
+                raise BoxFaultError("unimplemented", f"unknown operation {request['op']}")
+            else:
+                self._send(operation(self._box, request))
+        except BoxFaultError as error:
+            self._send(fault(error.code, error.message))
+        except OSError as error:
+            report_exception()
+            self._send(fault("unavailable", str(error)))
+
+    def _follow(self, request: Message) -> None:
+        table = self._box.processes
+        if request["op"] == "attach":
+            process = table.find(request["pid"], request["tag"])
+        elif self._box.frozen:  # a new process would stop before its exec, and boxd with it
+            raise BoxFaultError("failed_precondition", "the box is paused")
+        else:
+            process = table.start(StartRequest.from_message(request))
+        spool = os.open(process.spool_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            send_with_fds(self._socket, {"pid": process.pid, "size": process.size, "end": process.end}, [spool])
+        except OSError:
+            self._close()
+            return
+        finally:
+            os.close(spool)
+        self._process = process
+        process.listeners.add(self._on_news)
+
+    def _on_news(self) -> None:
+        """Only the newest size and end are ever queued, however slow the reader is."""
+        self._has_news = True
+        self._flush()
+
+    def _send(self, message: Message) -> None:
+        self._outgoing += encode(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing or self._has_news:
+                if not self._outgoing and self._process is not None:
+                    self._outgoing, self._has_news = (
+                        encode({"size": self._process.size, "end": self._process.end}),
+                        False,
+                    )
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+            self._selector.modify(self._socket, selectors.EVENT_READ, self._on_event)
+        except BlockingIOError:
+            self._selector.modify(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_event)
+        except OSError:
+            self._close()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            self._process.listeners.discard(self._on_news)
+        if self._socket.fileno() >= 0:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+
+
+def _list(box: BoxControls, _request: Message) -> Message:
+    rows = [
+        {
+            "pid": p.pid,
+            "tag": p.request.tag,
+            "cmd": p.request.command,
+            "args": p.request.args,
+            "envs": p.request.env,
+            "cwd": p.request.cwd,
+        }
+        for p in box.processes.running()
+    ]
+    return {"processes": rows}
+
+
+def _signal(box: BoxControls, request: Message) -> Message:
+    process = box.processes.find_running(request["pid"], request["tag"])
+    box.processes.send_signal(process, signal.Signals(request["signal"]))
+    return {}
+
+
+def _input(box: BoxControls, request: Message) -> Message:
+    process = box.processes.find_running(request["pid"], request["tag"])
+    box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
+    return {}
+
+
+def _resize(box: BoxControls, request: Message) -> Message:
+    rows, columns = request["size"]
+    box.processes.resize(box.processes.find_running(request["pid"], request["tag"]), (rows, columns))
+    return {}
+
+
+def _close_stdin(box: BoxControls, request: Message) -> Message:
+    box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
+    return {}
+
+
+def _deadline(box: BoxControls, request: Message) -> Message:
+    box.set_deadline(request["deadline"])
+    return {}
+
+
+def _freeze(box: BoxControls, request: Message) -> Message:
+    box.freeze(request["frozen"])
+    return {}
+
+
+def _ping(_box: BoxControls, _request: Message) -> Message:
+    return {"pid": os.getpid()}
+
+
+def _destroy(box: BoxControls, _request: Message) -> Message:
+    box.shut_down()
+    return {}
+
+
+_OPERATIONS: dict[str, Callable[[BoxControls, Message], Message]] = {
+    "list": _list,
+    "signal": _signal,
+    "input": _input,
+    "resize": _resize,
+    "close_stdin": _close_stdin,
+    "deadline": _deadline,
+    "freeze": _freeze,
+    "ping": _ping,
+    "destroy": _destroy,
+}

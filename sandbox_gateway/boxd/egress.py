@@ -1,0 +1,129 @@
+"""The box's only way out: 127.0.0.1:<port> inside, spliced to the same port of the host.
+
+Why here: the listener is opened inside the box's network namespace and served from outside it, so there is no
+interface, no route and no firewall rule to get wrong. Called by: `supervisor.py`.
+"""
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from sandbox_gateway.boxd.namespaces import Namespaces
+
+_BUFFER_BYTES = 256 << 10
+_BACKLOG = 64
+
+
+def open_egress(ports: list[int], namespaces: Namespaces, selector: selectors.BaseSelector) -> None:
+    for port in ports:
+        namespaces.enter_network()
+        try:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(_BACKLOG)
+        finally:
+            namespaces.leave_network()
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, _acceptor(listener, port, selector))
+
+
+def _acceptor(listener: socket.socket, port: int, selector: selectors.BaseSelector) -> Callable[[int], None]:
+    def accept(_events: int) -> None:
+        try:
+            inside, _ = listener.accept()
+        except OSError:
+            return
+        inside.setblocking(False)
+        outside = socket.socket()
+        outside.setblocking(False)
+        outside.connect_ex(("127.0.0.1", port))
+        Splice(inside, outside, selector)
+
+    return accept
+
+
+class _Side:
+    """One socket, the bytes that wait to be written to it, and which directions still flow."""
+
+    __slots__ = ("events", "open_for_reading", "peer_ended", "pending", "socket")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.pending = bytearray()
+        self.open_for_reading = True
+        self.peer_ended = False
+        self.events = 0
+
+
+class Splice:
+    """Copies both ways without ever blocking: a slow reader only stops its own connection's other side."""
+
+    def __init__(self, inside: socket.socket, outside: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._sides = (_Side(inside), _Side(outside))
+        self._update()
+
+    def _update(self) -> None:
+        for index, side in enumerate(self._sides):
+            other = self._sides[1 - index]
+            wanted = selectors.EVENT_READ if side.open_for_reading and len(other.pending) < _BUFFER_BYTES else 0
+            wanted |= selectors.EVENT_WRITE if side.pending else 0
+            if wanted == side.events:
+                continue
+            if not side.events:
+                self._selector.register(side.socket, wanted, self._handler(index))
+            elif wanted:
+                self._selector.modify(side.socket, wanted, self._handler(index))
+            else:
+                self._selector.unregister(side.socket)
+            side.events = wanted
+
+    def _handler(self, index: int) -> Callable[[int], None]:
+        def handle(events: int) -> None:
+            try:
+                if events & selectors.EVENT_READ:
+                    self._read(self._sides[index], self._sides[1 - index])
+                if events & selectors.EVENT_WRITE:
+                    self._write(self._sides[index])
+                self._finish_or_update()
+            except BlockingIOError:
+                return
+            except OSError:
+                self._close()
+
+        return handle
+
+    def _read(self, side: _Side, other: _Side) -> None:
+        data = side.socket.recv(_BUFFER_BYTES)
+        if data:
+            other.pending += data
+            self._write(other)
+        else:
+            side.open_for_reading = False
+            other.peer_ended = True
+            self._write(other)
+
+    def _write(self, side: _Side) -> None:
+        if side.pending:
+            try:
+                sent = side.socket.send(side.pending)
+            except BlockingIOError:
+                return
+            del side.pending[:sent]
+        if side.peer_ended and not side.pending:
+            side.peer_ended = False
+            side.socket.shutdown(socket.SHUT_WR)
+
+    def _finish_or_update(self) -> None:
+        if any(side.open_for_reading or side.pending for side in self._sides):
+            self._update()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        for side in self._sides:
+            if side.events:
+                self._selector.unregister(side.socket)
+                side.events = 0
+            side.socket.close()

@@ -1,0 +1,123 @@
+"""The few Linux calls that Python's library does not offer, as typed functions.
+
+Why here: every ctypes call and magic number of the sandbox lives in this one file.
+Called by: the modules of `boxd`, and `docker_egress.py`, which enters containers.
+"""
+
+import contextlib
+import ctypes
+import os
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # one number on every architecture
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOUNT_ATTR_RDONLY = 0x1
+_MOUNT_ATTR_IDMAP = 0x100000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_LAST_CAP = 40
+
+# Docker's default set without NET_RAW: what installers need, nothing that reaches beyond the box.
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, mknod, audit_write, setfcap
+_KEPT_CAPS = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 27, 29, 31})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def make_mounts_private() -> None:
+    _check(_libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "make / private")
+
+
+def clone_tree(source: str, read_only: bool, idmap_user_ns: int | None) -> int:
+    """A detached copy of the mount tree at `source` as an fd; with a user namespace fd, its owners are mapped into that range.
+
+    A file system that cannot map owners (overlay under a container, for one) is used unmapped: files then
+    belong to `nobody` in the box, which reads alike.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    fd = _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), f"open_tree {source}")
+    if read_only:
+        _set_attributes(fd, _MOUNT_ATTR_RDONLY, 0)
+    if idmap_user_ns is not None:
+        with contextlib.suppress(OSError):
+            _set_attributes(fd, _MOUNT_ATTR_IDMAP, idmap_user_ns)
+    return fd
+
+
+def _set_attributes(fd: int, attributes: int, user_ns: int) -> None:
+    packed = struct.pack("QQQQ", attributes, 0, 0, user_ns)
+    _check(
+        _libc.syscall(_SYS_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, packed, len(packed)), "mount_setattr"
+    )
+
+
+def attach_tree(fd: int, target: str) -> None:
+    """Mounts what `clone_tree` gave at `target` and closes the fd."""
+    try:
+        _check(
+            _libc.syscall(_SYS_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH),
+            f"move_mount {target}",
+        )
+    finally:
+        os.close(fd)
+
+
+def mount_overlay(target: str, options: str) -> None:
+    _check(_libc.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options)), f"overlay at {target}")
+
+
+def mount_file_system(device: str, target: str, kind: str, options: str) -> None:
+    """A block device at `target`: no devices or setuid programs in it take effect, and reads leave no time stamps."""
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOATIME
+    _check(
+        _libc.mount(os.fsencode(device), os.fsencode(target), kind.encode(), flags, options.encode()),
+        f"{kind} at {target}",
+    )
+
+
+def die_with_parent(signal_number: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+
+
+def make_undumpable() -> None:
+    """Keeps box processes of the same uid from looking into this one through /proc or ptrace."""
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Takes all but the kept capabilities out of the bounding set: the next exec loses them for good."""
+    for capability in range(_LAST_CAP + 1):
+        if capability not in _KEPT_CAPS:
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def forbid_new_privileges() -> None:
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")

@@ -1,0 +1,182 @@
+"""The namespaces of one box: made through bubblewrap, kept as fds, entered by every later child.
+
+Why here: the order of joining is the delicate part of a box and must exist once.
+Called by: `supervisor.py` to boot, `processes.py` and `file_helper.py` to enter.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+
+from sandbox_gateway.boxd import linux_calls
+from sandbox_gateway.boxd.cgroups import Cgroup
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.boxd.rootfs import STAGE
+
+IDS_PER_BOX = 65_536
+_KINDS = {
+    "mnt": linux_calls.CLONE_NEWNS,
+    "uts": linux_calls.CLONE_NEWUTS,
+    "ipc": linux_calls.CLONE_NEWIPC,
+    "net": linux_calls.CLONE_NEWNET,
+    "cgroup": linux_calls.CLONE_NEWCGROUP,
+}
+# bash and not sh: as pid 1 it reaps orphans while it waits in `read`. Inside the box nobody can kill pid 1;
+# outside, its stdin closes when boxd dies, and the box ends with it.
+_PID_ONE = ("/bin/bash", "--noprofile", "--norc", "-c", "exec 2>/dev/null; echo r; read _")
+
+
+@dataclass(slots=True)
+class Namespaces:
+    """`user` and `fds` are open namespace fds; `init_pid` is the box's pid 1 and `bwrap_pid` its parent, as the host counts."""
+
+    user: int
+    fds: dict[str, int]
+    pid: int
+    host_net: int
+    init_pid: int
+    bwrap_pid: int
+    keep_alive: int
+    """Write end of pid 1's stdin."""
+    host_pids: int
+
+    def enter(self, kinds: tuple[str, ...]) -> None:
+        """Joins the user namespace, then `kinds`, for good; the caller is a freshly forked child."""
+        linux_calls.setns(self.user, linux_calls.CLONE_NEWUSER)
+        for kind in kinds:
+            linux_calls.setns(self.fds[kind], _KINDS[kind])
+
+    def enter_pids(self) -> None:
+        """From here on every child is born inside the box's pid namespace."""
+        linux_calls.setns(self.pid, linux_calls.CLONE_NEWPID)
+
+    def leave_pids(self) -> None:
+        linux_calls.setns(self.host_pids, linux_calls.CLONE_NEWPID)
+
+    def enter_network(self) -> None:
+        linux_calls.setns(self.fds["net"], linux_calls.CLONE_NEWNET)
+
+    def leave_network(self) -> None:
+        linux_calls.setns(self.host_net, linux_calls.CLONE_NEWNET)
+
+
+ALL_KINDS = tuple(_KINDS)
+
+
+def make_user_namespace(uid_base: int) -> int:
+    """An fd of a new user namespace in which 0..65535 are the host's `uid_base`..+65535.
+
+    bubblewrap itself maps one id only, so there would be no second user in the box.
+    """
+    ready_read, ready_write = os.pipe()
+    done_read, done_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(done_write)
+            linux_calls.unshare(linux_calls.CLONE_NEWUSER)
+            os.write(ready_write, b"x")
+            os.read(done_read, 1)
+        finally:
+            os._exit(0)
+    os.close(ready_write)
+    try:
+        if not os.read(ready_read, 1):
+            raise BoxFaultError("unavailable", "this machine refuses user namespaces")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{child}/{name}", "w") as mapping:
+                mapping.write(f"0 {uid_base} {IDS_PER_BOX}")
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for fd in (ready_read, done_read, done_write):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+def become_box_root() -> None:
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def start(bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_memory_bytes: int) -> Namespaces:
+    """Boots the box around the tree at STAGE and returns when its pid 1 runs."""
+    info_read, info_write = os.pipe()
+    stdin_read, stdin_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cgroup.join()
+            os.dup2(stdin_read, 0)
+            os.dup2(ready_write, 1)
+            os.set_inheritable(info_write, True)
+            linux_calls.setns(user_ns, linux_calls.CLONE_NEWUSER)
+            become_box_root()
+            os.execv(bubblewrap, _arguments(hostname, info_write, shared_memory_bytes))
+        except OSError as error:
+            os.write(2, f"bubblewrap: {error}\n".encode())
+        finally:
+            os._exit(127)
+    for fd in (info_write, stdin_read, ready_write):
+        os.close(fd)
+    info = _read_all(info_read)
+    if not info or os.read(ready_read, 1) != b"r":
+        os.waitpid(pid, 0)
+        raise BoxFaultError("unavailable", "the box could not be started; boxd.log has bubblewrap's words")
+    os.close(ready_read)
+    init_pid = int(json.loads(info)["child-pid"])
+    for keeper in (pid, init_pid):  # out of memory must end what uses it, never the box's first process
+        with contextlib.suppress(OSError), open(f"/proc/{keeper}/oom_score_adj", "w") as score:
+            score.write("-1000")
+    return Namespaces(
+        user=user_ns,
+        fds={kind: _open_namespace(init_pid, kind) for kind in _KINDS},
+        pid=_open_namespace(init_pid, "pid"),
+        host_net=os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC),
+        init_pid=init_pid,
+        bwrap_pid=pid,
+        keep_alive=stdin_write,
+        host_pids=os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC),
+    )
+
+
+def _arguments(hostname: str, info_fd: int, shared_memory_bytes: int) -> list[str]:
+    """/dev/shm is memory of the box that no end of a process gives back, so it has a size; /dev itself takes no files at all."""
+    flags = [
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup",
+        "--die-with-parent",
+        "--as-pid-1",
+    ]
+    shared = ["--perms", "1777", "--size", str(shared_memory_bytes), "--tmpfs", "/dev/shm"]
+    tree = ["--bind", STAGE, "/", "--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
+    return [
+        "bwrap",
+        *flags,
+        "--hostname",
+        hostname,
+        *tree,
+        "--cap-drop",
+        "ALL",
+        "--info-fd",
+        str(info_fd),
+        "--",
+        *_PID_ONE,
+    ]
+
+
+def _open_namespace(pid: int, kind: str) -> int:
+    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _read_all(fd: int) -> bytes:
+    chunks = bytearray()
+    while chunk := os.read(fd, 4096):
+        chunks += chunk
+    os.close(fd)
+    return bytes(chunks)

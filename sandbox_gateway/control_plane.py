@@ -1,0 +1,237 @@
+"""E2B's control plane: create, connect, list, kill, time to live, pause.
+
+Why here: the resource `sandboxes` of the wire protocol; paths of older SDKs are aliases of the same handlers.
+Called by: `app.py` mounts `routes()`.
+"""
+
+import os
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, unquote
+
+from pydantic import Field, StrictInt
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_fleet import CreateRequest, Fleet, matches
+from sandbox_gateway.boxd.protocol import BoxFaultError, clock
+from sandbox_gateway.connect_protocol import Body, BodyT, parse, read_body
+from sandbox_gateway.metrics import take_sample, total_disk_bytes
+from sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
+
+ENVD_VERSION = "0.5.7"
+"""Decides which features the SDK uses: octet-stream uploads, gzip and close_stdin, but no file metadata."""
+_PAGE_SIZE_MAX = 1000
+_METRICS_FRESH_SECONDS = 60
+
+Seconds = Annotated[StrictInt, Field(ge=0)]
+
+
+class CreateBody(Body):
+    templateID: str = Field(min_length=1)
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None
+    timeout: Seconds | None = None
+    allow_internet_access: bool | None = None
+    mcp: Any = None
+    iam: Any = None
+    volumeMounts: Any = None
+    network: Any = None
+    autoPause: bool | None = None
+
+
+class TimeoutBody(Body):
+    timeout: Seconds | None = None
+    duration: Seconds | None = None
+
+
+class ControlPlane:
+    def __init__(self, fleet: Fleet, settings: GatewaySettings) -> None:
+        self._fleet, self._settings = fleet, settings
+
+    def routes(self) -> list[Route]:
+        found: list[Route] = []
+        for prefix in ("", "/v2"):
+            top, one = f"{prefix}/sandboxes", f"{prefix}/sandboxes/{{box_id}}"
+            found += [
+                Route(top, self.create, methods=["POST"]),
+                Route(top, self.list, methods=["GET"]),
+                Route(one, self.detail, methods=["GET"]),
+                Route(one, self.kill, methods=["DELETE"]),
+                Route(f"{one}/connect", self.connect, methods=["POST"]),
+                Route(f"{one}/resume", self.connect, methods=["POST"]),
+                Route(f"{one}/timeout", self.set_timeout, methods=["POST"]),
+                Route(f"{one}/refreshes", self.refresh, methods=["POST"]),
+                Route(f"{one}/pause", self.pause, methods=["POST"]),
+                Route(f"{one}/metrics", self.metrics, methods=["GET"]),
+            ]
+        return found
+
+    async def create(self, request: Request) -> Response:
+        body = await _read(request, CreateBody)
+        for name in ("mcp", "iam", "volumeMounts", "network", "autoPause"):
+            if getattr(body, name):
+                raise RefusalError(400, f"{name} is not supported by this gateway")
+        if body.allow_internet_access:
+            raise RefusalError(400, "internet access is not available: boxes reach only the gateway's egress ports")
+        metadata, env = body.metadata or {}, body.envVars or {}
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise RefusalError(400, f"envVars: {name!r} cannot be an environment variable")
+        box = await self._fleet.create(
+            CreateRequest(
+                template=metadata.get(self._settings.image_metadata_key) or body.templateID,
+                metadata=metadata,
+                env=env,
+                ttl_seconds=self._ttl(body.timeout),
+                idempotency_key=request.headers.get("idempotency-key"),
+                network=body.allow_internet_access is not False,
+            )
+        )
+        return JSONResponse(self._sandbox(box), 201)
+
+    async def connect(self, request: Request) -> Response:
+        """Resumes a paused box and makes its end later, never earlier."""
+        body, box = await _read(request, TimeoutBody), self._box(request)
+        resumed = box.record.state == "paused"
+        if resumed:
+            await self._fleet.set_paused(box, False)
+        deadline = clock() + self._ttl(body.timeout)
+        if deadline > box.record.deadline:
+            await self._fleet.set_deadline(box, deadline)
+        return JSONResponse(self._sandbox(box), 201 if resumed else 200)
+
+    async def set_timeout(self, request: Request) -> Response:
+        body, box = await _read(request, TimeoutBody), self._box(request)
+        await self._fleet.set_deadline(box, clock() + self._ttl(body.timeout))
+        return Response(status_code=204)
+
+    async def refresh(self, request: Request) -> Response:
+        body, box = await _read(request, TimeoutBody), self._box(request)
+        await self._fleet.set_deadline(box, max(box.record.deadline, clock() + self._ttl(body.duration)))
+        return Response(status_code=204)
+
+    async def pause(self, request: Request) -> Response:
+        await read_body(request)
+        box = self._box(request)
+        if box.record.state == "paused":
+            raise RefusalError(409, f"sandbox '{box.id}' is already paused")
+        await self._fleet.set_paused(box, True)
+        return Response(status_code=204)
+
+    async def kill(self, request: Request) -> Response:
+        await self._fleet.kill(self._box(request))
+        return Response(status_code=204)
+
+    async def detail(self, request: Request) -> Response:
+        return JSONResponse(self._detail(self._box(request)))
+
+    async def metrics(self, request: Request) -> Response:
+        """One sample, taken now; nothing is recorded, so a range in the past is empty."""
+        box = self._box(request)
+        end = _moment(request.query_params.get("end"))
+        if end and end < time.time() - _METRICS_FRESH_SECONDS:
+            return JSONResponse([])
+        sample = await take_sample(box)
+        return JSONResponse([{"timestamp": _iso(time.time()), "timestampUnix": int(time.time()), **sample}])
+
+    async def list(self, request: Request) -> Response:
+        query = request.query_params
+        # The SDK encodes the filter three times: Starlette undid one, parse_qsl the second.
+        metadata = {unquote(name): unquote(value) for name, value in parse_qsl(query.get("metadata", ""))}
+        states = {state for state in query.get("state", "running,paused").split(",") if state}
+        limit, start = _number(query.get("limit"), 100, "limit"), _number(query.get("nextToken"), 0, "nextToken")
+        started_after, template = _moment(query.get("startedAfter")), query.get("template")
+        now = clock()
+        found = [
+            box
+            for box in self._fleet.all()
+            if now < box.record.deadline
+            and box.record.state in states
+            and box.record.started_at > started_after
+            and template in (None, "", box.record.template)
+            and matches(box, metadata)
+        ]
+        found.sort(key=lambda box: box.record.started_at, reverse=query.get("order") != "asc")
+        end = start + max(1, min(limit, _PAGE_SIZE_MAX))
+        headers = {"X-Next-Token": str(end)} if end < len(found) else {}
+        return JSONResponse([self._detail(box) for box in found[start:end]], headers=headers)
+
+    def _box(self, request: Request) -> Box:
+        box_id = request.path_params["box_id"]
+        try:
+            return self._fleet.get(box_id)
+        except BoxNotFoundError as error:
+            raise RefusalError(404, f"sandbox '{box_id[:64]}' doesn't exist or you don't have access to it") from error
+
+    def _ttl(self, seconds: int | None) -> int:
+        if seconds is None:
+            return min(self._settings.default_ttl_seconds, self._settings.max_ttl_seconds)
+        if seconds > self._settings.max_ttl_seconds:
+            raise RefusalError(
+                400, f"timeout: {seconds} s is more than the {self._settings.max_ttl_seconds} s this gateway allows"
+            )
+        return seconds
+
+    def _sandbox(self, box: Box) -> dict[str, Any]:
+        record = box.record
+        return {
+            "templateID": record.template,
+            "sandboxID": record.id,
+            "clientID": "local",
+            "envdVersion": ENVD_VERSION,
+            "envdAccessToken": record.token,
+            "domain": f"localhost:{self._settings.port}",
+            "alias": record.template,
+        }
+
+    def _detail(self, box: Box) -> dict[str, Any]:
+        record = box.record
+        return {
+            **self._sandbox(box),
+            "startedAt": _iso(record.started_at),
+            "endAt": _iso(time.time() + record.deadline - clock()),
+            "cpuCount": os.cpu_count() or 1,
+            "memoryMB": record.memory_bytes >> 20,
+            "diskSizeMB": total_disk_bytes(box) >> 20,
+            "state": record.state,
+            "metadata": record.metadata,
+            "allowInternetAccess": False,
+        }
+
+
+async def _read(request: Request, model: type[BodyT]) -> BodyT:
+    try:
+        return parse(model, await read_body(request))
+    except BoxFaultError as error:
+        raise RefusalError(400, error.message) from error
+
+
+def _number(text: str | None, default: int, name: str) -> int:
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise RefusalError(400, f"{name}: {text[:40]!r} is not a number")
+    return int(text)
+
+
+def _moment(text: str | None) -> float:
+    """Unix time of an ISO-8601 moment or of a number of seconds; 0 where there is none."""
+    if not text:
+        return 0.0
+    try:
+        return (
+            float(text)
+            if text.replace(".", "", 1).isdigit()
+            else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        )
+    except (ValueError, OverflowError):
+        raise RefusalError(400, f"{text[:40]!r} is no moment; expected ISO 8601 or seconds") from None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

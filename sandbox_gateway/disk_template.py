@@ -1,0 +1,41 @@
+"""The empty file system that every box's disk begins as.
+
+Why here: it is made once, by the gateway; what runs per box (`boxd/disk.py`) stays small in memory.
+Called by: `fleet.py`; `probe.py` asks whether it can be.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from sandbox_gateway.boxd.box_disk import LOOP_CONTROL
+
+# No journal: nothing of a box outlives a crash of the machine, and each journal would be a kernel thread.
+_MKFS_OPTIONS = [
+    "-q",
+    "-F",
+    "-O",
+    "^has_journal,^resize_inode",
+    "-E",
+    "lazy_itable_init=1,nodiscard",
+    "-m",
+    "0",
+    "-i",
+    "8192",
+]
+
+
+def is_possible() -> bool:
+    return os.access(LOOP_CONTROL, os.R_OK | os.W_OK) and shutil.which("mkfs.ext4") is not None
+
+
+def make_template(path: Path, size_bytes: int) -> None:
+    """An empty file system of this size, some 100 KiB on disk. Raises OSError where it cannot be made."""
+    fresh = path.with_suffix(".new")
+    done = subprocess.run(
+        ["mkfs.ext4", *_MKFS_OPTIONS, str(fresh), f"{size_bytes >> 10}k"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise OSError(f"mkfs.ext4: {done.stderr.strip()[-200:]}")
+    fresh.replace(path)

@@ -1,0 +1,279 @@
+"""The RPCs that E2B's in-box daemon would serve: processes and file system metadata.
+
+Why here: translates Connect calls into requests to boxd; the box itself runs no daemon that its root could kill.
+Called by: `app.py` routes `/process.Process/*` and `/filesystem.Filesystem/*` of one box here.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StrictInt
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sandbox_gateway.box_client import Box, Stream
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.connect_protocol import (
+    STREAM_TYPE,
+    UNARY_TYPE,
+    Body,
+    parse,
+    read_body,
+    require_content_type,
+    stream_error,
+    unary_error,
+    unwrap_envelope,
+    without_empty,
+)
+from sandbox_gateway.process_input import stream_input
+from sandbox_gateway.process_output import process_events
+
+DEFAULT_USER = ""
+"""Empty lets the image decide; root for the host image."""
+_SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
+_KEEPALIVE_SECONDS = 90
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains a NUL byte")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+
+
+class ProcessConfig(Body):
+    cmd: Text = Field(min_length=1)
+    args: list[Text] = Field(default_factory=list)
+    envs: dict[Text, Text] = Field(default_factory=dict)
+    cwd: Text = ""
+
+
+class TerminalSize(Body):
+    rows: int = Field(ge=1, le=4096)
+    cols: int = Field(ge=1, le=4096)
+
+
+class Terminal(Body):
+    size: TerminalSize = TerminalSize(rows=24, cols=80)
+
+
+class StartBody(Body):
+    process: ProcessConfig
+    stdin: bool = True
+    tag: str = ""
+    pty: Terminal | None = None
+
+
+class Selector(Body):
+    pid: StrictInt = 0
+    tag: str = ""
+
+
+class SelectBody(Body):
+    process: Selector
+
+
+class SignalBody(SelectBody):
+    signal: str | int
+
+
+class UpdateBody(SelectBody):
+    pty: Terminal
+
+
+class InputBytes(Body):
+    """Either of the two: a process has a terminal or it has none."""
+
+    stdin: str = ""
+    pty: str = ""
+
+
+class InputBody(SelectBody):
+    input: InputBytes
+
+
+class PathBody(Body):
+    path: Text = ""
+
+
+class ListBody(PathBody):
+    depth: int = Field(default=1, ge=0, le=64)
+
+
+class MoveBody(Body):
+    source: Text
+    destination: Text
+
+
+async def serve_rpc(request: Request, box: Box, service: str, method: str) -> Response:
+    """One RPC call on a running box. Refusals come back as the protocol wants them for that kind of call."""
+    streaming = _STREAMING.get((service, method))
+    unary = _UNARY.get((service, method))
+    if streaming is None and unary is None:
+        return unary_error(BoxFaultError("unimplemented", f"{service}/{method} is not implemented by this gateway"))
+    if streaming is not None:
+        require_content_type(request, STREAM_TYPE)
+        try:
+            return await streaming(request, box)
+        except BoxFaultError as error:
+            return stream_error(error)
+    require_content_type(request, UNARY_TYPE)
+    assert unary is not None
+    try:
+        return JSONResponse(await unary(box, await read_body(request), _user(request)))
+    except BoxFaultError as error:
+        return unary_error(error)
+
+
+def _user(request: Request) -> str:
+    """The user name of `Authorization: Basic`; RPCs carry no password."""
+    header = request.headers.get("authorization", "")
+    if not header.startswith("Basic "):
+        return DEFAULT_USER
+    try:
+        name = base64.b64decode(header[6:], validate=True).decode().partition(":")[0]
+    except ValueError as error:
+        raise BoxFaultError("unauthenticated", "the Authorization header is not Basic credentials") from error
+    return _checked_user(name)
+
+
+def _checked_user(name: str) -> str:
+    if "\0" in name or ":" in name or "\n" in name:
+        raise BoxFaultError("unauthenticated", f"invalid username: {name[:64]!r}")
+    return name
+
+
+def _header_number(request: Request, name: str, default: int) -> int:
+    text = request.headers.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise BoxFaultError("invalid_argument", f"{name}: {text[:40]!r} is not a number")
+    return int(text)
+
+
+async def _start(request: Request, box: Box) -> Response:
+    body = parse(StartBody, unwrap_envelope(await read_body(request)))
+    stream = await box.follow(
+        op="start",
+        command=body.process.cmd,
+        args=body.process.args,
+        env=body.process.envs,
+        cwd=body.process.cwd,
+        user=_user(request),
+        wants_stdin=body.stdin,
+        tag=body.tag,
+        timeout_seconds=_header_number(request, "connect-timeout-ms", 0) / 1000,
+        terminal=[body.pty.size.rows, body.pty.size.cols] if body.pty is not None else None,
+    )
+    return _events(request, stream, started_here=True)
+
+
+async def _connect(request: Request, box: Box) -> Response:
+    body = parse(SelectBody, unwrap_envelope(await read_body(request)))
+    stream = await box.follow(op="attach", pid=body.process.pid, tag=body.process.tag)
+    return _events(request, stream, started_here=False)
+
+
+def _events(request: Request, stream: Stream, started_here: bool) -> Response:
+    keepalive_seconds = _header_number(request, "keepalive-ping-interval", _KEEPALIVE_SECONDS) or _KEEPALIVE_SECONDS
+    return StreamingResponse(process_events(stream, keepalive_seconds, started_here), media_type=STREAM_TYPE)
+
+
+async def _list_processes(box: Box, _body: bytes, _user: str) -> dict[str, Any]:
+    reply = await box.control(op="list")
+    rows = []
+    for row in reply["processes"]:
+        config = {"cmd": row["cmd"], "args": row["args"], "envs": row["envs"], "cwd": row["cwd"]}
+        rows.append(without_empty({"pid": row["pid"], "tag": row["tag"], "config": without_empty(config)}))
+    return {"processes": rows}
+
+
+async def _send_signal(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+    body = parse(SignalBody, data)
+    number = _SIGNALS.get(body.signal)
+    if number is None:
+        raise BoxFaultError(
+            "invalid_argument", f"signal: {str(body.signal)[:40]!r} is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM"
+        )
+    return await box.control(op="signal", signal=number, pid=body.process.pid, tag=body.process.tag)
+
+
+async def _send_input(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+    body = parse(InputBody, data)
+    return await box.control(
+        op="input", data=_checked_base64(body.input.stdin or body.input.pty), pid=body.process.pid, tag=body.process.tag
+    )
+
+
+async def _update(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+    body = parse(UpdateBody, data)
+    return await box.control(
+        op="resize", size=[body.pty.size.rows, body.pty.size.cols], pid=body.process.pid, tag=body.process.tag
+    )
+
+
+def _checked_base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
+    return text
+
+
+async def _close_stdin(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+    body = parse(SelectBody, data)
+    return await box.control(op="close_stdin", pid=body.process.pid, tag=body.process.tag)
+
+
+def _file_user(user: str) -> str:
+    return user or "root"
+
+
+async def _stat(box: Box, data: bytes, user: str) -> dict[str, Any]:
+    return (await box.files(op="stat", path=parse(PathBody, data).path, user=_file_user(user)))[0]
+
+
+async def _list_directory(box: Box, data: bytes, user: str) -> dict[str, Any]:
+    body = parse(ListBody, data)
+    return (await box.files(op="list", path=body.path, depth=body.depth, user=_file_user(user)))[0]
+
+
+async def _make_directory(box: Box, data: bytes, user: str) -> dict[str, Any]:
+    return (await box.files(op="make_directory", path=parse(PathBody, data).path, user=_file_user(user)))[0]
+
+
+async def _remove(box: Box, data: bytes, user: str) -> dict[str, Any]:
+    return (await box.files(op="remove", path=parse(PathBody, data).path, user=_file_user(user)))[0]
+
+
+async def _move(box: Box, data: bytes, user: str) -> dict[str, Any]:
+    body = parse(MoveBody, data)
+    return (await box.files(op="move", path=body.source, destination=body.destination, user=_file_user(user)))[0]
+
+
+async def _stream_input(request: Request, box: Box) -> Response:
+    return await stream_input(request, box)
+
+
+_PROCESS, _FILESYSTEM = "process.Process", "filesystem.Filesystem"
+_STREAMING: dict[tuple[str, str], Callable[[Request, Box], Awaitable[Response]]] = {
+    (_PROCESS, "Start"): _start,
+    (_PROCESS, "Connect"): _connect,
+    (_PROCESS, "StreamInput"): _stream_input,
+}
+_UNARY: dict[tuple[str, str], Callable[[Box, bytes, str], Awaitable[dict[str, Any]]]] = {
+    (_PROCESS, "List"): _list_processes,
+    (_PROCESS, "SendSignal"): _send_signal,
+    (_PROCESS, "SendInput"): _send_input,
+    (_PROCESS, "Update"): _update,
+    (_PROCESS, "CloseStdin"): _close_stdin,
+    (_FILESYSTEM, "Stat"): _stat,
+    (_FILESYSTEM, "ListDir"): _list_directory,
+    (_FILESYSTEM, "MakeDir"): _make_directory,
+    (_FILESYSTEM, "Remove"): _remove,
+    (_FILESYSTEM, "Move"): _move,
+}

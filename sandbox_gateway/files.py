@@ -1,0 +1,221 @@
+"""`/files`: uploads and downloads, streamed between the socket and an fd that the box's file helper opened.
+
+Why here: bodies never pass through boxd and never lie in memory whole.
+Called by: `app.py` for `/files` of one box.
+"""
+
+import asyncio
+import errno
+import os
+import zlib
+from collections.abc import AsyncIterator
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sandbox_gateway.box_client import Box
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.wire_errors import RefusalError
+
+_CHUNK_BYTES = 256 << 10
+_GZIP_WINDOW = 31
+_STATUS = {
+    "not_found": 404,
+    "unauthenticated": 401,
+    "resource_exhausted": 507,
+    "permission_denied": 403,
+    "unavailable": 503,
+}
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+async def serve_files(request: Request, box: Box) -> Response:
+    try:
+        if request.method == "GET":
+            return await _download(request, box)
+        if request.method == "POST":
+            return await _upload(request, box)
+    except BoxFaultError as error:
+        raise RefusalError(_STATUS.get(error.code, 400), error.message) from error
+    raise RefusalError(405, f"{request.method} /files is not supported")
+
+
+def _user(request: Request) -> str:
+    return request.query_params.get("username") or "root"
+
+
+def _checked_path(path: str) -> str:
+    if not path or "\0" in path:
+        raise RefusalError(400, "path is empty or contains a NUL byte")
+    return path
+
+
+async def _download(request: Request, box: Box) -> Response:
+    path = _checked_path(request.query_params.get("path", ""))
+    reply, (fd,) = await box.files(op="open_read", path=path, user=_user(request))
+    headers = {"Content-Length": str(reply["size"])}
+    return StreamingResponse(_read_exactly(fd, reply["size"]), media_type="application/octet-stream", headers=headers)
+
+
+async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:
+    """`size` bytes, as promised in the header, even when the file grows meanwhile; one that shrinks breaks the connection."""
+    left = size
+    try:
+        while left:
+            chunk = await asyncio.to_thread(os.read, fd, min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise ConnectionError(f"the file lost {left} bytes while it was read")
+            left -= len(chunk)
+            yield chunk
+    finally:
+        os.close(fd)
+
+
+class _Upload:
+    """The files of one request: at most one open at a time, written in large pieces off the event loop."""
+
+    def __init__(self, box: Box, user: str) -> None:
+        self._box, self._user = box, user
+        self._fd: int | None = None
+        self._pending = bytearray()
+        self.written: list[dict[str, str]] = []
+
+    async def open(self, path: str) -> None:
+        await self.finish_file()
+        reply, (self._fd,) = await self._box.files(op="open_write", path=_checked_path(path), user=self._user)
+        self.written.append({"path": reply["path"], "name": reply["name"], "type": "file"})
+
+    async def write(self, data: bytes) -> None:
+        if self._fd is not None:
+            self._pending += data
+            if len(self._pending) >= _CHUNK_BYTES:
+                await self._flush()
+
+    async def finish_file(self) -> None:
+        if self._fd is not None:
+            await self._flush()
+            self.close()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    async def _flush(self) -> None:
+        data, self._pending = self._pending, bytearray()
+        assert self._fd is not None
+        try:
+            await asyncio.to_thread(_write_all, self._fd, data)
+        except OSError as error:
+            raise RefusalError(
+                507 if error.errno in _FULL_DISK else 400, f"the file cannot be written: {error.strerror}"
+            ) from error
+
+
+def _write_all(fd: int, data: bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+async def _upload(request: Request, box: Box) -> Response:
+    content_type, options = parse_options_header(request.headers.get("content-type"))
+    upload = _Upload(box, _user(request))
+    try:
+        if content_type == b"application/octet-stream":
+            await _receive_raw(request, upload)
+        elif content_type == b"multipart/form-data" and options.get(b"boundary"):
+            await _receive_multipart(request, upload, options[b"boundary"])
+        else:
+            raise RefusalError(400, "an upload is application/octet-stream, or multipart/form-data with a boundary")
+        await upload.finish_file()
+    except ClientDisconnect as error:
+        raise RefusalError(400, "the client went away before the upload was complete") from error
+    finally:
+        upload.close()
+    return JSONResponse(upload.written)
+
+
+async def _receive_raw(request: Request, upload: _Upload) -> None:
+    await upload.open(request.query_params.get("path", ""))
+    async for data in _body(request):
+        await upload.write(data)
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    """The body, unzipped piece by piece: a gzip bomb fills the box's disk at most, never our memory."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        async for chunk in request.stream():
+            yield chunk
+        return
+    if encoding != "gzip":
+        raise RefusalError(400, f"unsupported Content-Encoding: {encoding[:40]}, supported: gzip")
+    inflate = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        async for chunk in request.stream():
+            while chunk and not inflate.eof:
+                yield inflate.decompress(chunk, _CHUNK_BYTES)
+                chunk = inflate.unconsumed_tail
+    except zlib.error as error:
+        raise RefusalError(400, f"the body is not gzip: {error}") from error
+    if not inflate.eof:
+        raise RefusalError(400, "the gzip body ends too early")
+
+
+class _Parts:
+    """Collects the multipart parser's callbacks, which are synchronous, as events to handle afterwards."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.events: list[tuple[str, bytes]] = []
+        self._name, self._value, self._disposition = bytearray(), bytearray(), b""
+        self.complete = False
+        self.parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_part_data": lambda data, start, end: self.events.append(("data", data[start:end])),
+                "on_part_end": lambda: self.events.append(("end", b"")),
+                "on_header_field": lambda data, start, end: self._name.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                "on_header_end": self._header_end,
+                "on_headers_finished": lambda: self.events.append(("headers", self._disposition)),
+                "on_end": self._end,
+            },
+        )
+
+    def _begin(self) -> None:
+        self._disposition = b""
+
+    def _header_end(self) -> None:
+        if bytes(self._name).lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._name.clear()
+        self._value.clear()
+
+    def _end(self) -> None:
+        self.complete = True
+
+
+async def _receive_multipart(request: Request, upload: _Upload, boundary: bytes) -> None:
+    """Every part called `file` is a file; its path is the query's, else the part's own file name."""
+    parts, query_path = _Parts(boundary), request.query_params.get("path", "")
+    async for data in _body(request):
+        try:
+            parts.parser.write(data)
+        except MultipartParseError as error:
+            raise RefusalError(400, f"the multipart body is broken: {error}") from error
+        for kind, value in parts.events:
+            if kind == "headers":
+                _, options = parse_options_header(value)
+                if options.get(b"name") == b"file":
+                    await upload.open(query_path or options.get(b"filename", b"").decode("utf-8", "replace"))
+            elif kind == "data":
+                await upload.write(value)
+            else:
+                await upload.finish_file()
+        parts.events.clear()
+    if not parts.complete:
+        raise RefusalError(400, "the multipart body ends too early")

@@ -1,0 +1,271 @@
+"""What people hand over as an image: a directory, a tar, an OCI layout or archive, a docker-archive; all read as layers and a config.
+
+Why here: past this file an image is a list of tar streams, whatever tool wrote it.
+Called by: `image_store.py`.
+
+Formats: OCI image layout 1.1 (`index.json`, `blobs/`), and what `docker save` writes (`manifest.json`). Everything else is one layer.
+"""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import zstandard
+
+from ratchet.errors import ConfigError
+
+_MAX_JSON_BYTES = 16 << 20
+_MAX_INDEX_DEPTH = 4
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+Open = Callable[[str], AbstractContextManager[io.BufferedReader]]
+"""Opens a file of the archive by name; raises KeyError or OSError for one that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    name: str
+    open: Callable[[], AbstractContextManager[io.BufferedReader]]
+    """The layer as it is kept, compressed or not; see `decompressed`."""
+    diff_id: str | None
+    """SHA-256 of the uncompressed stream as the config promises it, None where nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """`digest`: of the config, None for a plain tree. `names`: what the archive calls the image."""
+
+    layers: list[Layer]
+    digest: str | None = None
+    names: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    user: str = ""
+
+
+@contextlib.contextmanager
+def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageSource]:
+    """`wanted` chooses where an archive holds several images. A compressed archive is unpacked into `scratch` first.
+
+    Raises ConfigError for what is no image.
+    """
+    try:
+        if path.is_dir():
+            yield _from_directory(path, wanted)
+            return
+        with _plain_file(path, scratch) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            yield _from_archive(archive, path, wanted)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no {error.filename or error}") from error
+    except (tarfile.TarError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read as an image: {error}") from error
+
+
+def decompressed(stream: io.BufferedReader) -> io.BufferedReader:
+    """By the first bytes: media types are often wrong, and a docker-archive names none."""
+    start = stream.peek(8)[:8]
+    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+    if kind == "gzip":
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream))
+    if kind == "bzip2":
+        return io.BufferedReader(bz2.BZ2File(stream))
+    if kind == "xz":
+        return io.BufferedReader(lzma.LZMAFile(stream))
+    if kind == "zstd":
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+    return stream
+
+
+@contextlib.contextmanager
+def _plain_file(path: Path, scratch: Path) -> Iterator[io.BufferedReader]:
+    """The archive without its outer compression: images are read out of order."""
+    with path.open("rb") as stream:
+        plain = decompressed(stream)
+        if plain is stream:
+            yield stream
+            return
+        with tempfile.TemporaryFile(dir=scratch) as copy:
+            try:
+                shutil.copyfileobj(plain, copy, 1 << 20)
+            except (OSError, EOFError, zstandard.ZstdError, lzma.LZMAError) as error:
+                raise ConfigError(f"{path} cannot be decompressed: {error}") from error
+            copy.seek(0)
+            yield cast(io.BufferedReader, copy)
+
+
+def _from_directory(path: Path, wanted: str | None) -> ImageSource:
+    if (path / "oci-layout").is_file() and (path / "index.json").is_file():
+        return _from_oci(lambda name: (path / name).open("rb"), wanted, str(path))
+    return ImageSource([Layer(str(path), lambda: _packed(path), None)], names=[path.resolve().name.lower()])
+
+
+def _from_archive(archive: tarfile.TarFile, path: Path, wanted: str | None) -> ImageSource:
+    # Some tools write `./index.json`.
+    names = {name.removeprefix("./"): name for name in archive.getnames()}
+
+    def open_member(name: str) -> AbstractContextManager[io.BufferedReader]:
+        member = archive.extractfile(names[name])
+        if member is None:
+            raise KeyError(f"{name} is no file")
+        return cast(io.BufferedReader, member)
+
+    if "manifest.json" in names:
+        manifest = _read_json(open_member, "manifest.json")
+        if isinstance(manifest, list):
+            return _from_docker(open_member, manifest, wanted, str(path))
+    if "index.json" in names and "oci-layout" in names:
+        return _from_oci(open_member, wanted, str(path))
+    stem = path.name.lower().split(".tar")[0].removesuffix(".tgz")
+    return ImageSource([Layer(path.name, lambda: _reopened(archive), None)], names=[stem])
+
+
+@contextlib.contextmanager
+def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
+    """The archive itself, from its start."""
+    assert archive.fileobj is not None, "an open archive has a file"
+    archive.fileobj.seek(0)
+    yield cast(io.BufferedReader, archive.fileobj)
+
+
+@contextlib.contextmanager
+def _packed(directory: Path) -> Iterator[io.BufferedReader]:
+    """A directory as the tar of it, in an order that does not depend on the disk."""
+    command = [
+        "tar",
+        "--sort=name",
+        "--numeric-owner",
+        "--format=posix",
+        "--pax-option=delete=atime,delete=ctime",
+        "-C",
+        str(directory),
+    ]
+    with subprocess.Popen([*command, "-cf", "-", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None, "both are pipes"
+        yield cast(io.BufferedReader, process.stdout)
+        process.stdout.close()
+        problem = process.stderr.read().decode(errors="replace").strip()
+    if process.returncode != 0:
+        raise ConfigError(f"{directory} cannot be packed: {problem[-400:]}")
+
+
+def _from_docker(open_file: Open, manifest: list[Any], wanted: str | None, where: str) -> ImageSource:
+    candidates = [(list(entry.get("RepoTags") or []), entry) for entry in manifest]
+    names, entry = _choose(candidates, wanted, where)
+    with open_file(entry["Config"]) as stream:
+        raw = stream.read(_MAX_JSON_BYTES)
+    return _image(raw, [(name, partial(open_file, name)) for name in entry["Layers"]], names)
+
+
+def _from_oci(open_file: Open, wanted: str | None, where: str) -> ImageSource:
+    candidates = []
+    for descriptor in _read_json(open_file, "index.json")["manifests"]:
+        names = [name for key in _NAME_ANNOTATIONS if (name := descriptor.get("annotations", {}).get(key))]
+        candidates.append((names[:1], descriptor))
+    names, descriptor = _choose(candidates, wanted, where)
+    manifest = _read_blob(open_file, descriptor)
+    for _ in range(_MAX_INDEX_DEPTH):
+        if "manifests" not in manifest:
+            break
+        manifest = _read_blob(open_file, _of_this_machine(manifest["manifests"], where))
+    raw = _read_verified(open_file, manifest["config"])
+    blobs = [_blob_path(layer) for layer in manifest["layers"]]
+    # A bare tag is no name.
+    return _image(
+        raw, [(name, partial(open_file, name)) for name in blobs], [name for name in names if re.search("[/:]", name)]
+    )
+
+
+def _image(
+    raw_config: bytes,
+    layers: list[tuple[str, Callable[[], AbstractContextManager[io.BufferedReader]]]],
+    names: list[str],
+) -> ImageSource:
+    parsed = json.loads(raw_config)
+    config, diff_ids = parsed.get("config") or {}, parsed["rootfs"]["diff_ids"]
+    if len(diff_ids) != len(layers):
+        raise ConfigError(f"the image's config names {len(diff_ids)} layers and its manifest {len(layers)}")
+    pairs = [entry.partition("=") for entry in config.get("Env") or []]
+    return ImageSource(
+        layers=[Layer(name, opened, diff_id) for (name, opened), diff_id in zip(layers, diff_ids, strict=True)],
+        digest="sha256:" + hashlib.sha256(raw_config).hexdigest(),
+        names=names,
+        env={name: value for name, _, value in pairs if name},
+        workdir=str(config.get("WorkingDir") or ""),
+        user=str(config.get("User") or ""),
+    )
+
+
+def _choose(
+    candidates: list[tuple[list[str], dict[str, Any]]], wanted: str | None, where: str
+) -> tuple[list[str], dict[str, Any]]:
+    """The archive's image; of several the one whose name is wanted."""
+    if len(candidates) == 1:
+        return candidates[0]
+    if wanted is not None:
+        for names, entry in candidates:
+            if any(familiar(name) == familiar(wanted) for name in names):
+                return [wanted], entry
+    held = ", ".join(name for names, _entry in candidates for name in names) or "without names"
+    raise ConfigError(f"{where} holds {len(candidates)} images ({held}); choose one with --name")
+
+
+def _of_this_machine(descriptors: list[dict[str, Any]], where: str) -> dict[str, Any]:
+    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    platforms = [descriptor.get("platform") or {} for descriptor in descriptors]
+    for descriptor, found in zip(descriptors, platforms, strict=True):
+        if found.get("os", "linux") == "linux" and found.get("architecture", wanted) == wanted:
+            return descriptor
+    held = ", ".join(f"{found.get('os')}/{found.get('architecture')}" for found in platforms)
+    raise ConfigError(f"{where} has no image for linux/{wanted}, only for {held}")
+
+
+def _blob_path(descriptor: dict[str, Any]) -> str:
+    match = _DIGEST.fullmatch(descriptor["digest"])
+    if match is None:
+        raise ConfigError(f"a blob's digest is no SHA-256: {descriptor['digest']!r}")
+    return f"blobs/sha256/{match[1]}"
+
+
+def _read_blob(open_file: Open, descriptor: dict[str, Any]) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(_read_verified(open_file, descriptor)))
+
+
+def _read_verified(open_file: Open, descriptor: dict[str, Any]) -> bytes:
+    path = _blob_path(descriptor)
+    with open_file(path) as stream:
+        raw = stream.read(_MAX_JSON_BYTES)
+    if hashlib.sha256(raw).hexdigest() != path.rpartition("/")[2]:
+        raise ConfigError(f"{path} is damaged: its content has another digest")
+    return raw
+
+
+def _read_json(open_file: Open, name: str) -> Any:
+    with open_file(name) as stream:
+        return json.loads(stream.read(_MAX_JSON_BYTES))
+
+
+def familiar(reference: str) -> str:
+    """The short form that docker shows: the default registry and `library/` left out, `:latest` added where nothing follows the name."""
+    for prefix in ("docker.io/", "index.docker.io/"):
+        reference = reference.removeprefix(prefix)
+    reference = reference.removeprefix("library/")
+    return reference if ":" in reference.rpartition("/")[2] or "@" in reference else f"{reference}:latest"

@@ -1,0 +1,210 @@
+"""Imported images on this machine: unpacked trees by digest, and a catalogue that maps references to them.
+
+Why here: import is slow and done by hand, create is fast and never pulls; this directory is all they share.
+Called by: `ratchet images` (import, list, remove) and `Catalogue.plan` (find), in other processes and at the same time.
+
+    <directory>/catalogue.json          reference → name of a tree
+    <directory>/<digest>/rootfs         the tree; boxes mount it read-only and hold a shared lock on it
+    <directory>/<digest>/meta.json      `ImageFacts`
+    <directory>/.new-*                  an import under way, locked while its process lives
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ratchet.errors import ConfigError, MachineError
+from sandbox_gateway.image_archive import ImageSource, familiar, open_image
+from sandbox_gateway.image_unpack import unpack
+
+BUILT_IN_REFERENCES = ("host", "base")
+ROOTFS, META = "rootfs", "meta.json"
+_CATALOGUE, _LOCK, _UNDER_WAY = "catalogue.json", "catalogue.lock", ".new-"
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}")
+
+
+class ImageFacts(BaseModel):
+    """`digest` of the image's config, or of the tree's tar stream; env, workdir and user as the image sets them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    digest: str = ""
+    source: str = ""
+    imported_at: float = 0.0
+    """Unix seconds."""
+    size_bytes: int = 0
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: str = ""
+    user: str = ""
+
+
+class Image(ImageFacts):
+    reference: str
+    directory: Path
+
+
+class ImageStore:
+    """Looks at the disk with every call; several processes may use one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def find(self, reference: str) -> Path | None:
+        """The directory of an image's tree and facts; docker's long and short forms of a name are the same."""
+        name = self._read().get(familiar(reference))
+        return self.directory / name if name is not None else None
+
+    def images(self) -> list[Image]:
+        return [self._image(reference, name) for reference, name in sorted(self._read().items())]
+
+    def add(self, path: Path, name: str | None, say: Callable[[str], None]) -> Image:
+        """Imports a directory, tar, OCI layout, OCI archive or docker-archive and gives it a reference.
+
+        Safe to run again: what is there already is only named. Raises ConfigError for what is no image, MachineError without root.
+        """
+        if os.geteuid() != 0:
+            raise MachineError(
+                "images keep their files' owners, which only root may set; run `ratchet images import` as root"
+            )
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._under_way() as fresh, open_image(path, name, fresh) as source:
+            reference, made, digest = _reference(name, source, path), fresh / "image", source.digest
+            if digest is None or not self._directory(digest).is_dir():
+                say(f"unpacking {len(source.layers)} layer(s) of {path}")
+                digest = _unpack_into(made, source, path)
+            with self._locked() as catalogue:
+                directory = self._directory(digest)
+                if not directory.is_dir():
+                    made.rename(directory)
+                catalogue[reference] = directory.name
+        self._remove_unnamed()
+        return self._image(reference, directory.name)
+
+    def remove(self, reference: str) -> bool:
+        """Takes the reference away, and the tree with its last one. False: boxes still use the tree; it goes when they have ended,
+        with the next import or removal. Raises ConfigError for a reference that is not there.
+        """
+        if reference in BUILT_IN_REFERENCES:
+            raise ConfigError(f"{reference} is built in and cannot be removed")
+        with self._locked() as catalogue:
+            name = catalogue.pop(familiar(reference), None)
+            if name is None:
+                raise ConfigError(f"no image {reference!r}; `ratchet images list` shows what there is")
+            still_named = name in catalogue.values()
+        self._remove_unnamed()
+        return still_named or not (self.directory / name).exists()
+
+    def _image(self, reference: str, name: str) -> Image:
+        directory = self.directory / name
+        return Image(reference=reference, directory=directory, **read_facts(directory).model_dump())
+
+    def _directory(self, digest: str) -> Path:
+        return self.directory / digest.replace(":", "-")
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return dict(json.loads((self.directory / _CATALOGUE).read_bytes()))
+        except FileNotFoundError:
+            return {}
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[dict[str, str]]:
+        """The catalogue, written back in one piece at the end."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            catalogue = self._read()
+            yield catalogue
+            fresh = self.directory / f"{_CATALOGUE}.new"
+            fresh.write_text(json.dumps(catalogue, indent=1, sort_keys=True))
+            fresh.replace(self.directory / _CATALOGUE)
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[Path]:
+        """A directory for one import; the kernel lets go of its lock however this process ends, and the next import clears it."""
+        fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
+        with _lock(fresh, fcntl.LOCK_EX):
+            try:
+                yield fresh
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def _remove_unnamed(self) -> None:
+        """Removes trees that no reference names and no box holds, and what killed imports left."""
+        with self._locked() as catalogue:
+            for entry in list(self.directory.iterdir()):
+                under_way = entry.name.startswith(_UNDER_WAY)
+                if not entry.is_dir() or entry.name in catalogue.values():
+                    continue
+                with _lock(entry if under_way else entry / ROOTFS, fcntl.LOCK_EX) as free:
+                    if free:
+                        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _unpack_into(directory: Path, source: ImageSource, path: Path) -> str:
+    rootfs = directory / ROOTFS
+    rootfs.mkdir(parents=True)
+    stream_digest = unpack(source, rootfs)
+    facts = ImageFacts(
+        digest=source.digest or stream_digest,
+        source=str(path.resolve()),
+        imported_at=time.time(),
+        size_bytes=_size_bytes(rootfs),
+        env=source.env,
+        workdir=source.workdir,
+        user=source.user,
+    )
+    (directory / META).write_text(facts.model_dump_json(indent=1))
+    return facts.digest
+
+
+def read_facts(directory: Path) -> ImageFacts:
+    return ImageFacts.model_validate_json((directory / META).read_bytes())
+
+
+def _reference(name: str | None, source: ImageSource, path: Path) -> str:
+    wanted = name or next(iter(source.names), None)
+    if wanted is None:
+        raise ConfigError(f"{path} does not say what its image is called; give it a reference with --name")
+    if wanted in BUILT_IN_REFERENCES:
+        raise ConfigError(f"{wanted} is the name of a built-in image; give another one with --name")
+    if not _REFERENCE.fullmatch(wanted):
+        raise ConfigError(f"{wanted!r} cannot be a reference; give one such as team/image:tag with --name")
+    return familiar(wanted)
+
+
+@contextlib.contextmanager
+def _lock(directory: Path, kind: int) -> Iterator[bool]:
+    """Whether the lock is ours while the block runs; never waits."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        yield free
+    finally:
+        os.close(fd)
+
+
+def _size_bytes(tree: Path) -> int:
+    """What the tree takes on the disk; hard links count once."""
+    seen: dict[int, int] = {}
+    for directory, _names, files in os.walk(tree):
+        for name in files:
+            found = os.lstat(os.path.join(directory, name))
+            seen[found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())

@@ -1,0 +1,223 @@
+"""Layers laid over each other in one directory, as overlay file systems of other tools would show them.
+
+Why here: an archive is somebody else's input. Every layer is unpacked by a child that has made the directory its root, so links and `..`
+in it lead nowhere else.
+Called by: `image_store.py`, as root.
+
+Whiteouts follow the OCI image specification: `.wh.NAME` removes NAME of the layers below, `.wh..wh..opq` all that they put into its
+directory. Devices are left out (boxes have their own), and so are extended attributes.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import lzma
+import os
+import shutil
+import stat
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import zstandard
+
+from ratchet.errors import ConfigError
+from sandbox_gateway.boxd.command_launch import PATH_KEEPER
+from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
+from sandbox_gateway.image_archive import ImageSource, Layer, decompressed
+
+_WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
+_NOBODY = 65_534
+_BUFFER_BYTES = 1 << 20
+_PROFILE_SCRIPT = "/etc/profile.d/zz-ratchet-path.sh"
+_PROFILE = f'# Login shells reset PATH; this puts the image\'s own back.\n[ -z "${{{PATH_KEEPER}}}" ] || export PATH="${{{PATH_KEEPER}}}"\n'
+_HOSTS = "127.0.0.1\tlocalhost box\n::1\tlocalhost\n"
+
+
+def unpack(source: ImageSource, rootfs: Path) -> str:
+    """Fills the empty directory `rootfs`; returns the digest of the last layer as a stream.
+
+    Raises ConfigError naming the layer that cannot be unpacked or is not what the image's config promises.
+    """
+    digest = ""
+    for layer in source.layers:
+        with layer.open() as stream:
+            digest = _in_root(rootfs, partial(_unpack_layer, stream), f"layer {layer.name}")
+        _verify(layer, digest)
+    _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches")
+    return digest
+
+
+def _verify(layer: Layer, digest: str) -> None:
+    if layer.diff_id is not None and layer.diff_id != digest:
+        raise ConfigError(
+            f"layer {layer.name} is damaged: its content is {digest}, the image's config says {layer.diff_id}"
+        )
+
+
+def _in_root(rootfs: Path, work: Callable[[], str], what: str) -> str:
+    """The answer of `work`, done by a child that sees `rootfs` as its root directory. Raises ConfigError with its complaint."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _answer(writing, str(rootfs), work)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = json.loads(pipe.read() or b'{"error": "the process that unpacks it was killed"}')
+    os.waitpid(pid, 0)
+    if "error" in answer:
+        raise ConfigError(f"{what} cannot be unpacked: {answer['error']}")
+    return str(answer["result"])
+
+
+def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
+    """Runs in the child and never returns."""
+    try:
+        os.umask(0)
+        os.chroot(rootfs)
+        os.chdir("/")
+        answer = {"result": work()}
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+        answer = {"error": str(error) or type(error).__name__}
+    except BaseException as error:  # the child must end here, whatever happened: behind it lies the parent's program
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    try:
+        os.write(writing, json.dumps(answer).encode())
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+class _Hashed:
+    """A stream that knows the digest of what was read from it."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream, self._sum = stream, hashlib.sha256()
+
+    def read(self, num_bytes: int) -> bytes:
+        data = self._stream.read(num_bytes)
+        self._sum.update(data)
+        return data
+
+    def digest(self) -> str:
+        """Of the whole stream: what follows the archive's end counts, too."""
+        while self.read(_BUFFER_BYTES):
+            pass
+        return f"sha256:{self._sum.hexdigest()}"
+
+
+def _unpack_layer(stream: io.BufferedReader) -> str:
+    hashed = _Hashed(decompressed(stream))
+    with tarfile.open(fileobj=hashed, mode="r|", bufsize=_BUFFER_BYTES) as archive:  # type: ignore[call-overload]  # read() is all it needs
+        fresh: set[str] = set()
+        for member in archive:
+            _put(archive, member, fresh)
+            archive.members = []  # a stream is not read twice; kept members would grow with the image
+    return hashed.digest()
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, fresh: set[str]) -> None:
+    """One entry of a layer. `fresh`: the paths that this layer has put so far, their parents included."""
+    path = os.path.normpath("/" + member.name)
+    parent, name = os.path.split(path)
+    if name == _OPAQUE:
+        _clear(parent, fresh)
+    elif name.startswith(_WHITEOUT):
+        hidden = os.path.join(parent, name.removeprefix(_WHITEOUT))
+        if not name.startswith(_META) and hidden not in fresh:
+            _remove(hidden)
+    elif path != "/" and not (member.ischr() or member.isblk()):
+        os.makedirs(parent, 0o755, exist_ok=True)
+        if not (member.isdir() and _is_real_directory(path)):
+            _remove(path)
+        _make(archive, member, path)
+        while path not in fresh and path != "/":
+            fresh.add(path)
+            path = os.path.dirname(path)
+
+
+def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    if member.islnk():
+        os.link(os.path.normpath("/" + member.linkname), path, follow_symlinks=False)
+        return
+    if member.issym():
+        os.symlink(member.linkname, path)
+    elif member.isdir():
+        os.makedirs(path, exist_ok=True)
+    elif member.isfifo():
+        os.mkfifo(path)
+    else:
+        _write(archive, member, path)
+    os.chown(path, _owner(member.uid), _owner(member.gid), follow_symlinks=False)
+    if not member.issym():
+        os.chmod(path, stat.S_IMODE(member.mode))  # after chown, which clears set-id bits
+    os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)  # byte code is valid for one time stamp only
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+    content = archive.extractfile(member)
+    if content is None:
+        raise ValueError(f"{member.name} is of a kind that is not known ({member.type!r})")
+    with open(path, "xb") as file:
+        shutil.copyfileobj(content, file, _BUFFER_BYTES)
+
+
+def _owner(number: int) -> int:
+    """Boxes have this many users; nobody stands for the rest."""
+    return number if 0 <= number < IDS_PER_BOX else _NOBODY
+
+
+def _is_real_directory(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _remove(path: str) -> None:
+    if _is_real_directory(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def _clear(directory: str, fresh: set[str]) -> None:
+    """Removes what the layers below put there, at any depth."""
+    if not _is_real_directory(directory):
+        return
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if path not in fresh:
+            _remove(path)
+        else:
+            _clear(path, fresh)
+
+
+def _complete(workdir: str) -> str:
+    """What a container runtime adds to every image: directories to mount on, `localhost`, the working directory; PATH for login shells."""
+    os.chmod("/", 0o755)
+    for path in ("/dev", "/proc", "/etc"):
+        os.makedirs(path, 0o755, exist_ok=True)
+    if not os.path.lexists("/tmp"):
+        os.mkdir("/tmp", 0o1777)
+    if os.path.isabs(workdir):
+        os.makedirs(workdir, 0o755, exist_ok=True)
+    _write_missing("/etc/hosts", _HOSTS)
+    if os.path.exists("/etc/profile"):
+        os.makedirs("/etc/profile.d", 0o755, exist_ok=True)
+        _write_missing(_PROFILE_SCRIPT, _PROFILE)
+    return ""
+
+
+def _write_missing(path: str, text: str) -> None:
+    try:
+        if os.path.getsize(path):
+            return
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+    _remove(path)
+    with open(path, "x") as file:
+        file.write(text)
+    os.chmod(path, 0o644)

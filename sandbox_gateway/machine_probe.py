@@ -1,0 +1,152 @@
+"""What this machine can do for boxes, in the words `ratchet doctor` shows.
+
+Why here: the checks follow from how boxd works and have to change with it.
+Called by: `ratchet doctor` (`probe`), and everything that is about to start a gateway (`require`).
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.errors import MachineError
+from sandbox_gateway import disk_template
+from sandbox_gateway.boxd import cgroups, linux_calls, seccomp
+
+_TRIED_MEMORY_BYTES, _TRIED_PROCESSES = 64 << 20, 16
+_INSTALL = "install it with the system's package manager (package `bubblewrap`)"
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """One line of the report: `on` says whether boxes have it here, `reason` why or why not."""
+
+    name: str
+    on: bool
+    reason: str
+
+
+def probe() -> list[Protection]:
+    return [_bubblewrap(), _root(), _user_namespaces(), _limits(), _disk(), _system_calls(), _network()]
+
+
+def require() -> None:
+    """Raises MachineError with one sentence of cause and remedy where boxes cannot run at all."""
+    for check in (_bubblewrap, _root, _user_namespaces):
+        protection = check()
+        if not protection.on:
+            raise MachineError(f"Local sandboxes cannot run here: {protection.reason}.")
+
+
+def find_bubblewrap() -> str | None:
+    return shutil.which("bwrap")
+
+
+def _bubblewrap() -> Protection:
+    path = find_bubblewrap()
+    return Protection(
+        "bubblewrap", path is not None, f"found at {path}" if path else f"`bwrap` is not on PATH; {_INSTALL}"
+    )
+
+
+def _root() -> Protection:
+    if os.geteuid() == 0:
+        return Protection("own user range per box", True, "the gateway runs as root and maps 65536 ids for each box")
+    reason = (
+        f"the gateway runs as uid {os.geteuid()} and only root may map the several users a box has; start it with sudo"
+    )
+    return Protection("own user range per box", False, reason)
+
+
+def _user_namespaces() -> Protection:
+    name = "user namespaces"
+    limit = _read_number("/proc/sys/user/max_user_namespaces")
+    if limit == 0:
+        return Protection(
+            name, False, "user namespaces are switched off; run `sysctl -w user.max_user_namespaces=65536`"
+        )
+    if limit is None and not Path("/proc/self/ns/user").exists():
+        return Protection(
+            name, False, "this kernel was built without user namespaces; boot one that has CONFIG_USER_NS"
+        )
+    if os.geteuid() == 0 and not _succeeds_in_child(lambda: linux_calls.unshare(linux_calls.CLONE_NEWUSER)):
+        return Protection(
+            name,
+            False,
+            "this container forbids user namespaces; run it with CAP_SYS_ADMIN and without a seccomp profile",
+        )
+    return Protection(name, True, "processes of a box hold no right outside it")
+
+
+def _succeeds_in_child(attempt: Callable[[], None]) -> bool:
+    """Tries it in a child: configuration files cannot tell what a container's seccomp profile refuses."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _limits() -> Protection:
+    """Tries them: a container may show control groups whose limits it does not hand on."""
+    name, version, parent = "memory and process limits", cgroups.usable_version(), f"ratchet-probe-{os.getpid()}"
+    if version == 0:
+        return Protection(
+            name, False, f"no writable control groups at {cgroups.MOUNT}; boxes share the machine's limits"
+        )
+    group = cgroups.cgroup_at(f"{parent}/box")
+    try:
+        cgroups.prepare_parent(parent)
+        group.create(_TRIED_MEMORY_BYTES, _TRIED_PROCESSES)
+    except OSError as error:
+        return Protection(
+            name, False, f"control groups version {version} refuse limits ({error}); boxes share the machine's limits"
+        )
+    finally:
+        group.remove()
+        cgroups.remove_parent(parent)
+    return Protection(name, True, f"control groups version {version}")
+
+
+def _disk() -> Protection:
+    name = "disk limit"
+    if disk_template.is_possible():
+        return Protection(name, True, "each box has a disk of its own, a sparse file with ext4 in it")
+    reason = (
+        "`mkfs.ext4` is not on PATH (package `e2fsprogs`)"
+        if shutil.which("mkfs.ext4") is None
+        else "there are no loop devices here"
+    )
+    return Protection(name, False, f"{reason}; boxes share the disk of the gateway's directory")
+
+
+def _system_calls() -> Protection:
+    name, machine = "system call filter", os.uname().machine
+    if not seccomp.PROGRAM:
+        return Protection(name, False, f"there is no table of system calls for {machine}")
+    if not _succeeds_in_child(_filter_in_user_namespace):
+        return Protection(name, False, "this kernel refuses seccomp filters (CONFIG_SECCOMP_FILTER)")
+    return Protection(name, True, "mounts, namespaces, modules, BPF, io_uring, keys and clocks are refused")
+
+
+def _filter_in_user_namespace() -> None:
+    linux_calls.unshare(linux_calls.CLONE_NEWUSER)
+    seccomp.apply()
+
+
+def _network() -> Protection:
+    name = "closed network"
+    if not Path("/proc/self/ns/net").exists():
+        return Protection(name, False, "this kernel has no network namespaces")
+    return Protection(name, True, "boxes reach only the gateway's egress ports")
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

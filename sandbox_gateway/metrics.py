@@ -1,0 +1,65 @@
+"""What a box uses now: memory and processes' time from its control group, disk from its directory.
+
+Why here: the numbers come from the host's view; a box could tell nothing but its own.
+Called by: `control_plane.py` for `/metrics` and a box's details.
+"""
+
+import asyncio
+import os
+
+from sandbox_gateway.box_client import Box
+from sandbox_gateway.boxd import cgroups
+
+_BETWEEN_SECONDS = 0.1
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+async def take_sample(box: Box) -> dict[str, float | int]:
+    """The fields of E2B's SandboxMetric but its time. Zero where this machine has no control groups."""
+    group = cgroups.cgroup_at(str(box.record.spec["cgroup"]))
+    before = _cpu_ticks(group)
+    await asyncio.sleep(_BETWEEN_SECONDS)
+    used = max(0, _cpu_ticks(group) - before) / _TICKS
+    memory, cache = group.memory_bytes()
+    total_disk = total_disk_bytes(box)
+    return {
+        "cpuCount": os.cpu_count() or 1,
+        "cpuUsedPct": round(100 * used / _BETWEEN_SECONDS, 1),
+        "memUsed": memory,
+        "memTotal": box.record.memory_bytes,
+        "memCache": cache,
+        "diskUsed": await asyncio.to_thread(_disk_used_bytes, box),
+        "diskTotal": total_disk,
+    }
+
+
+def total_disk_bytes(box: Box) -> int:
+    """The box's own limit, or what its directory's file system has free."""
+    limit = int(box.record.spec.get("disk_bytes") or 0)
+    if limit:
+        return limit
+    status = os.statvfs(box.directory)
+    return status.f_bavail * status.f_frsize
+
+
+def _disk_used_bytes(box: Box) -> int:
+    used = 0
+    for folder, _names, files in os.walk(box.directory):
+        for name in files:
+            try:
+                used += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+    return used
+
+
+def _cpu_ticks(group: cgroups.Cgroup) -> int:
+    total = 0
+    for pid in group.process_ids():
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total

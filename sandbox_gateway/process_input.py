@@ -1,0 +1,79 @@
+"""Client-streamed stdin: envelopes of one request, passed on as they arrive.
+
+Why here: the only call whose request is a stream of messages.
+Called by: `envd.py` for `StreamInput`.
+"""
+
+import base64
+import struct
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sandbox_gateway.box_client import Box
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.connect_protocol import MAX_BODY_BYTES, STREAM_TYPE, Body, end_of_stream, envelope, parse
+
+_HEADER = struct.Struct(">BI")
+
+
+class _Process(Body):
+    pid: int = 0
+    tag: str = ""
+
+
+class _Start(Body):
+    process: _Process
+
+
+class _Input(Body):
+    stdin: str = ""
+    pty: str = ""
+
+
+class _Data(Body):
+    input: _Input
+
+
+class _Message(Body):
+    start: _Start | None = None
+    data: _Data | None = None
+
+
+async def stream_input(request: Request, box: Box) -> Response:
+    """The first message names the process, later ones carry bytes for it."""
+    buffer, target = bytearray(), None
+    async for chunk in request.stream():
+        buffer += chunk
+        if len(buffer) > MAX_BODY_BYTES:
+            raise BoxFaultError("invalid_argument", f"a message is larger than {MAX_BODY_BYTES} bytes")
+        while (message := _take_message(buffer)) is not None:
+            if message.start is not None:
+                target = message.start.process
+            elif message.data is not None:
+                await _pass_on(box, target, message.data.input.stdin or message.data.input.pty)
+    return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
+
+
+async def _pass_on(box: Box, target: _Process | None, data: str) -> None:
+    if target is None:
+        raise BoxFaultError("invalid_argument", "the first message must name the process")
+    try:
+        base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
+    await box.control(op="input", data=data, pid=target.pid, tag=target.tag)
+
+
+def _take_message(buffer: bytearray) -> _Message | None:
+    """Removes one whole envelope from the front of the buffer, None while there is none."""
+    if len(buffer) < _HEADER.size:
+        return None
+    flag, length = _HEADER.unpack_from(buffer)
+    if flag != 0:
+        raise BoxFaultError("invalid_argument", "compressed messages are not supported")
+    if len(buffer) < _HEADER.size + length:
+        return None
+    payload = bytes(buffer[_HEADER.size : _HEADER.size + length])
+    del buffer[: _HEADER.size + length]
+    return parse(_Message, payload)

@@ -1,0 +1,77 @@
+"""A process's output as a stream of Connect events, replayed from its first byte.
+
+Why here: reading the spool and following its growth is the gateway's busiest loop.
+Called by: `envd.py` for `Start` and `Connect`.
+"""
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sandbox_gateway.box_client import Stream
+from sandbox_gateway.boxd.processes import FRAME
+from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.connect_protocol import end_of_stream, envelope
+
+_READ_BYTES = 256 << 10
+_STREAM_NAMES = {1: "stdout", 2: "stderr", 3: "pty"}
+
+
+async def process_events(stream: Stream, keepalive_seconds: float, started_here: bool) -> AsyncIterator[bytes]:
+    """Start event, output so far and to come, end event. Closes the stream, also when the client goes away."""
+    offset = 0
+    try:
+        yield envelope({"event": {"start": {"pid": stream.pid}}})
+        while True:
+            while offset < stream.size:
+                data = await _read_spool(stream.spool, min(stream.size - offset, _READ_BYTES), offset)
+                events, used = _data_events(data)
+                offset += used
+                yield events
+            if stream.end is not None:
+                yield _last_events(stream.end, started_here)
+                return
+            try:
+                await stream.wait_for_news(keepalive_seconds)
+            except TimeoutError:
+                yield envelope({"event": {"keepalive": {}}})
+    except ConnectionError:
+        yield end_of_stream(BoxFaultError("unavailable", "the sandbox ended before the stream completed"))
+    finally:
+        stream.close()
+
+
+def _data_events(data: bytes) -> tuple[bytes, int]:
+    """Envelopes of the whole frames at the front of `data`, and how many bytes of it they took."""
+    events, position = [], 0
+    while len(data) - position >= FRAME.size:
+        kind, length = FRAME.unpack_from(data, position)
+        end = position + FRAME.size + length
+        if end > len(data):
+            break
+        encoded = base64.b64encode(data[position + FRAME.size : end]).decode()
+        events.append(envelope({"event": {"data": {_STREAM_NAMES[kind]: encoded}}}))
+        position = end
+    return b"".join(events), position
+
+
+def _last_events(end: dict[str, Any], started_here: bool) -> bytes:
+    """A time limit is reported as such only to the call that set it: an end event would race the client's own timer."""
+    if end["timedOut"] and started_here:
+        return end_of_stream(BoxFaultError("deadline_exceeded", "the command ran out of time and was killed"))
+    return (
+        envelope({"event": {"end": {name: value for name, value in end.items() if name != "timedOut"}}})
+        + end_of_stream()
+    )
+
+
+async def _read_spool(fd: int, length: int, offset: int) -> bytes:
+    """Fresh output is in the page cache and read at once; what would wait for the disk is read in a thread."""
+    buffer = bytearray(length)
+    try:
+        count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError:
+        return await asyncio.to_thread(os.pread, fd, length, offset)
+    return bytes(buffer[:count]) if count else await asyncio.to_thread(os.pread, fd, length, offset)

@@ -1,0 +1,65 @@
+"""Runs the gateway until it is told to stop.
+
+Why here: sockets, limits and signal handling of the process, apart from the app.
+Called by: `ratchet gateway` (blocking).
+"""
+
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+import uvicorn
+
+from ratchet.errors import MachineError
+from sandbox_gateway.app import create_app
+from sandbox_gateway.fork_client import ForkServer
+from sandbox_gateway.image_store import ImageStore
+from sandbox_gateway.images import Catalogue
+from sandbox_gateway.machine_probe import find_bubblewrap, require
+from sandbox_gateway.settings import GatewaySettings
+
+_KEEP_ALIVE_SECONDS = 330  # above the SDK pool's 300: the server must never be the first to close
+_GRACEFUL_SECONDS = 2
+
+
+def serve(settings: GatewaySettings) -> None:
+    """Blocks. Raises MachineError where boxes cannot run, or another gateway uses the same root directory."""
+    require()
+    bubblewrap = find_bubblewrap()
+    assert bubblewrap is not None, "require() has looked for it"
+    settings.root_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _lock(settings.root_directory)
+    try:
+        _raise_file_limit()
+        images = ImageStore(settings.images_directory) if settings.images_directory is not None else None
+        catalogue = Catalogue(settings.root_directory, images, settings.layers, settings.hidden_directories)
+        app = create_app(settings, catalogue, lambda: ForkServer(bubblewrap))
+        uvicorn.run(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        )
+    finally:
+        os.close(lock)
+
+
+def _lock(root: Path) -> int:
+    """An fd that holds the directory; the kernel lets go of it however this process ends."""
+    fd = os.open(root / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise MachineError(f"Another gateway already uses {root}; stop it or choose another root directory.") from error
+    return fd
+
+
+def _raise_file_limit() -> None:
+    """A box costs two fds here and a command three; the usual soft limit of 1024 is reached quickly."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

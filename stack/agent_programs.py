@@ -1,0 +1,176 @@
+"""Fetches agent programs and lays each out as a read-only directory that boxes mount at /opt/agents.
+
+Why here: agents inside boxes can download nothing; what they run is pinned and fetched once per machine, through npm or PyPI.
+Called by: `ratchet agents fetch`; the tests that need a real program.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from activities.harnesses import agent_programs
+from activities.harnesses.agent_programs import RECORD, AgentProgram
+from ratchet.errors import ConfigError, MachineError
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
+
+Say = Callable[[str], None]
+
+FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
+    "claude-code": agent_programs.claude_code_program,
+    "codex": agent_programs.codex_program,
+    "mini-swe-agent": agent_programs.mini_swe_agent_program,
+}
+_NPM_PACKAGES = {
+    "claude_code": "@anthropic-ai/claude-code-linux-{cpu}@{version}",
+    "codex": "@openai/codex@{version}-linux-{cpu}",
+}
+_CPUS = {"x86_64": "x64", "aarch64": "arm64"}
+_NATIVE = {"claude_code": ("package/claude", "package/bin/claude"), "codex": ("package/vendor/*/bin/codex",)}
+_SCRIPTS = {"claude_code": ("package/cli.js",), "codex": ("package/bin/codex.js",)}
+_LEFT_OUT = "voice"  # half of Codex's files; there is nobody to talk to in a box
+_PYTHON_WRAPPER = """\
+#!/bin/sh
+exec {python}/bin/python3 -I -c 'import sys; sys.path.insert(0, "{packages}"); from minisweagent.run.mini import app; sys.exit(app())' "$@"
+"""
+
+
+def fetch(program: AgentProgram, say: Say) -> Path:
+    """The program's directory on this machine, made if missing; two at once end with one result. Raises MachineError, ConfigError."""
+    target = program.host_directory
+    if (target / RECORD).is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(target), tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        if (target / RECORD).is_file():
+            return target
+        fresh = Path(temporary) / "layer"
+        fresh.mkdir(mode=0o755)
+        lay_out = _lay_out_python if program.name == "mini_swe_agent" else _lay_out_npm
+        source, version = lay_out(program, fresh, Path(temporary), say)
+        (fresh / RECORD).write_text(json.dumps({"version": version, "source": source}))
+        fresh.rename(target)
+    return target
+
+
+def installed() -> list[dict[str, str]]:
+    """What lies on this machine: name, version, source, directory."""
+    found = []
+    for record in sorted(agent_programs.agents_directory().glob(f"*/{RECORD}")):
+        facts = json.loads(record.read_text())
+        found.append({"agent": record.parent.name.split("-")[0], **facts, "directory": str(record.parent)})
+    return found
+
+
+@contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Others wait; the kernel lets go of the lock however this process ends."""
+    descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: Say) -> tuple[str, str]:
+    if program.tarball is not None:
+        tarball, source = program.tarball, str(program.tarball)
+    else:
+        source = _npm_package(program)
+        say(f"fetching {source} with npm")
+        tarball = _npm_pack(source, temporary)
+    say(f"unpacking {tarball.name}")
+    _unpack(tarball, layer)
+    binary = layer / "bin" / program.command
+    binary.parent.mkdir()
+    native = _first(layer, _NATIVE[program.name])
+    if native is not None:
+        native.chmod(0o755)
+        binary.symlink_to(Path("..") / native.relative_to(layer))
+    else:
+        _wrap_script(program, layer, binary)
+    package = json.loads((layer / "package" / "package.json").read_text())
+    return source, str(package["version"]).partition("-")[0]
+
+
+def _npm_package(program: AgentProgram) -> str:
+    cpu = _CPUS.get(platform.machine())
+    if cpu is None:
+        raise MachineError(f"{program.name} has no package for {platform.machine()}; give a tarball that runs here")
+    return _NPM_PACKAGES[program.name].format(cpu=cpu, version=program.pinned)
+
+
+def _npm_pack(package: str, directory: Path) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise MachineError(
+            "npm is not on PATH; install Node.js, or name a tarball: VIME_AGENT_CC_TARBALL, RATCHET_CODEX_TARBALL"
+        )
+    _run([npm, "pack", "--silent", "--pack-destination", str(directory), package], f"npm cannot fetch {package}")
+    (tarball,) = directory.glob("*.tgz")
+    return tarball
+
+
+def _unpack(tarball: Path, directory: Path) -> None:
+    """With the system's tar, which knows every compression that Node's and npm's archives come in."""
+    options = ["--no-same-owner", f"--exclude=*/{_LEFT_OUT}/*", "-C", str(directory)]
+    _run(["tar", "-xf", str(tarball), *options], f"{tarball} cannot be unpacked")
+    if not (directory / "package").is_dir():
+        tops = [entry for entry in directory.iterdir() if entry.is_dir()]
+        if len(tops) != 1:
+            raise ConfigError(f"{tarball} is no npm tarball: no `package` directory in it")
+        tops[0].rename(directory / "package")
+
+
+def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
+    """A package of JavaScript needs Node beside it."""
+    script = _first(layer, _SCRIPTS[program.name])
+    if script is None:
+        raise ConfigError(f"{program.tarball} holds neither {_NATIVE[program.name]} nor {_SCRIPTS[program.name]}")
+    if program.node_tarball is None:
+        raise ConfigError(
+            f"{program.tarball} is no native program; name a Node archive in VIME_AGENT_NODE_TARBALL, too"
+        )
+    node = layer / "node"
+    node.mkdir()
+    _run(
+        ["tar", "-xf", str(program.node_tarball), "--no-same-owner", "--strip-components=1", "-C", str(node)],
+        "Node cannot be unpacked",
+    )
+    here = f"{agent_programs.BOX_AGENTS}/{program.directory_name}"
+    binary.write_text(f'#!/bin/sh\nexec {here}/node/bin/node {here}/{script.relative_to(layer)} "$@"\n')
+    binary.chmod(0o755)
+
+
+def _lay_out_python(program: AgentProgram, layer: Path, _temporary: Path, say: Say) -> tuple[str, str]:
+    """Installed for the interpreter of the boxes' own Python layer."""
+    from sandbox_gateway.python_layer import install_packages
+
+    source = f"mini-swe-agent=={program.pinned}"
+    say(f"installing {source}")
+    pins = resources.files("stack").joinpath("mini_swe_agent.txt").read_text().splitlines()
+    install_packages(layer / "packages", ["--no-deps", *(pin for pin in pins if pin and not pin.startswith("#"))])
+    (layer / "bin").mkdir()
+    wrapper = layer / "bin" / program.command
+    packages = f"{agent_programs.BOX_AGENTS}/{program.directory_name}/packages"
+    wrapper.write_text(_PYTHON_WRAPPER.format(python=PYTHON_LAYER_PATH, packages=packages))
+    wrapper.chmod(0o755)
+    return source, program.pinned
+
+
+def _first(directory: Path, patterns: tuple[str, ...]) -> Path | None:
+    return next((found for pattern in patterns for found in sorted(directory.glob(pattern)) if found.is_file()), None)
+
+
+def _run(command: list[str], problem: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise MachineError(f"{problem}: {(done.stderr or done.stdout).strip()[-400:]}")

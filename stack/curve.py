@@ -1,0 +1,115 @@
+"""What a run's evaluations say: solve rates with intervals, the paired difference, per bug family, and the picture.
+
+Why here: the figures that are printed, committed and asserted come from one place.
+Called by: `ratchet train` and `ratchet bench curve`.
+
+Intervals are bootstrap percentiles over tasks (not over rollouts: rollouts of one task are not independent), 10,000 draws, seeded.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_DRAWS = 10_000
+
+Rates = dict[str, float]
+"""Task digest → mean reward."""
+
+
+def rates_by_task(rows: Sequence[dict[str, Any]], label: str, family: str | None = None) -> Rates:
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        if row["label"] == label and family in (None, row["family"]):
+            rewards.setdefault(row["task"], []).append(row["reward"])
+    return {task: float(np.mean(values)) for task, values in rewards.items()}
+
+
+def interval(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
+    """(mean, lower, upper) of the 95% bootstrap interval."""
+    draws = np.random.default_rng(seed).integers(0, len(values), size=(_DRAWS, len(values)))
+    means = values[draws].mean(axis=1)
+    return float(values.mean()), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Per evaluation: rate and interval; per kind (sampled, greedy): after - before, paired by task; per family: before and after."""
+    labels = sorted({row["label"] for row in rows})
+    report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}}
+    for label in labels:
+        mean, low, high = interval(np.array(list(rates_by_task(rows, label).values())))
+        report["evaluations"][label] = {
+            "mean": mean,
+            "low": low,
+            "high": high,
+            "tasks": len(rates_by_task(rows, label)),
+        }
+    for label in labels:
+        kind = label.removeprefix("start-")
+        if label.startswith("start-") and f"end-{kind}" in labels:
+            report["differences"][kind] = _difference(rows, kind)
+            report["families"][kind] = {
+                family: {
+                    when: float(np.mean(list(rates_by_task(rows, f"{when}-{kind}", family).values()) or [np.nan]))
+                    for when in ("start", "end")
+                }
+                for family in sorted({row["family"] for row in rows if row["family"]})
+            }
+    return report
+
+
+def _difference(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
+    before, after = rates_by_task(rows, f"start-{kind}"), rates_by_task(rows, f"end-{kind}")
+    paired = sorted(before.keys() & after.keys())
+    mean, low, high = interval(np.array([after[task] - before[task] for task in paired]))
+    return {"mean": mean, "low": low, "high": high, "tasks": float(len(paired))}
+
+
+def draw(
+    curves: dict[str, list[tuple[int, float]]],
+    reports: dict[str, dict[str, Any]],
+    title: str,
+    path: Path,
+    controls: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Mean reward of each step's batch (lines), and held-out solve rates before and after with 95% intervals (points).
+
+    `controls`: name of a control → of the run whose colour it has, dashed and hollow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
+    own = [name for name in curves if name not in controls]
+    colours = {name: f"C{own.index(controls.get(name, name))}" for name in curves}
+    for name, points in curves.items():
+        style = "--" if name in controls else "-"
+        left.plot(
+            [step for step, _ in points],
+            [value for _, value in points],
+            style,
+            marker=".",
+            color=colours[name],
+            label=name,
+        )
+    left.set(xlabel="step", ylabel="mean reward of the rollouts trained on", ylim=(0, 1))
+    left.legend(fontsize=8)
+    for offset, (name, report) in enumerate(reports.items()):
+        for place, label in enumerate(("start-t1", "end-t1", "start-greedy", "end-greedy")):
+            found = report["evaluations"].get(label)
+            if found:
+                error = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
+                fill = "none" if name in controls else "full"
+                right.errorbar(
+                    place + 0.12 * offset, found["mean"], yerr=error, fmt="o", fillstyle=fill, color=colours[name]
+                )
+    right.set_xticks(range(4), ["sampled\nbefore", "sampled\nafter", "greedy\nbefore", "greedy\nafter"])
+    right.set(ylabel="held-out solve rate, 95% interval", ylim=(0, 1))
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,148 @@
+"""A run on this machine's stack as a person follows it: started or found again, watched to its end, read back with what it cost.
+
+Why here: the command, the benchmark and the tests start and watch runs in one way.
+Called by: `ratchet train`, `tests/benchmarks/curve.py`, `tests/e2e`.
+"""
+
+import asyncio
+import base64
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.payloads import TrainRunInput
+from ratchet.store import reports, runs
+from ratchet.temporal_client import root_cause
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import RunState
+from stack.cpu_meter import CpuMeter
+from stack.curve import summary
+from stack.parts import Stack
+from stack.startup import connect
+from stack.supervisor import Supervisor
+
+Say = Callable[[str], None]
+
+_LOOK_SECONDS = 2.0
+_SAY_SECONDS = 10.0
+
+
+async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: Say) -> str:
+    """The newest unfinished run with the same config, resumed where it was paused, or a new one."""
+    async with stack.database() as database, database.begin() as connection:
+        unfinished = None if new else await runs.newest_unfinished(connection, config.digest())
+        reason = await runs.resume(connection, unfinished) if unfinished is not None else None
+    if unfinished is not None:
+        say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
+        return unfinished
+    run_id = new_run_id(name)
+    client = await connect(stack, load_temporal_settings())
+    await client.start_workflow(
+        "TrainRun", TrainRunInput(config=config.model_dump(mode="json")), id=f"run/{run_id}", task_queue="control"
+    )
+    return run_id
+
+
+def new_run_id(name: str) -> str:
+    suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
+    return f"{name}-{datetime.now(UTC):%y%m%d}-{suffix}"
+
+
+@dataclass(slots=True, frozen=True)
+class Cost:
+    """What was seen to be used while `num_rollouts` ended: a watcher that came late has not seen all of it."""
+
+    num_rollouts: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+
+
+async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
+    """A line now and then, until the run has ended.
+
+    Raises ConfigError with the reason where the run failed or waits for a human, MachineError where the stack was ended meanwhile.
+    """
+    client = await connect(stack, load_temporal_settings())
+    handle = client.get_workflow_handle(f"run/{run_id}")
+    result = asyncio.create_task(handle.result())
+    progress = _Progress(stack, run_id, say)
+    meter, begun = CpuMeter(stack), time.monotonic()
+    try:
+        while True:
+            ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
+            await asyncio.to_thread(meter.sample)
+            await progress.look()
+            if ended and isinstance(error := result.exception(), RPCError):
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    raise ConfigError(
+                        f"Temporal knows no workflow run/{run_id}; where its file was lost, `ratchet up` makes it anew"
+                    )
+                # Temporal is away. Supervised, it comes back; ended by `ratchet down`, it does not.
+                if not Supervisor(stack).is_up():
+                    raise MachineError(f"the stack was ended; run {run_id} goes on with the next `ratchet up`")
+                await asyncio.sleep(_LOOK_SECONDS)
+                result = asyncio.create_task(handle.result())
+            elif ended:
+                await result
+                return Cost(progress.num_ended, time.monotonic() - begun, dict(meter.used))
+    except WorkflowFailureError as error:
+        raise ConfigError(f"run {run_id} failed: {root_cause(error)}") from None
+    finally:
+        result.cancel()
+        await progress.close()
+
+
+class _Progress:
+    """What Postgres says of the run, said again when it has changed: steps and evaluations at once, counts now and then."""
+
+    def __init__(self, stack: Stack, run_id: str, say: Say) -> None:
+        self.run_id, self.say = run_id, say
+        self.database = stack.database()
+        self.line, self.num_ended, self.said_at = "", 0, 0.0
+        self.milestone: tuple[int, list[str]] | None = None
+        self.num_ended_before: int | None = None
+
+    async def look(self) -> None:
+        try:
+            async with self.database.begin() as connection:
+                row = await runs.get(connection, self.run_id)
+                if row is None:
+                    return
+                found = await reports.progress(connection, self.run_id)
+        except StoreUnavailableError:
+            return
+        if row.state == RunState.PAUSED:
+            raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command goes on with it")
+        if self.num_ended_before is None:
+            self.num_ended_before = found["ended"]
+        self.num_ended = found["ended"] - self.num_ended_before
+        line, milestone = _line(found), (found["step"], found["evaluations"])
+        if milestone != self.milestone or (line != self.line and time.monotonic() - self.said_at >= _SAY_SECONDS):
+            self.say(line)
+            self.line, self.milestone, self.said_at = line, milestone, time.monotonic()
+
+    async def close(self) -> None:
+        await self.database.close()
+
+
+def _line(progress: dict[str, Any]) -> str:
+    evaluations = f"; evaluated: {', '.join(progress['evaluations'])}" if progress["evaluations"] else ""
+    failed = f", {progress['failed']} failed" if progress["failed"] else ""
+    return f"step {progress['step']}: {progress['ended']} of {progress['rollouts']} rollouts ended{failed}{evaluations}"
+
+
+async def collect(stack: Stack, run_id: str) -> dict[str, Any]:
+    """Steps, evaluations and their summary, from Postgres."""
+    async with stack.database() as database, database.begin() as connection:
+        progress = await reports.progress(connection, run_id)
+        steps = await reports.steps(connection, run_id)
+        rewards = await reports.evaluation_rewards(connection, run_id)
+    return {"run_id": run_id, **progress, "steps": steps, "summary": summary(rewards) if rewards else None}

@@ -1,0 +1,58 @@
+"""What the local engine and adapter serve: a resolved config and the directory of its model, kept in the state directory.
+
+Why here: supervised parts take no arguments; `ratchet up` writes this file and they read it.
+Called by: `ratchet up`, `ratchet train`, `ratchet engine` and `ratchet adapter`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from ratchet.config import TINY, RunConfig
+from ratchet.errors import MachineError
+from ratchet.model_directory import model_of, require_model
+from stack.parts import Stack
+
+
+class ServingPlan(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    config: RunConfig
+    model_path: Path
+
+
+def load_plan(stack: Stack) -> ServingPlan:
+    if not stack.plan_path.is_file():
+        raise MachineError(f"{stack.plan_path} is missing; start the stack with `ratchet up`")
+    return ServingPlan.model_validate_json(stack.plan_path.read_text())
+
+
+def wants_other(stack: Stack, config: RunConfig) -> bool:
+    """Whether engine and adapter, as they were last started, serve something else. Makes and checks nothing."""
+    wanted = ServingPlan(config=config, model_path=model_of(config))
+    return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
+
+
+def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
+    """Makes sure of the model."""
+    model_path = model_of(config)
+    if config.model == TINY:
+        from stack.tiny_policy.build import make_tiny_policy
+
+        make_tiny_policy(model_path, config.seed, say)
+    require_model(model_path)
+    return ServingPlan(config=config, model_path=model_path)
+
+
+def write_plan(stack: Stack, plan: ServingPlan) -> None:
+    """What an engine or adapter that starts from now on serves."""
+    stack.home.mkdir(parents=True, exist_ok=True)
+    temporary = stack.plan_path.with_suffix(".tmp")
+    temporary.write_text(plan.model_dump_json(indent=1))
+    temporary.rename(stack.plan_path)
+
+
+def _served(plan: ServingPlan) -> tuple[object, ...]:
+    """What an engine or adapter would do differently."""
+    return plan.model_path, plan.config.engine, plan.config.sampling.max_context_tokens

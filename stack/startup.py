@@ -1,0 +1,157 @@
+"""From nothing to a stack that answers: model, parts, database, namespace, runs that were under way.
+
+Why here: the order matters and is written once: Postgres → Temporal → search attributes and schedule → the rest → workflows of open runs.
+Called by: `ratchet up`, `ratchet train` and the tests.
+"""
+
+import asyncio
+import collections
+import time
+from collections.abc import Callable
+
+import httpx
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+
+from activities.datasets.formats import read_rows
+from activities.sandboxes import docker_settings
+from ratchet import temporal_client
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.payloads import TrainRunInput
+from ratchet.store import engines, runs
+from ratchet.store.database import Database, migrate
+from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from sandbox_gateway import machine_probe
+from stack import docker_egress, postgres
+from stack.parts import Stack, require_space
+from stack.serving_plan import prepare_plan, wants_other, write_plan
+from stack.supervisor import Supervisor
+
+_READY_SECONDS = 300.0
+_ANSWER_SECONDS = 10.0
+
+
+def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
+    """Idempotent and interruptible. Raises MachineError with the part that does not come up and where its log is.
+
+    What the user got wrong is said before anything is started or written: the sentences of ConfigError, DatasetError and MachineError.
+    """
+    settings = load_temporal_settings()
+    for dataset in config.datasets:
+        collections.deque(read_rows(dataset, digest=""), maxlen=0)
+    require_space(stack.home)
+    if stack.has_gateway:
+        machine_probe.require()
+    if docker_settings.needs_egress():
+        asyncio.run(docker_egress.require())
+    asyncio.run(_require_services(stack, settings))
+    supervisor = Supervisor(stack)
+    fresh = not supervisor.is_up()
+    other = wants_other(stack, config)
+    if other and not fresh:
+        asyncio.run(_require_idle(stack))
+    plan = prepare_plan(config, say)
+    if fresh:
+        say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
+    elif other:
+        say("another model is wanted: restarting engine and adapter")
+        supervisor.stop("engine", "adapter")
+    # Interrupted before the plan is written, the next `up` changes the model again; after that, it starts what stands still.
+    if other or not stack.plan_path.is_file():
+        write_plan(stack, plan)
+    supervisor.up()
+    asyncio.run(_make_ready(stack, supervisor, settings, say))
+
+
+async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
+    """Servers that the user's environment names are asked before anything of ours is started."""
+    if stack.is_external("RATCHET_DATABASE_URL"):
+        async with stack.database() as database:
+            await database.wait(_ANSWER_SECONDS)
+    if stack.is_external("TEMPORAL_ADDRESS"):
+        await connect(stack, settings, _ANSWER_SECONDS)
+
+
+async def _require_idle(stack: Stack) -> None:
+    """An open run keeps its engine: a rollout by hand, or another training, must not take it away."""
+    try:
+        async with stack.database() as database, database.begin() as connection:
+            open_runs = await runs.unfinished(connection)
+    except StoreUnavailableError:
+        return  # it cannot run either
+    if open_runs:
+        raise ConfigError(
+            f"run {open_runs[0]} is still open, and this config wants another model or other engine settings than it has; "
+            "wait for it or cancel it, or give this config the run's model, seed, engine and sampling.max_context_tokens"
+        )
+
+
+async def _make_ready(
+    stack: Stack, supervisor: Supervisor, settings: TemporalSettings, say: Callable[[str], None]
+) -> None:
+    if not stack.is_external("RATCHET_DATABASE_URL"):
+        await postgres.ensure_database(stack.ports["postgres"])
+    async with stack.database() as database:
+        await database.wait()
+        await asyncio.to_thread(migrate, database.url)
+        client = await connect(stack, settings)
+        await temporal_client.register(client, settings)
+        say("Postgres and Temporal answer")
+        await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
+        await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
+        say("engine and adapter answer")
+        for run_id in await continue_runs(client, database):
+            say(f"run {run_id} goes on")
+
+
+async def connect(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
+    """Temporal as this stack knows it."""
+    address = stack.environment()["TEMPORAL_ADDRESS"]
+    return await temporal_client.connect(settings.model_copy(update={"address": address}), wait_seconds)
+
+
+async def continue_runs(client: Client, database: Database) -> list[str]:
+    """Every unfinished run has its workflow, even where Temporal's file was lost; those that live are left alone."""
+    async with database.begin() as connection:
+        unfinished = await runs.unfinished(connection)
+    started = []
+    for run_id in unfinished:
+        try:
+            await client.start_workflow(
+                "TrainRun",
+                TrainRunInput(run_id=run_id),
+                id=f"run/{run_id}",
+                task_queue="control",
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            )
+            started.append(run_id)
+        except WorkflowAlreadyStartedError:
+            continue
+    return started
+
+
+async def _answers(url: str) -> bool:
+    try:
+        async with httpx.AsyncClient(timeout=2, trust_env=False) as http:
+            return (await http.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def _engine_ready(database: Database, say: Callable[[str], None]) -> bool:
+    try:
+        async with database.begin() as connection:
+            return bool(await engines.ready_engines(connection))
+    except StoreUnavailableError:
+        return False
+
+
+async def _wait_for(part: str, supervisor: Supervisor, ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while not await ready():  # type: ignore[misc]  # a coroutine of bool
+        if time.monotonic() > deadline:
+            raise MachineError(f"{part} did not answer within {_READY_SECONDS:.0f} s; `ratchet logs {part}` tells why")
+        await asyncio.sleep(0.5)

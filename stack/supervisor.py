@@ -1,0 +1,221 @@
+"""Starts, watches and ends the local stack through supervisord. We only render its config and ask it.
+
+Why here: a program that restarts what dies is no place for our own code.
+Called by: `ratchet up`, `down`, `status` and the tests' fault injector.
+"""
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+import xmlrpc.client
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from supervisor.xmlrpc import SupervisorTransport
+
+from ratchet.errors import MachineError
+from stack.parts import Part, Stack
+
+# Marks every process that this stack starts, so that leftovers of a crashed `up` are found and nobody else's are touched.
+MARK = "RATCHET_STACK"
+
+_PROGRAM = """
+[program:{name}]
+command={command}
+priority={priority}
+directory={directory}
+autorestart=true
+startretries=1000000
+startsecs=2
+stopsignal={stop_signal}
+stopasgroup={group}
+killasgroup={group}
+stopwaitsecs={stop_wait}
+stdout_logfile={logs}/{name}.log
+stdout_logfile_maxbytes=20MB
+stdout_logfile_backups=2
+redirect_stderr=true
+"""
+
+_HEAD = """
+[supervisord]
+logfile={home}/logs/supervisord.log
+pidfile={home}/supervisord.pid
+childlogdir={home}/logs
+nodaemon=false
+minfds=4096
+environment={environment}
+
+[unix_http_server]
+file={home}/supervisor.sock
+chmod=0600
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisorctl]
+serverurl=unix://{home}/supervisor.sock
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class PartState:
+    """`state`: supervisord's word, lower case. `uptime_seconds` 0 unless it runs."""
+
+    name: str
+    state: str
+    pid: int | None
+    uptime_seconds: float
+    detail: str
+
+
+def _quote(value: str) -> str:
+    """A value in supervisord's `environment=` and `command=`: quoted, with its own % doubled."""
+    return '"' + value.replace("%", "%%").replace('"', '\\"') + '"'
+
+
+def _render(stack: Stack) -> str:
+    """The whole config; the checkout's root is every part's working directory."""
+    variables = {**stack.environment(), MARK: str(stack.home), "PYTHONUNBUFFERED": "1"}
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+    variables |= {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
+    environment = ",".join(f"{name}={_quote(value)}" for name, value in variables.items())
+    text = _HEAD.format(home=stack.home, environment=environment)
+    return text + "".join(_program(stack, part) for part in stack.parts())
+
+
+def _program(stack: Stack, part: Part) -> str:
+    return _PROGRAM.format(
+        name=part.name,
+        command=shlex.join(part.command).replace("%", "%%"),
+        priority=part.priority,
+        directory=Path.cwd(),
+        stop_signal=part.stop_signal,
+        group=str(part.stop_group).lower(),
+        stop_wait=part.stop_wait_seconds,
+        logs=stack.home / "logs",
+    )
+
+
+class Supervisor:
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.config_path = stack.home / "supervisord.conf"
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """One call to supervisord over its socket."""
+        transport = SupervisorTransport(None, None, f"unix://{self.stack.home}/supervisor.sock")
+        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
+            return getattr(proxy.supervisor, method)(*arguments)
+
+    def is_up(self) -> bool:
+        try:
+            return bool(self._ask("getState")["statename"] == "RUNNING")
+        except (OSError, xmlrpc.client.Error, ConnectionError):
+            return False
+
+    def up(self) -> None:
+        """Idempotent: what runs is left alone, apart from parts whose command has changed; what stands still is started."""
+        (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
+        if self.is_up():
+            self._write_config()
+            self._reload()
+            self._start_stopped()
+            return
+        end_leftovers(self.stack.home)
+        self.stack.keep_ports()
+        self._write_config()
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.config_path)]
+        started = subprocess.run(command, capture_output=True, text=True, check=False)
+        deadline = time.monotonic() + 20
+        while not self.is_up():
+            if started.returncode != 0 or time.monotonic() > deadline:
+                raise MachineError(f"supervisord did not start: {(started.stderr or started.stdout).strip()[-300:]}")
+            time.sleep(0.1)
+
+    def _write_config(self) -> None:
+        self.config_path.write_text(_render(self.stack))
+        self.config_path.chmod(0o600)
+
+    def _reload(self) -> None:
+        added, changed, removed = self._ask("reloadConfig")[0]
+        for name in [*changed, *removed]:
+            self._ask("stopProcessGroup", name)
+            self._ask("removeProcessGroup", name)
+        for name in [*added, *changed]:
+            self._ask("addProcessGroup", name)
+
+    def _start_stopped(self) -> None:
+        """Parts that an interrupted `up`, or somebody by hand, has stopped. One that is still on its way down cannot be started yet."""
+        while any(part.state == "stopping" for part in self.states()):
+            time.sleep(0.1)
+        for part in self.states():
+            if part.state in ("stopped", "exited", "fatal"):
+                with contextlib.suppress(xmlrpc.client.Fault):  # it has just been started
+                    self._ask("startProcess", part.name, False)
+
+    def stop(self, *names: str) -> None:
+        """Returns once they have ended; they stay down until the next `up`."""
+        for name in names:
+            with contextlib.suppress(xmlrpc.client.Fault):
+                self._ask("stopProcess", name)
+
+    def down(self) -> None:
+        """Ends every part, the stores last, then supervisord; boxes live on until their time is up."""
+        if self.is_up():
+            pid = int(self._ask("getPID"))
+            for part in self.stack.parts():
+                if part.name not in ("postgres", "temporal"):  # what the others write to on their way out
+                    with contextlib.suppress(xmlrpc.client.Fault):
+                        self._ask("stopProcess", part.name, False)
+            self._ask("shutdown")
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).wait(timeout=90)
+        end_leftovers(self.stack.home)
+
+    def states(self) -> list[PartState]:
+        if not self.is_up():
+            return [PartState(part.name, "stopped", None, 0.0, "") for part in self.stack.parts()]
+        return [
+            PartState(
+                info["name"],
+                info["statename"].lower(),
+                info["pid"] or None,
+                float(info["now"] - info["start"]) if info["statename"] == "RUNNING" else 0.0,
+                info["spawnerr"],
+            )
+            for info in self._ask("getAllProcessInfo")
+        ]
+
+
+def _marked(home: Path) -> list[psutil.Process]:
+    """Living processes of this stack, other than boxes and ourselves."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(MARK) == str(home) and process.pid != os.getpid()
+            if ours and "boxd" not in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def end_leftovers(home: Path) -> None:
+    """Ends what a killed supervisord has left behind, politely first."""
+    leftovers = _marked(home)
+    for process in leftovers:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(leftovers, timeout=20)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=10)
+    for name in ("supervisor.sock", "supervisord.pid"):
+        (home / name).unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""Temporal's own dev server with its UI: found, downloaded or built, and run on a database file.
+
+Why here: a laptop gets the real server; TEMPORAL_ADDRESS replaces it by a cluster.
+Called by: `ratchet setup` (finds or makes the program) and `ratchet temporal` (the supervised part).
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from ratchet import paths
+from ratchet.errors import MachineError
+
+# The newest tag that `go install` takes: later ones have replace directives.
+GO_MODULE = "github.com/temporalio/cli/cmd/temporal@v1.5.1"
+
+
+def _installed() -> Path | None:
+    on_path = shutil.which("temporal")
+    built = paths.cache() / "bin" / "temporal"
+    return Path(on_path) if on_path else built if built.is_file() else None
+
+
+async def _downloaded() -> Path | None:
+    """The SDK's own download; None where this machine cannot reach it."""
+    from temporalio.testing import WorkflowEnvironment
+
+    directory = paths.cache() / "bin"
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        async with asyncio.timeout(120):
+            async with await WorkflowEnvironment.start_local(download_dest_dir=str(directory)):
+                pass
+    except (RuntimeError, TimeoutError):
+        return None
+    found = sorted(directory.glob("temporal-sdk-python-*")) or sorted(directory.glob("temporal*"))
+    if not found:
+        return None
+    found[-1].rename(directory / "temporal")
+    return directory / "temporal"
+
+
+def _built(say: Callable[[str], None]) -> Path:
+    go = shutil.which("go") or next(
+        (path for path in ("/usr/local/go/bin/go", "/usr/lib/go/bin/go") if Path(path).is_file()), None
+    )
+    if go is None:
+        raise MachineError(
+            "no `temporal` program: it is not on PATH, cannot be downloaded, and there is no Go to build it; install either"
+        )
+    say("building temporal with go (about three minutes, once)")
+    directory = paths.cache() / "bin"
+    environment = {**os.environ, "GOBIN": str(directory), "GOFLAGS": "-mod=mod"}
+    result = subprocess.run(
+        [go, "install", GO_MODULE], env=environment, capture_output=True, text=True, check=False, cwd="/"
+    )
+    if result.returncode != 0:
+        raise MachineError(f"building temporal failed: {result.stderr.strip()[-300:]}")
+    return directory / "temporal"
+
+
+def ensure_program(say: Callable[[str], None] = print) -> Path:
+    """PATH → the cache → the SDK's download → `go install`; raises MachineError where none works."""
+    found = _installed()
+    if found is not None:
+        return found
+    say("looking for a temporal to download")
+    return asyncio.run(_downloaded()) or _built(say)
+
+
+def run(home: Path, port: int, ui_port: int) -> NoReturn:
+    """Becomes the server; history and visibility survive it in `temporal.db`."""
+    program = ensure_program()
+    arguments = [
+        str(program),
+        "server",
+        "start-dev",
+        "--ip",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--ui-port",
+        str(ui_port),
+    ]
+    arguments += ["--ui-ip", "127.0.0.1", "--db-filename", str(home / "temporal.db"), "--log-level", "error"]
+    arguments += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=normal"]
+    os.execv(program, arguments)

@@ -1,0 +1,182 @@
+"""Makes the default policy: a small Qwen3 with its own tokenizer and chat template, warm-started and checked.
+
+Why here: no weights can be assumed to be downloadable, and a laptop must show real reinforcement learning.
+Called by: `ratchet tiny-policy` and the first `ratchet train` that names no model.
+"""
+
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from ratchet.errors import MachineError, UserError
+from stack.tiny_policy.bug_tasks import endless_tasks, held_out_tasks, task_digests, train_tasks
+from stack.tiny_policy.settings import Recipe, recipe_digest, template_text
+from stack.tiny_policy.solve_tasks import play_tasks, solve_rate
+from stack.tiny_policy.tokenizer import train_tokenizer
+from stack.tiny_policy.transcripts import write_transcript
+from stack.tiny_policy.warm_start import fresh_model, warm_start
+
+REPORT_FILE = "tiny_policy.json"
+
+Progress = Callable[[str], None]
+
+
+class WeakPolicyError(UserError):
+    """The warm start came out too weak or too strong to learn anything from verdicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyPolicyReport:
+    """What was made, kept beside it as `tiny_policy.json`. Rates are shares of 1, measured on tasks outside the dataset.
+
+    `clean_exact`: correct transcripts that the model follows to the last token, before it was taught the expert's errors.
+    """
+
+    recipe: str
+    seed: int
+    num_parameters: int
+    num_vocabulary: int
+    clean_exact: float
+    solve_rate_sampled: float
+    solve_rate_greedy: float
+    seconds: float
+
+
+def make_tiny_policy(out: Path, seed: int, progress: Progress, recipe: Recipe | None = None) -> TinyPolicyReport:
+    """Makes the policy at `out`, or returns at once if it is there already (same recipe, same seed).
+
+    The directory appears whole or not at all. Raises WeakPolicyError when a gate is missed, MachineError when `out` holds
+    something that is no tiny policy or cannot be written.
+    """
+    recipe = recipe or Recipe()
+    digest = recipe_digest(recipe)
+    existing = read_report(out)
+    if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
+        progress(f"the tiny policy is there already: {out}")
+        return existing
+    if existing is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise MachineError(f"{out} exists and holds no tiny policy; name another directory or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            made = Path(scratch) / "policy"
+            report = build_policy(made, recipe, digest, seed, progress)
+            put_in_place(made, out, Path(scratch) / "old")
+    except OSError as error:
+        raise MachineError(f"cannot write the tiny policy to {out}: {error.strerror or error}") from error
+    return report
+
+
+def read_report(folder: Path) -> TinyPolicyReport | None:
+    try:
+        return TinyPolicyReport(**json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def put_in_place(made: Path, out: Path, old: Path) -> None:
+    made.chmod(0o755)
+    if out.exists():
+        out.rename(old)
+    made.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def build_policy(folder: Path, recipe: Recipe, digest: str, seed: int, progress: Progress) -> TinyPolicyReport:
+    started = time.monotonic()
+    rng = random.Random(seed)
+    tasks = endless_tasks(rng, task_digests([*train_tasks(), *held_out_tasks()]))
+    progress("training the tokenizer")
+    texts = (
+        "".join(piece.text for piece in write_transcript(next(tasks), rng, recipe.noisy_mix))
+        for _ in range(recipe.num_tokenizer_transcripts)
+    )
+    tokenizer = train_tokenizer(texts, recipe.max_vocabulary, template_text(), recipe.max_context_tokens)
+    with seeded_torch(seed, recipe.num_threads):
+        model = fresh_model(recipe, tokenizer)
+        progress(f"warm start of {model.num_parameters():,} parameters")
+        clean_exact = warm_start(model, tokenizer, recipe, tasks, rng, progress)
+        progress("checking the policy")
+        report = TinyPolicyReport(
+            recipe=digest,
+            seed=seed,
+            num_parameters=model.num_parameters(),
+            num_vocabulary=len(tokenizer),
+            clean_exact=clean_exact,
+            solve_rate_sampled=checked_solve_rate(model, tokenizer, recipe, seed, 1.0),
+            solve_rate_greedy=checked_solve_rate(model, tokenizer, recipe, seed, 0.0),
+            seconds=0.0,
+        )
+    check_gates(report, recipe)
+    save_policy(folder, model, tokenizer)
+    report = replace(report, seconds=round(time.monotonic() - started, 1))
+    (folder / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def checked_solve_rate(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int, temperature: float
+) -> float:
+    """On tasks of its own, the same ones at every temperature."""
+    tasks = endless_tasks(random.Random(f"check {seed}"), task_digests([*train_tasks(), *held_out_tasks()]))
+    drawn = [next(tasks) for _ in range(recipe.num_solve_checks)]
+    plays = play_tasks(
+        model,
+        tokenizer,
+        drawn,
+        temperature=temperature,
+        max_turns=recipe.max_turns,
+        max_tokens_per_turn=recipe.max_tokens_per_turn,
+    )
+    return solve_rate(plays)
+
+
+def check_gates(report: TinyPolicyReport, recipe: Recipe) -> None:
+    if report.clean_exact <= recipe.min_clean_exact:
+        raise WeakPolicyError(
+            f"the warm start with seed {report.seed} follows a correct transcript in only {report.clean_exact:.0%} of the cases "
+            f"(needed: more than {recipe.min_clean_exact:.0%}); try another seed"
+        )
+    if not recipe.min_solve_rate <= report.solve_rate_sampled <= recipe.max_solve_rate:
+        raise WeakPolicyError(
+            f"the warm start with seed {report.seed} solves {report.solve_rate_sampled:.0%} of the tasks when sampled "
+            f"(needed: {recipe.min_solve_rate:.0%} to {recipe.max_solve_rate:.0%}); try another seed"
+        )
+
+
+def save_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A complete Hugging Face directory, weights in float32."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone, and the engine may run as somebody else
+
+
+@contextmanager
+def seeded_torch(seed: int, num_threads: int) -> Iterator[None]:
+    """Seed and threads for the block alone."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads_before)

@@ -1,0 +1,142 @@
+"""A scripted expert that is wrong most of the time on purpose, and the conversations it has with a shell.
+
+Why here: the warm start imitates these conversations; they are, byte for byte, what `bash_agent` and the chat template
+make of the same turns, so that reinforcement learning starts on known ground.
+Called by: `warm_start.py` (training data), `build.py` (gates), `solving.py` (the same formats when the policy plays).
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
+from stack.tiny_policy.bug_tasks import FILE_STEMS, BugTask
+from stack.tiny_policy.simulated_shell import Files, quote_pattern, quote_replacement, run_command
+
+TURN_END = "<|im_end|>"
+CALL = re.compile(
+    r"<tool_call>\n<function=bash>\n<parameter=command>\n(.*?)\n</parameter>\n</function>\n</tool_call>", re.DOTALL
+)
+DONE = "Done."
+GIVE_UP = "I could not find the bug."
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a conversation; `sampled` parts are the policy's own and end with the stop token."""
+
+    text: str
+    sampled: bool
+
+
+def opening_text(task: BugTask) -> str:
+    return f"<|im_start|>system\n{DEFAULT_SYSTEM_PROMPT}{TURN_END}\n<|im_start|>user\n{task.issue}{TURN_END}\n<|im_start|>assistant\n"
+
+
+def call_text(command: str) -> str:
+    return f"<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
+
+
+def observation_text(observation: str) -> str:
+    """What stands between two of the policy's turns; the first newline belongs to the turn before it."""
+    return f"\n<|im_start|>user\n<tool_response>\n{observation}\n</tool_response>{TURN_END}\n<|im_start|>assistant\n"
+
+
+def cat_command(file: str) -> str:
+    return f"cat {file}"
+
+
+def edit_command(file: str, old: str, new: str) -> str:
+    return f"sed -i 's/{quote_pattern(old)}/{quote_replacement(new)}/' {file}"
+
+
+class Conversation:
+    """Plays the expert's turns against the simulated shell."""
+
+    def __init__(self, task: BugTask) -> None:
+        self.files: Files = {task.file: task.code}
+        self.pieces = [Piece(opening_text(task), sampled=False)]
+
+    def call(self, command: str) -> None:
+        self.pieces.append(Piece(call_text(command) + TURN_END, sampled=True))
+        self.pieces.append(Piece(observation_text(run_command(command, self.files)), sampled=False))
+
+    def say(self, text: str) -> None:
+        self.pieces.append(Piece(text + TURN_END, sampled=True))
+
+
+def read_then_edit(talk: Conversation, task: BugTask, new: str, file: str | None = None) -> None:
+    talk.call(cat_command(task.file))
+    talk.call(edit_command(file or task.file, task.wrong, new))
+    talk.say(DONE)
+
+
+def play_good(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
+    read_then_edit(talk, task, task.right)
+
+
+def play_no_change(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
+    """Replaces the expression by itself."""
+    read_then_edit(talk, task, task.wrong)
+
+
+def play_wrong_edit(talk: Conversation, task: BugTask, rng: random.Random) -> None:
+    read_then_edit(
+        talk, task, rng.choice([option for option in task.alternatives if option != task.wrong] or [task.wrong])
+    )
+
+
+def play_wrong_file(talk: Conversation, task: BugTask, rng: random.Random) -> None:
+    other = rng.choice([f"{stem}.py" for stem in FILE_STEMS if f"{stem}.py" != task.file])
+    if rng.random() < 0.5:
+        talk.call(cat_command(other))
+        talk.say(GIVE_UP)
+    else:
+        read_then_edit(talk, task, task.right, other)
+
+
+def play_give_up(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
+    talk.call(cat_command(task.file))
+    talk.say(GIVE_UP)
+
+
+def play_blind(talk: Conversation, task: BugTask, rng: random.Random) -> None:
+    """Edits without reading, or claims to be done at once."""
+    if rng.random() < 0.5:
+        talk.call(edit_command(task.file, rng.choice([task.wrong, *task.alternatives]), rng.choice(task.alternatives)))
+    talk.say(DONE)
+
+
+def play_unparsed(talk: Conversation, task: BugTask, rng: random.Random) -> None:
+    """Writes a command without calling the tool, which ends the conversation."""
+    if rng.random() < 0.5:
+        talk.call(cat_command(task.file))
+        talk.say(edit_command(task.file, task.wrong, task.right))
+    else:
+        talk.say(cat_command(task.file))
+
+
+PLAYS: dict[str, Callable[[Conversation, BugTask, random.Random], None]] = {
+    "good": play_good,
+    "no_change": play_no_change,
+    "give_up": play_give_up,
+    "blind": play_blind,
+    "wrong_edit": play_wrong_edit,
+    "unparsed": play_unparsed,
+    "wrong_file": play_wrong_file,
+}
+
+
+def write_transcript(task: BugTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
+    """One conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
+    kind = rng.choices(list(mix), list(mix.values()))[0]
+    talk = Conversation(task)
+    PLAYS[kind](talk, task, rng)
+    return talk.pieces
+
+
+def called_command(turn: str) -> str | None:
+    """The command of a sampled turn (without its stop token), None for a turn that calls nothing."""
+    match = CALL.search(turn)
+    return match[1] if match else None

@@ -1,0 +1,164 @@
+"""Trains a fresh model to imitate the scripted expert: first without its errors, then with them.
+
+Why here: reinforcement learning needs a policy that knows the protocol and is right now and then.
+Called by: `build.py`.
+
+Shapes: B transcripts, T tokens (padded on the right), V vocabulary.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from stack.tiny_policy.bug_tasks import BugTask
+from stack.tiny_policy.settings import CLEAN_MIX, Recipe
+from stack.tiny_policy.transcripts import TURN_END, Piece, write_transcript
+
+VOCABULARY_MULTIPLE = 64
+UPDATES_PER_REPORT = 50
+PADDING = "<|endoftext|>"
+
+Encoded = tuple[list[int], list[bool]]
+
+
+def fresh_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=math.ceil(len(tokenizer) / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+        hidden_size=recipe.hidden_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads,
+        head_dim=recipe.head_dim,
+        intermediate_size=recipe.feed_forward_size,
+        max_position_embeddings=recipe.max_context_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        initializer_range=recipe.initializer_range,
+        eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def encode_pieces(tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece]) -> Encoded:
+    """Ids and, parallel to them, whether the policy says them. Pieces meet at token boundaries, so this equals encoding the whole."""
+    ids: list[int] = []
+    sampled: list[bool] = []
+    for piece in pieces:
+        encoded = tokenizer.encode(piece.text)
+        ids += encoded
+        sampled += [piece.sampled] * len(encoded)
+    return ids, sampled
+
+
+def pad_batch(batch: Sequence[Encoded], pad_id: int, context_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids_BT, weights_BT): weight 1 on the policy's tokens, `context_weight` on the rest, 0 on padding."""
+    longest = max(len(ids) for ids, _ in batch)
+    ids_BT = torch.full((len(batch), longest), pad_id)
+    weights_BT = torch.zeros(len(batch), longest)
+    for row, (ids, sampled) in enumerate(batch):
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+        weights_BT[row, : len(ids)] = torch.where(torch.tensor(sampled), 1.0, context_weight)
+    return ids_BT, weights_BT
+
+
+def learning_rate(recipe: Recipe, update: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
+    warmup = min(1.0, (update + 1) / recipe.num_warmup_updates)
+    return recipe.learning_rate * warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * update / num_updates)))
+
+
+def warm_start(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    tasks: Iterator[BugTask],
+    rng: random.Random,
+    progress: Callable[[str], None],
+) -> float:
+    """Trains in place. Returns the clean exact match at the end of the first phase: what the model can do before it is taught errors."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=recipe.learning_rate,
+        betas=recipe.adam_betas,
+        weight_decay=recipe.weight_decay,
+        foreach=True,
+    )
+    num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
+    clean_exact = math.nan
+    model.set_attn_implementation(
+        "eager"
+    )  # on so short sequences, in bfloat16, the fused kernel's backward pass takes longer
+    for update in range(num_updates):
+        if update == recipe.num_clean_updates:
+            clean_exact = clean_exact_match(model, tokenizer, tasks, rng, recipe.num_clean_checks)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, update)
+        mix = CLEAN_MIX if update < recipe.num_clean_updates else recipe.noisy_mix
+        model.train()
+        loss = take_update(model, optimizer, *draw_batch(tokenizer, recipe, tasks, rng, mix), recipe.max_gradient_norm)
+        if (update + 1) % UPDATES_PER_REPORT == 0:
+            progress(f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}")
+    model.set_attn_implementation("sdpa")
+    return clean_exact
+
+
+def draw_batch(
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    tasks: Iterator[BugTask],
+    rng: random.Random,
+    mix: Mapping[str, float],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    transcripts = [write_transcript(next(tasks), rng, mix) for _ in range(recipe.transcripts_per_update)]
+    encoded = [encode_pieces(tokenizer, each) for each in transcripts]
+    return pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), recipe.context_loss_weight)
+
+
+def take_update(
+    model: Qwen3ForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    ids_BT: torch.Tensor,
+    weights_BT: torch.Tensor,
+    max_norm: float,
+) -> float:
+    """One optimiser update; returns the mean loss of the policy's tokens."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
+    targets_BT, weights_BT = ids_BT[:, 1:], weights_BT[:, 1:]
+    flat_logits = (
+        logits_BTV[:, :-1].float().flatten(0, 1)
+    )  # a vocabulary dimension that is not the last one costs twice the time
+    losses_BT = torch.nn.functional.cross_entropy(flat_logits, targets_BT.flatten(), reduction="none").view_as(
+        weights_BT
+    )
+    loss = (losses_BT * weights_BT).sum() / weights_BT.sum()
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    own_BT = weights_BT == 1
+    return float(losses_BT.detach()[own_BT].mean())
+
+
+@torch.no_grad()
+def clean_exact_match(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    tasks: Iterator[BugTask],
+    rng: random.Random,
+    num_checks: int,
+) -> float:
+    """Share of correct transcripts of which every token of the policy's is the model's first choice."""
+    model.eval()
+    pad_id = tokenizer.convert_tokens_to_ids(PADDING)
+    encoded = [encode_pieces(tokenizer, write_transcript(next(tasks), rng, CLEAN_MIX)) for _ in range(num_checks)]
+    ids_BT, weights_BT = pad_batch(encoded, pad_id, 0.0)
+    choices_BT = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].argmax(-1)
+    right_BT = (choices_BT == ids_BT[:, 1:]) | (weights_BT[:, 1:] == 0)
+    return float(right_BT.all(1).float().mean())

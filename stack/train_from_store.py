@@ -1,0 +1,123 @@
+"""A run that trains on the groups that another run left in the store: no rollouts, no workflow, no engine; a learner and Postgres.
+
+Why here: two losses can only be compared on the same data, and the same data is there once a run has been made.
+Called by: `ratchet train --from-store`, the tests.
+
+The run's row, its version 0 and all its plan rows are one transaction: killed anywhere, there is a whole run or none. From then on the
+learner does what it always does, with the same guarantees; it ends the run with the last checkpoint.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from activities.run_lifecycle import model_directory
+from engine.policy_files import link_version
+from engine.vllm_plugin import file_sha256
+from ratchet import paths
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError, StoreUnavailableError
+from ratchet.store import learners, runs
+from ratchet.store.database import Database
+from ratchet.store.runs import RunRow
+from ratchet.types import RunState, policy_version
+from stack.follow_run import collect, new_run_id
+from stack.parts import Stack
+from training import planner
+
+Say = Callable[[str], None]
+_LOOK_SECONDS = 1.0
+_TOKENIZER = "tokenizer.json"
+
+
+async def create(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
+    """Returns the number of steps that the stored groups suffice for, at most `training.steps`. Raises ConfigError where there are none."""
+    async with database.begin() as connection:
+        source = await runs.get(connection, source_run_id)
+        model = await model_directory(connection, config)
+    if source is None:
+        raise ConfigError(f"--from-store: there is no run {source_run_id!r}; see `ratchet runs`")
+    _require_same_tokenizer(Path(source.model_path), model, source_run_id)
+    first = paths.policies() / run_id / "0.e0"
+    files = await asyncio.to_thread(link_version, model, first)
+    async with database.begin() as connection:
+        values = {
+            "run_id": run_id,
+            "config_digest": config.digest(),
+            "config_name": name,
+            "seed": config.seed,
+            "model_path": str(model),
+        }
+        values |= {
+            "config": config.model_dump(mode="json"),
+            "init_from": config.init_from,
+            "source_run_id": source_run_id,
+        }
+        await runs.create(connection, values)
+        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
+        num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
+        if num_steps == 0:
+            raise ConfigError(
+                f"--from-store: run {source_run_id} has no group to train on: graded, with rewards that differ, and tokens"
+            )
+        planned = config.model_copy(update={"training": config.training.model_copy(update={"steps": num_steps})})
+        await runs.set_config(connection, run_id, planned.model_dump(mode="json"))
+    return num_steps
+
+
+def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> None:
+    """Stored ids mean nothing to a model with other tokens. What is not there cannot be compared."""
+    files = [directory / _TOKENIZER for directory in (stored, model)]
+    if all(file.is_file() for file in files):
+        one, other = (file_sha256(file) for file in files)
+        if one != other:
+            raise ConfigError(
+                f"--from-store: {model} has another tokenizer than run {source_run_id} was recorded with ({stored})"
+            )
+
+
+async def watch(database: Database, run_id: str, say: Say) -> RunRow:
+    """A line per step, until the run has ended or waits for a human; the row it leaves."""
+    line = ""
+    while True:
+        try:
+            async with database.begin() as connection:
+                row, learner = await runs.get(connection, run_id), await learners.get(connection, run_id)
+        except StoreUnavailableError:
+            row = learner = None
+        if row is not None:
+            if row.state != RunState.RUNNING:
+                return row
+            now = f"step {row.step}: {learner.phase if learner else 'waiting for the learner'}"
+            if now != line:
+                say(now)
+                line = now
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+# ---------------------------------------------------------------- on this machine's stack
+
+
+async def start(stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: Say) -> str:
+    """The newest unfinished run of this config over that source, or a new one."""
+    async with stack.database() as database:
+        async with database.begin() as connection:
+            unfinished = None if new else await runs.newest_unfinished(connection, config.digest(), source_run_id)
+            reason = await runs.resume(connection, unfinished) if unfinished is not None else None
+        if unfinished is not None:
+            paused = f"; it was paused: {reason}" if reason else ""
+            say(f"continuing run {unfinished} (same config, same stored groups; --new starts another){paused}")
+            return unfinished
+        run_id = new_run_id(name)
+        num_steps = await create(database, run_id, source_run_id, config, name)
+        say(f"run {run_id}: {num_steps} steps on the stored groups of {source_run_id}")
+        return run_id
+
+
+async def follow(stack: Stack, run_id: str, say: Say) -> dict[str, Any]:
+    async with stack.database() as database:
+        row = await watch(database, run_id, say)
+    if row.state != RunState.DONE:
+        say(f"run {run_id} is {row.state}: {row.state_reason}")
+    return await collect(stack, run_id)

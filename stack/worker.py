@@ -1,0 +1,176 @@
+"""One worker process: polls the named queues with the activities that belong there, and runs the workflows.
+
+Why here: everything an activity depends on is built once, in this place, from the environment.
+Called by: `ratchet worker --queue Q …`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.admission import AdmitActivities
+from activities.agent import AgentActivities
+from activities.boot import BootActivities
+from activities.diff import DiffActivities
+from activities.grade import GradeActivities
+from activities.graders.registry import GRADERS
+from activities.harnesses.registry import Harnesses
+from activities.learning import LearnActivities
+from activities.regrade import RegradeActivities
+from activities.rollout_records import RecordActivities
+from activities.run_configs import RunConfigs
+from activities.run_lifecycle import RunActivities
+from activities.sandboxes import docker_settings
+from activities.sandboxes.base import SandboxProvider
+from activities.sandboxes.e2b import E2BProvider, image_metadata_key
+from activities.sweep import SweepActivities
+from activities.workspace import WorkspaceActivities
+from ratchet import temporal_client
+from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
+from ratchet.store import sandboxes
+from ratchet.store.database import Database
+from ratchet.temporal_settings import TemporalSettings, positive_number
+from workflows.admit_tasks import AdmitTasks
+from workflows.evaluate import Evaluate
+from workflows.regrade import Regrade
+from workflows.rollout import Rollout
+from workflows.rollout_group import RolloutGroup
+from workflows.sweep import Sweep
+from workflows.train_run import TrainRun
+
+log = structlog.get_logger()
+
+WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
+
+
+def sandbox_provider() -> SandboxProvider:
+    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports.
+
+    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one. `package.module:function`: what that returns.
+    """
+    kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
+    if docker_settings.is_chosen():
+        from activities.sandboxes.docker import DockerProvider
+
+        max_ttl_seconds = positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400)
+        return DockerProvider(
+            network=docker_settings.own_network(),
+            adapter=docker_settings.adapter_address(),
+            max_ttl_seconds=max_ttl_seconds,
+        )
+    if kind != "e2b":
+        return _own_provider(kind)
+    return E2BProvider(
+        api_key=os.environ.get("E2B_API_KEY", ""),
+        api_url=os.environ.get("E2B_API_URL"),
+        sandbox_url=os.environ.get("E2B_SANDBOX_URL"),
+        image_metadata_key=image_metadata_key(),
+        template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
+        max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
+    )
+
+
+def _own_provider(path: str) -> SandboxProvider:
+    try:
+        if ":" not in path:
+            raise ImportError(
+                "it is neither e2b nor docker, nor an import path like `my_package.my_boxes:make_provider`"
+            )
+        provider: SandboxProvider = import_object(path)()
+    except ImportError as error:
+        raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {path!r} cannot be used: {error}") from error
+    return provider
+
+
+def adapter_url() -> str:
+    """The adapter as a box reaches it."""
+    host, _, port = docker_settings.adapter_address().rpartition(":")
+    return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"
+
+
+async def _activities(
+    client: Client, database: Database, settings: TemporalSettings
+) -> dict[str, list[Callable[..., Any]]]:
+    """Queue → its activities."""
+    async with database.begin() as connection:
+        installation = await sandboxes.installation(connection)
+    provider, configs = sandbox_provider(), RunConfigs(database, settings)
+    harnesses = Harnesses()
+    boot = BootActivities(database, provider, configs, installation)
+    record = RecordActivities(database, settings, configs)
+    run = RunActivities(database, settings, configs)
+    learn = LearnActivities(database, configs)
+    admit = AdmitActivities(database, provider, settings, installation)
+    regrade = RegradeActivities(database, settings, configs)
+    sweep = SweepActivities(database, provider, settings, client, installation)
+    return {
+        "control": [
+            *(
+                record.claim,
+                record.finalise,
+                record.plan_group,
+                record.replace_member,
+                record.settle_group,
+                record.cancel_group,
+            ),
+            *(
+                run.prepare_run,
+                run.view_run,
+                run.end_run,
+                run.begin_evaluation,
+                run.end_evaluation,
+                run.prepare_rollout,
+            ),
+            *(learn.plan, boot.release, sweep.sweep),
+            *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
+        ],
+        "boot": [boot.boot],
+        "agent": [
+            WorkspaceActivities(database, provider, configs).workspace,
+            AgentActivities(database, provider, configs, harnesses, adapter_url()).agent,
+            DiffActivities(database, provider, configs, harnesses, GRADERS).diff,
+        ],
+        "grade": [boot.boot, GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
+        "learn": [learn.step, learn.find_engines, learn.sync],
+    }
+
+
+def slots(queue: str, settings: TemporalSettings) -> int:
+    """Activities that one worker process runs at once."""
+    wanted = settings.queues[queue].slots
+    return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
+
+
+async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
+    """Until SIGTERM or SIGINT; then activities are told, and what cannot end in time is tried again by another worker."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    database = Database(database_url, pool_size=10)
+    await database.wait()
+    client = await temporal_client.connect(settings, wait_seconds=60)
+    await temporal_client.require_search_attributes(client)
+    activities = await _activities(client, database, settings)
+    async with contextlib.AsyncExitStack() as stack:
+        for queue in queues:
+            worker = Worker(
+                client,
+                task_queue=queue,
+                workflows=WORKFLOWS if queue == "control" else [],
+                activities=activities[queue],
+                max_concurrent_activities=slots(queue, settings),
+                max_cached_workflows=settings.max_cached_workflows,
+                graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
+            )
+            await stack.enter_async_context(worker)
+        log.info("worker ready", queues=list(queues))
+        await stopping.wait()
+    await database.close()

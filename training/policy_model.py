@@ -1,0 +1,308 @@
+"""The policy as the learner sees it: a causal language model that answers with the logprobs of given tokens, sharded by FSDP2.
+
+Why here: logits exist only at trained positions and only a chunk of them at a time; at a real vocabulary they would dwarf the model.
+Called by: `training/learner.py`.
+
+Shape legend: B = rows of a bin, T = its length, H = hidden size, V = vocabulary, M = predicted tokens, m = those of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from training import attention, delta_net
+from training.packing import Packing
+from training.prefix_tree import Segment
+
+if TYPE_CHECKING:  # pydantic stays with who reads the config
+    from ratchet.config import RunConfig
+
+CHUNK_LOGITS = 1 << 26
+"""Logits that exist at once: 256 MiB in float32."""
+_CHECKED_TOKENS = 24
+_TOLERANCE = 1e-3
+
+_DELTA_NETS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
+SEGMENT_ARCHITECTURES = _DELTA_NETS | {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
+"""Tokens meet only in attention that is causal and unlimited, through transformers' attention interface, or in Gated DeltaNet layers, whose
+states fork (`training/delta_net.py`); each is tested for exactness."""
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    """Logprob of the chosen token and entropy of the whole distribution, from hidden states, a chunk of logits at a time.
+
+    The backward pass computes the logits again, so that neither pass ever holds more than one chunk of them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: Tensor,
+        weight_VH: Tensor,
+        target_M: Tensor,
+        temperature: float,
+        wide: bool,
+        chunk_logits: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprob_M, entropy_M, lse_M = (torch.empty(len(target_M), device=hidden_MH.device) for _ in range(3))
+        for part in _chunks(hidden_MH, weight_VH, chunk_logits):
+            logits_mV = _logits(hidden_MH[part], weight_VH, temperature, wide)
+            lse_M[part] = logits_mV.logsumexp(-1)
+            logprobs_mV = logits_mV.sub_(lse_M[part, None])
+            logprob_M[part] = logprobs_mV.gather(-1, target_M[part, None])[:, 0]
+            entropy_M[part] = -(logprobs_mV.exp() * logprobs_mV).sum(-1)
+        ctx.save_for_backward(hidden_MH, weight_VH, target_M, lse_M, entropy_M)
+        ctx.temperature, ctx.wide, ctx.chunk_logits = temperature, wide, chunk_logits
+        return logprob_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden_MH, weight_VH, target_M, lse_M, entropy_M = ctx.saved_tensors
+        grad_M, grad_entropy_M = grads
+        with_entropy = bool((grad_entropy_M != 0).any())
+        d_hidden_MH = torch.empty_like(hidden_MH)
+        d_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for part in _chunks(hidden_MH, weight_VH, ctx.chunk_logits):
+            logprobs_mV = _logits(hidden_MH[part], weight_VH, ctx.temperature, ctx.wide).sub_(lse_M[part, None])
+            d_logits_mV = logprobs_mV.exp()
+            if with_entropy:
+                scale_mV = (
+                    (logprobs_mV + entropy_M[part, None]).mul_(grad_entropy_M[part, None]).add_(grad_M[part, None])
+                )
+                d_logits_mV.mul_(scale_mV).neg_()
+            else:
+                d_logits_mV.mul_(-grad_M[part, None])
+            d_logits_mV.scatter_add_(-1, target_M[part, None], grad_M[part, None])
+            d_logits_mV /= ctx.temperature
+            if ctx.wide:
+                d_hidden_MH[part] = (d_logits_mV @ weight_VH.float()).to(hidden_MH.dtype)
+                d_weight_VH.addmm_(d_logits_mV.T, hidden_MH[part].float())
+            else:
+                narrow_mV = d_logits_mV.to(weight_VH.dtype)
+                d_hidden_MH[part] = narrow_mV @ weight_VH
+                d_weight_VH += narrow_mV.T @ hidden_MH[part]
+        return d_hidden_MH, d_weight_VH.to(weight_VH.dtype), None, None, None, None
+
+
+def chosen_logprobs(
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    target_M: Tensor,
+    temperature: float,
+    wide: bool = False,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of the targets and entropies, (M,) each in float32, of softmax(hidden weightᵀ / temperature). `wide`: in float32 throughout."""
+    found: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(
+        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
+    )  # type: ignore[no-untyped-call]
+    return found
+
+
+def _chunks(hidden_MH: Tensor, weight_VH: Tensor, chunk_logits: int) -> list[slice]:
+    size = max(1, chunk_logits // len(weight_VH))
+    return [slice(start, start + size) for start in range(0, len(hidden_MH), size)]
+
+
+def _logits(hidden_mH: Tensor, weight_VH: Tensor, temperature: float, wide: bool) -> Tensor:
+    logits_mV = hidden_mH.float() @ weight_VH.float().T if wide else (hidden_mH @ weight_VH.T).float()
+    return logits_mV if temperature == 1.0 else logits_mV / temperature
+
+
+class Policy(nn.Module):
+    """`model` is any causal language model of transformers; its parameters keep their names behind the prefix `model.`."""
+
+    def __init__(self, model: Any, fp32_head: bool = False) -> None:
+        super().__init__()
+        self.model, self.fp32_head = model, fp32_head
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor | None,
+        segments: Sequence[Segment] | None,
+        source_M: Tensor,
+        target_M: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """float32 (M,) each: the logprob of `target` after the flat position `source` at the sampling temperature, and the entropy there.
+
+        Without segments rows are padded on the right and attention is causal: no prefix ever holds padding, so no mask is needed.
+        """
+        more = {} if segments is None else {"position_ids": positions_BT, "segments": segments}
+        hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
+        hidden_MH = hidden_BTH.flatten(0, 1)[source_M]
+        weight_VH = self.model.get_output_embeddings().weight
+        return chosen_logprobs(hidden_MH, weight_VH, target_M, temperature, self.fp32_head)
+
+
+# ---------------------------------------------------------------- loading
+
+
+def why_no_segments(settings: Any) -> str | None:
+    """Why this architecture cannot share prefixes exactly, in words; None where it can."""
+    name = (settings.architectures or ["unknown"])[0]
+    if name not in SEGMENT_ARCHITECTURES:
+        return (
+            f"{name} is not registered for segment attention (registered: {', '.join(sorted(SEGMENT_ARCHITECTURES))})"
+        )
+    known = {"full_attention", "linear_attention"} if name in _DELTA_NETS else {"full_attention"}
+    if not known.issuperset(getattr(settings, "layer_types", None) or []):
+        return f"{name} has layers of types {sorted(set(settings.layer_types))}; only {' and '.join(sorted(known))} can be segmented"
+    if getattr(settings, "sliding_window", None) and getattr(settings, "use_sliding_window", True):
+        return f"{name} has a sliding window of {settings.sliding_window} tokens"
+    if getattr(settings, "attention_dropout", 0.0):
+        return f"{name} has attention dropout {settings.attention_dropout}"
+    if getattr(settings, "output_router_logits", False) and getattr(settings, "router_aux_loss_coef", 0.0):
+        return f"{name} asks for an auxiliary loss over routed tokens (output_router_logits), which depends on how often a token is computed"
+    return None
+
+
+def choose_packing(wanted: str, settings: Any) -> Packing:
+    """`auto`: a tree where it is exact, else padded rows. Raises ValueError where the user asks for what the architecture cannot do."""
+    reason = why_no_segments(settings)
+    if wanted == "auto":
+        return "padded" if reason else "tree"
+    if reason and wanted != "padded":
+        raise ValueError(f"training.packing: {wanted} cannot be used: {reason}; use auto or padded")
+    return wanted  # type: ignore[return-value]
+
+
+def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[Policy, Packing]:
+    """The master weights in float32, checked against transformers' own logits. Raises ValueError for an architecture whose logits are not
+    its output embedding of the last hidden state, or that cannot be packed as asked.
+    """
+    transformers_logging.disable_progress_bar()
+    training = config.training
+    packing = choose_packing(training.packing, AutoConfig.from_pretrained(path, local_files_only=True))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).to(device)
+    policy = Policy(model, training.fp32_head)
+    with torch.no_grad():
+        expected = _plain_logprobs(model, device)
+        if packing != "padded":
+            attention.register()
+            model.set_attn_implementation(attention.NAME)
+            delta_net.fork_states(model)
+        _check(policy, packing, expected, path, device)
+    if training.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return policy, packing
+
+
+def _plain_logprobs(model: Any, device: torch.device) -> Tensor:
+    ids_1T = torch.arange(_CHECKED_TOKENS, device=device)[None]
+    logprobs_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    found: Tensor = logprobs_TV.gather(-1, ids_1T[0, 1:, None])[:, 0]
+    return found
+
+
+def _check(policy: Policy, packing: Packing, expected: Tensor, path: Path, device: torch.device) -> None:
+    """Our logprobs of a short chain, in a forest cut in three by a sibling, against the model's own."""
+    half, whole = _CHECKED_TOKENS // 2, _CHECKED_TOKENS
+    ids_1T = torch.arange(whole, device=device)[None]
+    targets = torch.arange(1, whole, device=device)
+    if packing == "padded":
+        ours, _ = policy(ids_1T, None, None, targets - 1, targets, 1.0)
+    else:
+        sibling = torch.arange(3, device=device)
+        ids = torch.cat([ids_1T[0, :half], sibling, ids_1T[0, half:]])[None]
+        positions = torch.cat([torch.arange(half), torch.arange(half, half + 3), torch.arange(half, whole)]).to(device)[
+            None
+        ]
+        segments = [
+            Segment(0, half, whole + 3, 0, -1),
+            Segment(half, half + 3, half + 3, half, 0),
+            Segment(half + 3, whole + 3, whole + 3, half, 0),
+        ]
+        places = torch.cat([torch.arange(half), torch.arange(half + 3, whole + 3)]).to(device)
+        ours, _ = policy(ids, positions, segments, places[:-1], targets, 1.0)
+    if not torch.allclose(ours, expected, atol=_TOLERANCE):
+        raise ValueError(
+            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in a way that is not known here "
+            f"(logprobs differ by {(ours - expected).abs().max().item():.2g}); it cannot be trained here"
+        )
+
+
+def shard(policy: Policy, device: torch.device, world_size: int, dtype: torch.dtype) -> Policy:
+    """FSDP2 over all ranks; a world of one goes through it as well, so there is one code path. Computes in `dtype`, reduces in float32."""
+    mesh = init_device_mesh(device.type, (world_size,))
+    precision = (
+        MixedPrecisionPolicy()
+        if dtype == torch.float32
+        else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
+    for layer in policy.model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    return policy
+
+
+def pair_cost(settings: Any, num_parameters: int) -> float:
+    """What attention to one earlier token costs in units of one token's linear layers, forward and backward alike."""
+    return float(
+        4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / (2 * num_parameters)
+    )
+
+
+def _attention_layers(settings: Any) -> int:
+    """Layers in which tokens attend to each other; a recurrent layer's work grows with tokens, not with pairs."""
+    kinds = getattr(settings, "layer_types", None)
+    return int(settings.num_hidden_layers) if kinds is None else sum(kind != "linear_attention" for kind in kinds)
+
+
+def _head_size(settings: Any) -> int:
+    return int(getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads)
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """FLOPs of both passes, as the field counts them: 6 per weight and token, 12 per layer, head dimension and attended pair.
+
+    `body`: weights that every computed token meets; the embedding is a look-up. `head`: those of the output layer, which only predicted
+    tokens meet. Recomputation (activation checkpointing, chunked logits) does not count.
+    """
+
+    body: int
+    head: int
+    per_pair: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> Work:
+        settings = policy.model.config
+        embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
+        total = sum(parameter.numel() for parameter in policy.parameters())
+        body = total - embedding.numel() - (0 if head is embedding else head.numel())
+        return cls(
+            body, head.numel(), 12 * _attention_layers(settings) * settings.num_attention_heads * _head_size(settings)
+        )
+
+    def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:
+        return 6.0 * (self.body * num_tokens + self.head * num_predictions) + float(self.per_pair) * num_pairs
+
+
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+"""Dense bfloat16, by what the device's name holds."""
+
+
+def peak_flops(device: torch.device, dtype: str) -> float | None:
+    """None where there is nothing to compare with: a CPU, an unknown card, float32."""
+    if device.type != "cuda" or dtype != "bfloat16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)

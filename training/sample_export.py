@@ -1,0 +1,190 @@
+"""Samples as files that others read: JSON lines, slime's debug dumps, parquet.
+
+Why here: the store is ours, what leaves it should open elsewhere without us.
+Called by: `ratchet export`.
+
+    runs/<config's name>_<when the run began>/samples.jsonl
+                                              samples.parquet
+                                              rollout_dumps/rollout_<step>.pt
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import ConfigError
+from ratchet.store import samples
+from ratchet.store.samples import Sample
+from ratchet.store.schema import Run
+from ratchet.types import AgentExit
+
+_STATUS = {
+    AgentExit.DONE: "completed",
+    AgentExit.TURN_LIMIT: "truncated",
+    AgentExit.CONTEXT_FULL: "truncated",
+    AgentExit.TIME_BUDGET: "truncated",
+}
+_PARQUET_ROWS = 64
+Decode = Callable[[list[int]], str]
+
+
+def fields(sample: Sample, decode: Decode) -> dict[str, Any]:
+    """slime's names, arrays as numpy. `tokens` is the whole chain; masks and logprobs are those of its last `response_length` tokens,
+    which follow the first prompt. The texts are for reading only."""
+    chain, prompt = sample.chain, sample.prompt_length
+    return {
+        "group_index": sample.group_id,
+        "index": sample.member,
+        "rollout_id": chain.rollout_id,
+        "prompt": decode(chain.ids[:prompt].tolist()),
+        "response": decode(chain.ids[prompt:].tolist()),
+        "tokens": chain.ids,
+        "response_length": len(chain.ids) - prompt,
+        "loss_mask": chain.trained[prompt:].astype(np.int8),
+        "rollout_log_probs": chain.logprobs[prompt:],
+        "policy_steps": chain.policy_steps[prompt:],
+        "turn_ids": chain.turn_ids[prompt:],
+        "weight_versions": sample.weight_versions,
+        "label": sample.label,
+        "reward": sample.reward,
+        "rollout_reward": sample.rollout_reward,
+        "num_chains": sample.num_chains,
+        "advantage": sample.advantage,
+        "step": sample.step,
+        "remove_sample": not bool(chain.trained.any()),
+        "status": _STATUS.get(AgentExit(sample.agent_exit), "failed") if sample.agent_exit else "completed",
+        "metadata": sample.metadata,
+    }
+
+
+async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
+    """Returns the number of samples."""
+    number = 0
+    with _fresh(path).open("wb") as file:
+        async for sample in found:
+            file.write(
+                orjson.dumps(fields(sample, decode), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+            )
+            number += 1
+    return _done(path, number)
+
+
+async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, path: Path) -> int:
+    """One step's samples as slime's `--save-debug-rollout-data` writes them; `torch.load(…, weights_only=True)` reads it."""
+    import torch
+
+    def tensors(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+            for name, value in values.items()
+        }
+
+    rows = [tensors(fields(sample, decode)) async for sample in found]
+    torch.save({"rollout_id": step, "samples": rows}, _fresh(path))
+    return _done(path, len(rows))
+
+
+async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
+    """For `datasets` and TRL: beside the rest `input_ids` and `completion_mask`, which TRL takes as tokenised rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number, rows, writer = 0, list[dict[str, Any]](), None
+    _fresh(path)
+    async for sample in found:
+        rows.append(_parquet_row(sample, decode))
+        number += 1
+        if len(rows) == _PARQUET_ROWS:
+            writer = _flush(pa, pq, writer, rows, path)
+    writer = _flush(pa, pq, writer, rows, path)
+    writer.close()
+    return _done(path, number)
+
+
+def _parquet_row(sample: Sample, decode: Decode) -> dict[str, Any]:
+    values = fields(sample, decode)
+    whole = {"input_ids": values.pop("tokens"), "completion_mask": sample.chain.trained.astype(np.int8)}
+    values["completion"] = values.pop("response")
+    values["metadata"] = orjson.dumps(values["metadata"]).decode()
+    return whole | values
+
+
+def _flush(pa: Any, pq: Any, writer: Any, rows: list[dict[str, Any]], path: Path) -> Any:
+    """Types are stated, so that a page of empty or missing values has the columns of the others."""
+    types = {
+        "input_ids": pa.list_(pa.int32()),
+        "completion_mask": pa.list_(pa.int8()),
+        "loss_mask": pa.list_(pa.int8()),
+    }
+    types |= {
+        "rollout_log_probs": pa.list_(pa.float32()),
+        "policy_steps": pa.list_(pa.int32()),
+        "turn_ids": pa.list_(pa.int64()),
+    }
+    types |= {
+        name: pa.int64() for name in ("group_index", "index", "rollout_id", "response_length", "num_chains", "step")
+    }
+    types |= {name: pa.float64() for name in ("reward", "rollout_reward", "advantage")}
+    types |= {name: pa.string() for name in ("prompt", "completion", "label", "status", "metadata")}
+    types |= {"weight_versions": pa.list_(pa.string()), "remove_sample": pa.bool_()}
+    schema = pa.schema(list(types.items()))
+    writer = writer or pq.ParquetWriter(str(_partial(path)), schema, compression="zstd")
+    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+    rows.clear()
+    return writer
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _fresh(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _partial(path)
+
+
+def _done(path: Path, number: int) -> int:
+    _partial(path).replace(path)
+    return number
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+async def export_run(
+    connection: AsyncConnection, run_id: str, formats: Sequence[str], out: Path | None = None
+) -> dict[Path, int]:
+    """Files written, with the number of samples in each. Raises ConfigError where there is no such run."""
+    run = (await connection.execute(select(Run).where(Run.run_id == run_id))).one_or_none()
+    if run is None:
+        raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
+    out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
+    decode, written = _decoder(Path(run.model_path)), dict[Path, int]()
+    if "jsonl" in formats:
+        written[out / "samples.jsonl"] = await write_jsonl(
+            samples.of_run(connection, run_id), decode, out / "samples.jsonl"
+        )
+    if "parquet" in formats:
+        written[out / "samples.parquet"] = await write_parquet(
+            samples.of_run(connection, run_id), decode, out / "samples.parquet"
+        )
+    for step in await samples.steps(connection, run_id) if "pt" in formats else []:
+        path = out / "rollout_dumps" / f"rollout_{step}.pt"
+        written[path] = await write_dump(samples.of_step(connection, run_id, step), decode, step, path)
+    return written
+
+
+def _decoder(model_path: Path) -> Decode:
+    """Without the model's directory the ids are all there is, and they are all that counts."""
+    if not (model_path / "tokenizer.json").is_file():
+        return lambda ids: ""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))

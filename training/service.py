@@ -1,0 +1,157 @@
+"""The learner service: sees which runs are running and keeps one driver process for each.
+
+Why here: nobody calls the learner; a run that is running in Postgres is trained, and one that has ended is not.
+Called by: `ratchet learner`; a driver is `python -m training.service RUN_ID SERVICE_PID`.
+
+A driver ends by itself when its run has ended, is paused by the learner, or is trained by another learner.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+
+import structlog
+
+from ratchet import paths
+from ratchet.config import RunConfig
+from ratchet.errors import BugError, StoreUnavailableError
+from ratchet.store import learners, runs
+from ratchet.store.database import Database
+
+log = structlog.get_logger()
+
+_URL = "RATCHET_DATABASE_URL"
+_POLL_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 30.0
+_END_SECONDS = 10.0
+_SILENT_SECONDS = 20.0
+"""A driver that ended by itself may have been fenced by another service's: ours comes back once that one is silent."""
+_PR_SET_PDEATHSIG = 1
+_RAY = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else an environment of its own per `uv run`
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # a busy laptop imports torch slowly
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else every line comes twice
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # we react to a preemption as to a death: by the checkpoint
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+"""Where the environment says nothing else."""
+
+
+def default_workers(config: RunConfig) -> int:
+    """One rank on up to three cores, two from four cores on, unless the run says otherwise."""
+    return config.training.workers or (2 if (os.cpu_count() or 1) >= 4 else 1)
+
+
+# ---------------------------------------------------------------- the driver's process
+
+
+def drive(run_id: str, url: str, service_pid: int) -> None:
+    """The driver of one run; dies with its service, and Ray ends the ranks of a driver that has died."""
+    _die_with(service_pid)
+    for name, value in _RAY.items():
+        os.environ.setdefault(name, value)
+    from training.rank_runtime import RankSettings
+    from training.ray_driver import run_driver
+
+    config = asyncio.run(_config(run_id, url))
+    run_driver(
+        RankSettings(run_id, url, paths.policies(), paths.checkpoints(), tensorboard=paths.tensorboard()),
+        default_workers(config),
+    )
+
+
+def _die_with(service_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != service_pid:
+        sys.exit("the learner service is gone")
+
+
+async def _config(run_id: str, url: str) -> RunConfig:
+    async with Database(url, pool_size=1) as database:
+        await database.wait()
+        async with database.begin() as connection:
+            row = await runs.get(connection, run_id)
+    if row is None:
+        raise BugError(f"run {run_id} does not exist")
+    return RunConfig.model_validate(row.config)
+
+
+# ---------------------------------------------------------------- the service
+
+
+async def run_service(url: str) -> None:
+    """Until SIGTERM. A driver that dies is started again while its run needs one, with a capped backoff."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    database = Database(url, pool_size=1)
+    await database.wait()
+    keepers: dict[str, asyncio.Task[None]] = {}
+    ended: set[str] = set()
+    while not stopping.is_set():
+        try:
+            async with database.begin() as connection:
+                wanted = await learners.wanted(connection)
+        except StoreUnavailableError as error:
+            log.warning("waiting for postgres", reason=str(error)[:200])
+            wanted = {}
+        for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:
+            keepers.pop(run_id).result()
+            ended.add(run_id)
+        for run_id, silent_seconds in wanted.items():
+            if run_id not in keepers and (
+                run_id not in ended or silent_seconds is None or silent_seconds > _SILENT_SECONDS
+            ):
+                keepers[run_id] = asyncio.create_task(_keep(run_id, url))
+        await _sleep_or_stop(stopping)
+    for keeper in keepers.values():
+        keeper.cancel()
+    await asyncio.gather(*keepers.values(), return_exceptions=True)
+    await database.close()
+
+
+async def _sleep_or_stop(stopping: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_POLL_SECONDS):
+            await stopping.wait()
+    except TimeoutError:
+        return
+
+
+async def _keep(run_id: str, url: str) -> None:
+    """Restarts the driver until it ends by itself."""
+    backoff = 1.0
+    while True:
+        log.info("driver starts", run=run_id)
+        command = [sys.executable, "-m", "training.service", run_id, str(os.getpid())]
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, _URL: url})
+        try:
+            if await process.wait() == 0:
+                log.info("driver ended", run=run_id)
+                return
+        except asyncio.CancelledError:
+            await _end(process)
+            raise
+        log.warning("driver died", run=run_id, code=process.returncode)
+        await asyncio.sleep(backoff)
+        backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+
+async def _end(process: Process) -> None:
+    """SIGTERM lets Ray take the ranks down with the driver; after SIGKILL the cluster notices and does it."""
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+if __name__ == "__main__":
+    drive(sys.argv[1], os.environ[_URL], int(sys.argv[2]))
