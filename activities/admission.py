@@ -12,14 +12,14 @@ from uuid import UUID
 
 from temporalio import activity
 
-from activities.boot import INSTALLATION_KEY, UUID_KEY, kill_boxes, try_kill
+from activities.boot import INSTALLATION_KEY, UUID_KEY, kill_and_record, try_kill_box
 from activities.dataset_import import dataset_of, import_dataset
 from activities.datasets.formats import dataset_digest
-from activities.grade import grader_of, judge
+from activities.grade import grader_of, judge_patch
 from activities.graders.base import PASSED, Grader, Verdict
 from activities.graders.registry import GRADERS
 from activities.sandboxes.base import SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
 from ratchet.grading_payloads import AdmissionInput, AdmissionResult, AdmitInput, AdmitPage, TrialInput, TrialResult
@@ -40,7 +40,7 @@ class AdmitActivities:
     ) -> None:
         self.database, self.provider, self.settings, self.installation = database, provider, settings, installation
 
-    @stage("admit_page")
+    @activity_stage("admit_page")
     async def admit_page(self, input: AdmitInput) -> AdmitPage:
         """Imports the dataset (again: nothing changes) and returns the next tasks that have to be examined."""
         async with heartbeating():
@@ -51,8 +51,10 @@ class AdmitActivities:
             async with self.database.begin() as connection:
                 if input.after < 0:
                     await import_dataset(connection, dataset, digest)
-                rows = await tasks.page(connection, digest, input.after, _PAGE, input.labels, input.limit)
-                known = {} if input.again else await admissions.of_dataset(connection, digest, versions())
+                rows = await tasks.page_of_tasks(connection, digest, input.after, _PAGE, input.labels, input.limit)
+                known = (
+                    {} if input.again else await admissions.admissions_of_dataset(connection, digest, grader_versions())
+                )
         options = self.settings.stages.grade.options(input.eval_seconds + input.workspace_seconds + 300)
         return AdmitPage(
             tasks=[(task_id, label) for task_id, label, _ in rows if task_id not in known],
@@ -61,12 +63,12 @@ class AdmitActivities:
             record=self.settings.stages.record.options(),
         )
 
-    @stage("admit_trial")
+    @activity_stage("admit_trial")
     async def admit_trial(self, input: TrialInput) -> TrialResult:
         """Grades one patch in a box of its own. A box that is lost is an error of this trial, not a verdict."""
         async with heartbeating():
             async with self.database.begin() as connection:
-                task = await tasks.get(connection, input.task_id)
+                task = await tasks.get_task(connection, input.task_id)
             gold = task.spec.get("gold_patch")
             if input.patch == "gold" and not gold:
                 return TrialResult(patch="gold", error="the row has no gold_patch")
@@ -89,8 +91,10 @@ class AdmitActivities:
         assert info.workflow_id is not None
         user = f"admit:{task.id}:{input.patch}:{input.repeat}"
         async with self.database.begin() as connection:
-            left = await sandboxes.of_user(connection, info.workflow_id, user)  # boxes of earlier tries of this trial
-        await kill_boxes(self.database, self.provider, left)
+            left = await sandboxes.sandboxes_of_user(
+                connection, info.workflow_id, user
+            )  # boxes of earlier tries of this trial
+        await kill_and_record(self.database, self.provider, left)
         values = {
             "provider": self.provider.name,
             "role": SandboxRole.GRADE,
@@ -99,7 +103,7 @@ class AdmitActivities:
             "image": task.image,
         }
         async with self.database.begin() as connection:
-            row = await sandboxes.reserve(
+            row = await sandboxes.reserve_sandbox(
                 connection,
                 {**values, "workflow_id": info.workflow_id, "used_by": user},
                 RunConfig.model_fields["sandbox"].default.max_boxes,
@@ -118,28 +122,28 @@ class AdmitActivities:
         except (
             ConfigError
         ):  # an image that is not there: its room must not stay taken for as long as the admission runs
-            await kill_boxes(self.database, self.provider, [row])
+            await kill_and_record(self.database, self.provider, [row])
             raise
         async with self.database.begin() as connection:
-            await sandboxes.set_live(connection, row.id, box.id)
+            await sandboxes.set_sandbox_live(connection, row.id, box.id)
         try:
             limits = {"eval_seconds": input.eval_seconds, "workspace_seconds": input.workspace_seconds}
             config = RunConfig.model_validate({"datasets": [{"path": task.label}], "limits": limits})
-            verdict, _ = await judge(box, grader_of(GRADERS, task.grader), task, None, diff, config)
+            verdict, _ = await judge_patch(box, grader_of(GRADERS, task.grader), task, None, diff, config)
         finally:
             await box.close()
-            await try_kill(self.database, self.provider, row.id, box.id)
+            await try_kill_box(self.database, self.provider, row.id, box.id)
         return verdict
 
-    @stage("record_admission")
+    @activity_stage("record_admission")
     async def record_admission(self, input: AdmissionInput) -> AdmissionResult:
         """Decides and stores, with the evidence; the newest result of a grader version replaces the one before."""
         async with self.database.begin() as connection:
-            task = await tasks.get(connection, input.task_id)
+            task = await tasks.get_task(connection, input.task_id)
             grader: Grader = grader_of(GRADERS, task.grader)
-            decided = decide(input.trials)
+            decided = decide_admission(input.trials)
             gold = [trial.seconds for trial in input.trials if trial.patch == "gold" and not trial.error]
-            await admissions.store(
+            await admissions.store_admission(
                 connection,
                 {
                     "task_id": input.task_id,
@@ -154,11 +158,11 @@ class AdmitActivities:
         return decided
 
 
-def versions() -> list[tuple[str, str]]:
+def grader_versions() -> list[tuple[str, str]]:
     return [(grader.name, grader.version) for grader in GRADERS.values()]
 
 
-def decide(trials: list[TrialResult]) -> AdmissionResult:
+def decide_admission(trials: list[TrialResult]) -> AdmissionResult:
     """Admitted: every gold trial solved, no empty one; anything else is a quarantine with its reason in words."""
     gold, empty = ([trial for trial in trials if trial.patch == kind] for kind in ("gold", "empty"))
     error = next((trial for trial in trials if trial.error), None)

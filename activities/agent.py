@@ -13,8 +13,8 @@ from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, H
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from activities.stage import heartbeating, stage
-from ratchet.background_task import beside
+from activities.stage import activity_stage, heartbeating
+from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, StageInput
@@ -23,7 +23,7 @@ from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
 from ratchet.types import MODEL_NAME, AgentExit
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
 _OWED_SECONDS = 30.0
@@ -38,7 +38,7 @@ class AgentActivities:
         self.database, self.provider, self.configs = database, provider, configs
         self.harnesses, self.adapter_url = harnesses, adapter_url
 
-    @stage("agent")
+    @activity_stage("agent")
     async def agent(self, input: StageInput) -> AgentResult:
         """Returns how the agent's program ended. Raises SandboxGoneError where the box died under it."""
         assert input.sandbox_id is not None
@@ -47,7 +47,7 @@ class AgentActivities:
         async with self.database.begin() as connection:
             fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
             provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
-            task = await tasks.of_rollout(connection, input.rollout_id)
+            task = await tasks.task_of_rollout(connection, input.rollout_id)
             session_id = await sessions.session_id_of(connection, input.rollout_id, input.attempt)
             token = await sessions.add_token(connection, session_id)
         spec = self._spec(config, task)
@@ -56,8 +56,8 @@ class AgentActivities:
             watch = self._watch_agent(box, harness, input, config.limits.stall_seconds)
             async with (
                 heartbeating(lambda: self._progress(input)),
-                beside(watch),
-                beside(self._keep_box(box, input, config)),
+                running_beside(watch),
+                running_beside(self._keep_box(box, input, config)),
             ):
                 await harness.install(box, spec)
                 await harness.start(box, spec, input.attempt, token)
@@ -98,7 +98,7 @@ class AgentActivities:
 
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
         async with self.database.begin() as connection:
-            progress = await sessions.progress(connection, input.rollout_id, input.attempt)
+            progress = await sessions.session_progress(connection, input.rollout_id, input.attempt)
         assert progress is not None, "boot makes the session"
         return progress
 
@@ -120,7 +120,7 @@ class AgentActivities:
                 num_turns = progress.num_turns
                 idle_seconds = progress.idle_seconds - (progress.away_seconds - away_then)
                 if stall_seconds is not None and idle_seconds > stall_seconds:
-                    log.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
+                    _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
                     await harness.stop(box, input.attempt)
             await asyncio.sleep(_WATCH_SECONDS)
 
@@ -131,7 +131,7 @@ class AgentActivities:
             try:
                 await box.set_ttl(ttl_seconds)
             except RatchetError as error:
-                log.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
+                _LOG.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
             await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
 
 

@@ -1,7 +1,7 @@
 """Stage `boot`: a box exists, exactly once, whatever dies on the way. And its end: `release`.
 
 Why here: the ledger row is written before the box, so that a sweep can find every box that was ever asked for.
-Called by: the `Rollout` workflow; `try_kill` also by the stages that are done with their box.
+Called by: the `Rollout` workflow; `try_kill_box` also by the stages that are done with their box.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from temporalio import activity
 
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import BoxLimits, SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError, SandboxGoneError
-from ratchet.payloads import Box, StageInput, StageResult
+from ratchet.payloads import LiveSandbox, StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 INSTALLATION_KEY = "ratchet_installation"
 UUID_KEY = "ratchet_box"
@@ -36,15 +36,15 @@ class BootActivities:
         self.database, self.provider, self.configs, self.installation = database, provider, configs, installation
         self._lines = {role: asyncio.Lock() for role in SandboxRole}
 
-    @stage("boot")
-    async def boot(self, input: StageInput) -> Box:
+    @activity_stage("boot")
+    async def boot(self, input: StageInput) -> LiveSandbox:
         """A live, unused box for this attempt and role; the box of an earlier try is adopted."""
         config = await self.configs.of_rollout(input.rollout_id)
         ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
         async with heartbeating():
             row, image = await self._ledger_row(input, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
-                return Box(sandbox_id=row.id, provider_id=row.provider_id)
+                return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)
             box = await self.provider.create(
                 image,
                 ttl_seconds=ttl_seconds,
@@ -59,12 +59,12 @@ class BootActivities:
             )
             await box.close()
             async with self.database.begin() as connection:
-                held = await sandboxes.set_live(connection, row.id, box.id)
+                held = await sandboxes.set_sandbox_live(connection, row.id, box.id)
             if held != box.id:
                 await self.provider.kill(box.id)
             if held is None:
                 raise SandboxGoneError(f"box {row.id} was given up while it was being made")
-            return Box(sandbox_id=row.id, provider_id=held)
+            return LiveSandbox(sandbox_id=row.id, provider_id=held)
 
     async def _ledger_row(self, input: StageInput, config: RunConfig) -> tuple[LedgerRow, str]:
         """The row of an earlier try, or a new one as soon as there is room; and the task's image.
@@ -77,9 +77,9 @@ class BootActivities:
         async with self.database.begin() as connection:
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
-            image = (await tasks.of_rollout(connection, input.rollout_id)).image
+            image = (await tasks.task_of_rollout(connection, input.rollout_id)).image
             whose = (input.rollout_id, input.attempt, input.role, info.workflow_id)
-            row = await sandboxes.unused(connection, *whose)
+            row = await sandboxes.unused_sandboxes(connection, *whose)
         if row is not None:  # an earlier try has its room already
             return row, image
         values = {
@@ -94,9 +94,9 @@ class BootActivities:
             async with asyncio.timeout(_WAIT_FOR_ROOM_SECONDS), self._lines[input.role]:
                 while True:
                     async with self.database.begin() as connection:
-                        row = await sandboxes.unused(connection, *whose)
+                        row = await sandboxes.unused_sandboxes(connection, *whose)
                         if row is None:
-                            row = await sandboxes.reserve(connection, values, config.sandbox.max_boxes)
+                            row = await sandboxes.reserve_sandbox(connection, values, config.sandbox.max_boxes)
                     if row is not None:
                         return row, image
                     await asyncio.sleep(random.uniform(0.2, 0.5))
@@ -119,12 +119,12 @@ class BootActivities:
         }
         await sessions.open_session(connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits)
 
-    @stage("release")
+    @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
         """Ends whatever boxes the rollout still holds."""
         async with self.database.begin() as connection:
             rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, "rollout ended")
-        await kill_boxes(self.database, self.provider, rows)
+        await kill_and_record(self.database, self.provider, rows)
         return StageResult()
 
 
@@ -133,7 +133,7 @@ def _limits(config: SandboxConfig) -> BoxLimits:
     return BoxLimits(memory_bytes=memory, num_cpus=config.cpus, max_processes=config.max_processes)
 
 
-async def kill_boxes(database: Database, provider: SandboxProvider, rows: Sequence[LedgerRow]) -> None:
+async def kill_and_record(database: Database, provider: SandboxProvider, rows: Sequence[LedgerRow]) -> None:
     """Kills boxes whose release is recorded as wanted; a box that is gone already counts as killed."""
     for row in rows:
         if row.provider_id is not None:
@@ -141,14 +141,14 @@ async def kill_boxes(database: Database, provider: SandboxProvider, rows: Sequen
     # A row without provider id may still get a box from a create in flight; `boot` kills that one when it finds its row unwanted,
     # and the sweep whatever is left after the grace.
     async with database.begin() as connection:
-        await sandboxes.released(connection, [row.id for row in rows])
+        await sandboxes.mark_released(connection, [row.id for row in rows])
 
 
-async def try_kill(database: Database, provider: SandboxProvider, sandbox_id: int, provider_id: str) -> None:
+async def try_kill_box(database: Database, provider: SandboxProvider, sandbox_id: int, provider_id: str) -> None:
     """Ends a box whose work is stored. A failure is left to `release` and the sweep: the stage itself has succeeded."""
     try:
         await provider.kill(provider_id)
         async with database.begin() as connection:
-            await sandboxes.released(connection, [sandbox_id])
+            await sandboxes.mark_released(connection, [sandbox_id])
     except SandboxBusyError as error:
-        log.warning("box not killed yet", sandbox_id=sandbox_id, reason=str(error))
+        _LOG.warning("box not killed yet", sandbox_id=sandbox_id, reason=str(error))

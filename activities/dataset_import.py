@@ -46,7 +46,7 @@ async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, di
     seen = added = 0
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
-        added += await tasks.import_rows(connection, chunk)
+        added += await tasks.import_tasks(connection, chunk)
     if not seen:
         raise DatasetError(f"{dataset.path}: is empty; expected at least one task")
     return added
@@ -54,12 +54,12 @@ async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, di
 
 async def usable(connection: AsyncConnection, dataset: DatasetConfig, digest: str, config: RunConfig) -> list[int]:
     """Ids of the tasks that a run may take, in file order, by `grading.admission`. Raises DatasetError where none is left."""
-    found = await tasks.of_dataset(connection, digest)
+    found = await tasks.tasks_of_dataset(connection, digest)
     chosen = [(task_id, label) for task_id, label, number in found if dataset.limit is None or number < dataset.limit]
     if config.grading.admission == "ignored":
         return [task_id for task_id, _ in chosen]
     versions = [(grader.name, grader.version) for grader in GRADERS.values()]
-    examined = await admissions.of_dataset(connection, digest, versions)
+    examined = await admissions.admissions_of_dataset(connection, digest, versions)
     admitted = [task_id for task_id, _ in chosen if task_id in examined and examined[task_id].admitted]
     if not admitted:
         raise DatasetError(

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.boot import try_kill
+from activities.boot import try_kill_box
 from activities.git_scripts import diff_script
 from activities.grade import grader_of, verdict_row
 from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from engine.client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError
 from ratchet.payloads import DiffResult, StageInput
@@ -45,7 +45,7 @@ class DiffActivities:
             graders,
         )
 
-    @stage("diff")
+    @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
         """Ends the agent's process tree and verifies it, closes the session, stores the patch, releases the box."""
         assert input.sandbox_id is not None
@@ -55,13 +55,13 @@ class DiffActivities:
             async with self.database.begin() as connection:
                 stored = await rollouts.patch_of_attempt(connection, input.rollout_id, input.attempt)
                 if stored is not None:  # an earlier try got this far and its completion was lost
-                    given = await grades.first_of_patch(connection, stored.id)
+                    given = await grades.first_grade_of_patch(connection, stored.id)
                     return DiffResult(
                         patch_id=stored.id, num_bytes=stored.num_bytes, grade_id=given.id if given else None
                     )
                 fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
                 provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
-                task = await tasks.of_rollout(connection, input.rollout_id)
+                task = await tasks.task_of_rollout(connection, input.rollout_id)
                 attempt = await rollouts.get_attempt(connection, input.rollout_id, input.attempt)
             box = await self.provider.connect(provider_id)
             try:
@@ -91,8 +91,8 @@ class DiffActivities:
                 grade_id = (
                     None if diff else await self._empty_verdict(connection, input.rollout_id, patch_id, task, reason)
                 )
-                await sandboxes.want_release(connection, input.sandbox_id, "patch stored")
-            await try_kill(self.database, self.provider, input.sandbox_id, provider_id)
+                await sandboxes.want_sandbox_release(connection, input.sandbox_id, "patch stored")
+            await try_kill_box(self.database, self.provider, input.sandbox_id, provider_id)
         return DiffResult(
             patch_id=patch_id, num_bytes=len(diff), grade_id=grade_id, used_seconds=time.monotonic() - started
         )
@@ -111,7 +111,7 @@ class DiffActivities:
         verdict = Verdict(
             False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0
         )
-        return await grades.store(connection, verdict_row(rollout_id, patch_id, grader, verdict, []))
+        return await grades.store_grade(connection, verdict_row(rollout_id, patch_id, grader, verdict, []))
 
     async def _close_session(self, input: StageInput) -> None:
         async with self.database.begin() as connection:

@@ -14,11 +14,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-STATE = "/run/ratchet"
-BASE_GIT = f"{STATE}/base.git"
-ORIGINAL_GIT = f"{STATE}/original.git"
-ARCHIVE = f"{STATE}/repository.tar.gz"
-PATCH, TEST_PATCH, TEST_ARCHIVE = f"{STATE}/patch", f"{STATE}/test_patch", f"{STATE}/tests.tar.gz"
+GIT_STATE = "/run/ratchet"
+BASE_GIT = f"{GIT_STATE}/base.git"
+ORIGINAL_GIT = f"{GIT_STATE}/original.git"
+ARCHIVE = f"{GIT_STATE}/repository.tar.gz"
+PATCH, TEST_PATCH, TEST_ARCHIVE = f"{GIT_STATE}/patch", f"{GIT_STATE}/test_patch", f"{GIT_STATE}/tests.tar.gz"
 STATEMENT = "PROBLEM_STATEMENT.md"
 DOES_NOT_APPLY, TESTS_DO_NOT_APPLY = 3, 5
 
@@ -72,7 +72,7 @@ def prepare_script(
     box keeps the repository's own history where only root can read it; in an agent's box it is gone.
     """
     directory = shlex.quote(workdir)
-    lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {STATE}", f"chmod 700 {STATE}"]
+    lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {GIT_STATE}", f"chmod 700 {GIT_STATE}"]
     if archive:
         lines.append(f"tar -xzf {ARCHIVE} -C {directory} --no-same-owner && rm -f {ARCHIVE}")
     lines.append(f"cd {directory}")
@@ -129,8 +129,8 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f"if [ -L {directory} ] || [ ! -d {directory} ]; then rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
-            f"cp -p {BASE_GIT}/index {STATE}/index.$$",  # with its time, by which git knows which entries to distrust
-            f"export GIT_INDEX_FILE={STATE}/index.$$",
+            f"cp -p {BASE_GIT}/index {GIT_STATE}/index.$$",  # with its time, by which git knows which entries to distrust
+            f"export GIT_INDEX_FILE={GIT_STATE}/index.$$",
             f"{git} add -A",
             f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
             f"{git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c",
@@ -152,10 +152,10 @@ def apply_script(
     if patch:
         # Through the index: a file in the place of a directory, and links, come out right.
         lines += [
-            f"cp {BASE_GIT}/index {STATE}/index",
+            f"cp {BASE_GIT}/index {GIT_STATE}/index",
             f"{git} apply --cached --binary --whitespace=nowarn {PATCH} || exit {DOES_NOT_APPLY}",
             f"tree=$({git} write-tree)",
-            f"cp {STATE}/index {BASE_GIT}/index",
+            f"cp {GIT_STATE}/index {BASE_GIT}/index",
             f"{git} update-index -q --refresh || true",
             f"{git} read-tree -m -u HEAD $tree || exit {DOES_NOT_APPLY}",
         ]

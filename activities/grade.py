@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from activities.boot import try_kill
+from activities.boot import try_kill_box
 from activities.graders.base import Grader, Verdict
 from activities.graders.integrity import Finding
 from activities.graders.integrity_rules import RULES
 from activities.grading_box import BoxPreparation
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from activities.workspace import stage_user
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, GraderFailedError, RatchetError
@@ -36,7 +36,7 @@ class GradeActivities:
     ) -> None:
         self.database, self.provider, self.configs, self.graders = database, provider, configs, graders
 
-    @stage("grade")
+    @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:
         """Stores a verdict and releases the box. Raises GraderFailedError where no verdict can be given."""
         assert input.sandbox_id is not None and input.patch_id is not None
@@ -44,13 +44,15 @@ class GradeActivities:
         config = await self.configs.of_rollout(input.rollout_id)
         async with heartbeating():
             async with self.database.begin() as connection:
-                provider_id = await sandboxes.spend(connection, input.sandbox_id, stage_user("grade"))
-                task = await tasks.of_rollout(connection, input.rollout_id)
+                provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, stage_user("grade"))
+                task = await tasks.task_of_rollout(connection, input.rollout_id)
                 patch = await rollouts.get_patch(connection, input.patch_id)
             grader = grader_of(self.graders, input.grader or task.grader)
             box = await self.provider.connect(provider_id)
             try:
-                verdict, findings = await judge(box, grader, task, patch.base_commit, unpack_bytes(patch.diff), config)
+                verdict, findings = await judge_patch(
+                    box, grader, task, patch.base_commit, unpack_bytes(patch.diff), config
+                )
             except RatchetError:
                 await self._let_go(input.sandbox_id, provider_id)
                 raise
@@ -58,19 +60,19 @@ class GradeActivities:
                 await box.close()
             async with self.database.begin() as connection:
                 row = verdict_row(input.rollout_id, input.patch_id, grader, verdict, findings)
-                grade_id = await grades.store(
+                grade_id = await grades.store_grade(
                     connection, {**row, "sandbox_id": input.sandbox_id, "repeat": input.repeat}
                 )
-                await sandboxes.want_release(connection, input.sandbox_id, "verdict stored")
-            await try_kill(self.database, self.provider, input.sandbox_id, provider_id)
+                await sandboxes.want_sandbox_release(connection, input.sandbox_id, "verdict stored")
+            await try_kill_box(self.database, self.provider, input.sandbox_id, provider_id)
         used = time.monotonic() - started
         return GradeResult(grade_id=grade_id, solved=verdict.solved, rejected=verdict.rejected, used_seconds=used)
 
     async def _let_go(self, sandbox_id: int, provider_id: str) -> None:
         """A box that gave no verdict is spent: the next try's must find room, whoever else holds boxes."""
         async with self.database.begin() as connection:
-            await sandboxes.want_release(connection, sandbox_id, "no verdict")
-        await try_kill(self.database, self.provider, sandbox_id, provider_id)
+            await sandboxes.want_sandbox_release(connection, sandbox_id, "no verdict")
+        await try_kill_box(self.database, self.provider, sandbox_id, provider_id)
 
 
 def grader_of(graders: Mapping[str, Grader], name: str) -> Grader:
@@ -79,7 +81,7 @@ def grader_of(graders: Mapping[str, Grader], name: str) -> Grader:
     return graders[name]
 
 
-async def judge(
+async def judge_patch(
     box: Sandbox, grader: Grader, task: TaskRow, base_commit: str | None, diff: bytes, config: RunConfig
 ) -> tuple[Verdict, list[Finding]]:
     """The verdict on `diff` in a fresh box, and what the rules found. `base_commit` None: whatever the box's base is."""

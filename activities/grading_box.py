@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from activities import git_scripts
 from activities.graders.base import TestFiles
 from activities.graders.config_sections import put_back
-from activities.graders.integrity import Finding, Policy, Screened, needs_packages, screen
+from activities.graders.integrity import Finding, PatchPolicy, Screened, needs_packages, screen_patch
 from activities.graders.integrity_rules import RULES
 from activities.graders.patches import FileChange, join, split
 from activities.sandboxes.base import Sandbox
@@ -20,7 +20,7 @@ from ratchet.store.tasks import TaskRow
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedBox:
     """`may_have_broken_the_command`: the patch removes files or changes their kind, so a command that cannot start is its own deed."""
 
     applies: bool = True
@@ -33,18 +33,20 @@ class BoxPreparation:
     def __init__(self, box: Sandbox, task: TaskRow, seconds: float) -> None:
         self.box, self.task, self.seconds = box, task, seconds
 
-    async def run(self, tests: TestFiles, base_commit: str | None, diff: bytes) -> Prepared:
+    async def run(self, tests: TestFiles, base_commit: str | None, diff: bytes) -> PreparedBox:
         """Raises GraderFailedError where the row's own commands or tests are at fault."""
         changes = split(diff)
         await self._base(base_commit, bool(changes))
-        screened = screen(changes, Policy.of_task(self.task.spec, tests.paths), await self._python_files(changes))
-        prepared = Prepared(findings=screened.findings)
+        screened = screen_patch(
+            changes, PatchPolicy.of_task(self.task.spec, tests.paths), await self._python_files(changes)
+        )
+        prepared = PreparedBox(findings=screened.findings)
         prepared.may_have_broken_the_command = any(
             change.deleted or len(change.modes) > 1 or change.is_symlink for change in screened.kept
         )
         failed = await self._apply(screened.kept, tests)
         if failed is not None:
-            return Prepared(False, failed, screened.findings)
+            return PreparedBox(False, failed, screened.findings)
         await self._put_back(screened)
         return prepared
 

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.graders.base import Verdict
-from activities.graders.rewards import Facts, reward
-from adapter.turns.chains import Chain, build_chains
+from activities.graders.rewards import RewardFacts, compute_reward
+from adapter.turns.chains import TokenChain, build_chains
 from ratchet.config import RunConfig
 from ratchet.store import turns
-from ratchet.store.schema import Grade, Patch
+from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import Outcome
 
 
@@ -22,7 +22,7 @@ def _pair(value: list[int] | None) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-def verdict_of(grade: Grade) -> Verdict:
+def verdict_of_grade(grade: GradeTable) -> Verdict:
     """Without the log, which no reward may depend on."""
     return Verdict(
         solved=grade.solved,
@@ -39,7 +39,7 @@ def verdict_of(grade: Grade) -> Verdict:
 
 async def chains_of(
     connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig
-) -> tuple[list[Chain], dict[str, int]]:
+) -> tuple[list[TokenChain], dict[str, int]]:
     """The chains of an attempt's turns, to be stored, and the counts that its rollout's row keeps."""
     metas = await turns.load_metas(connection, rollout_id, attempt)
     built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
@@ -51,12 +51,12 @@ async def chains_of(
     return built, counts
 
 
-def payment(
-    function: str, grade: Grade, patch: Patch, agent_exit: str | None, counts: Mapping[str, int]
+def compute_outcome(
+    function: str, grade: GradeTable, patch: PatchTable, agent_exit: str | None, counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """Outcome and reward of a rollout that is paid by this grade. Raises ConfigError where the run's own reward function breaks."""
-    facts = Facts(agent_exit, counts["num_turns"], counts["num_trained_tokens"], patch.num_bytes, patch.num_files)
-    value, components = reward(function, verdict_of(grade), facts)
+    facts = RewardFacts(agent_exit, counts["num_turns"], counts["num_trained_tokens"], patch.num_bytes, patch.num_files)
+    value, components = compute_reward(function, verdict_of_grade(grade), facts)
     return {
         "outcome": Outcome.REJECTED if grade.rejected else Outcome.GRADED,
         "outcome_reason": grade.reason,

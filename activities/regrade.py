@@ -9,43 +9,43 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.graders.registry import GRADERS
-from activities.outcomes import chains_of, payment
+from activities.outcomes import chains_of, compute_outcome
 from activities.run_configs import RunConfigs
-from activities.stage import stage
+from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.store import chains, grades, groups, rollouts
 from ratchet.store.database import Database
-from ratchet.store.schema import Grade
+from ratchet.store.schema import GradeTable
 from ratchet.temporal_settings import TemporalSettings
 
 _PAGE = 200
 
 
 @dataclass(slots=True, frozen=True)
-class Spread:
+class RewardSpread:
     """Verdicts of one patch: what most of them say, and whether they agree."""
 
-    decisive: Grade
+    decisive: GradeTable
     solved: int
     graded: int
 
 
-def spread(verdicts: list[Grade]) -> Spread:
+def reward_spread(verdicts: list[GradeTable]) -> RewardSpread:
     """The decisive one is the first of the majority; a draw counts as not solved, a rejection as more than either."""
     rejected = [grade for grade in verdicts if grade.rejected]
     solved = [grade for grade in verdicts if grade.solved and not grade.rejected]
     others = [grade for grade in verdicts if not grade.solved and not grade.rejected]
     decisive = rejected or (solved if len(solved) > len(others) else others)
-    return Spread(decisive[0], len(solved), len(verdicts))
+    return RewardSpread(decisive[0], len(solved), len(verdicts))
 
 
 class RegradeActivities:
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
         self.database, self.settings, self.configs = database, settings, configs
 
-    @stage("regrade_page")
+    @activity_stage("regrade_page")
     async def regrade_page(self, input: RegradeInput) -> RegradePage:
         """The next patches in order of their rollouts' ids. Raises ConfigError where there is nothing at all to grade."""
         if input.grader is not None and input.grader not in GRADERS:
@@ -69,18 +69,18 @@ class RegradeActivities:
             grade_tries=self.settings.rollout.grade_tries,
         )
 
-    @stage("settle_regrade")
+    @activity_stage("settle_regrade")
     async def settle_regrade(self, input: RegradedInput) -> RegradedResult:
         """The spread of the new verdicts; with `adopt` the rollout is paid by it, unless a step has used its group."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
-            facts = await rollouts.lock(connection, input.rollout_id)
-            given = [await grades.get(connection, grade_id) for grade_id in input.grade_ids]
+            facts = await rollouts.lock_rollout(connection, input.rollout_id)
+            given = [await grades.get_grade(connection, grade_id) for grade_id in input.grade_ids]
             if not given:
                 return RegradedResult(rollout_id=input.rollout_id, graded=0, solved=0, changed=False, adopted=False)
-            found = spread(given)
-            old = await rollouts.paid_by(connection, input.rollout_id)
-            before = await grades.get(connection, old) if old is not None else None
+            found = reward_spread(given)
+            old = await rollouts.rewarding_grade(connection, input.rollout_id)
+            before = await grades.get_grade(connection, old) if old is not None else None
             now = (found.decisive.solved, found.decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
             adopted = input.adopt and await self._adopt(connection, input, found.decisive, config, facts.group_id)
@@ -89,18 +89,23 @@ class RegradeActivities:
         )
 
     async def _adopt(
-        self, connection: AsyncConnection, input: RegradedInput, grade: Grade, config: RunConfig, group_id: int | None
+        self,
+        connection: AsyncConnection,
+        input: RegradedInput,
+        grade: GradeTable,
+        config: RunConfig,
+        group_id: int | None,
     ) -> bool:
         """The chains are those of the turns that made the patch: whoever ended the rollout without a verdict may have stored none."""
         patch = await rollouts.get_patch(connection, input.patch_id)
         built, counts = await chains_of(connection, input.rollout_id, patch.attempt, config)
         exited = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
-        paid = payment(config.grading.reward, grade, patch, exited, counts)
-        if not await rollouts.pay_again(
+        paid = compute_outcome(config.grading.reward, grade, patch, exited, counts)
+        if not await rollouts.update_reward(
             connection, input.rollout_id, counts | paid | ({"agent_exit": exited} if exited else {})
         ):
             return False
-        await chains.replace(connection, input.rollout_id, built)
+        await chains.replace_chains(connection, input.rollout_id, built)
         if group_id is not None:
-            await groups.settle_again(connection, group_id)
+            await groups.settle_group_again(connection, group_id)
         return True

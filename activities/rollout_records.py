@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.outcomes import chains_of, payment
+from activities.outcomes import chains_of, compute_outcome
 from activities.run_configs import RunConfigs
-from activities.stage import stage
+from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, ConfigError
 from ratchet.payloads import (
@@ -27,7 +27,7 @@ from ratchet.payloads import (
 )
 from ratchet.store import chains, grades, groups, rollouts, tasks
 from ratchet.store.database import Database
-from ratchet.store.schema import Grade, Patch
+from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import AgentExit, Outcome
 
@@ -36,7 +36,7 @@ class RecordActivities:
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
         self.database, self.settings, self.configs = database, settings, configs
 
-    @stage("claim")
+    @activity_stage("claim")
     async def claim(self, input: RolloutInput) -> Claim:
         """Takes the rollout for this workflow run and returns its limits; a rollout that has ended is returned as it is."""
         info = activity.info()
@@ -45,8 +45,8 @@ class RecordActivities:
             raise BugError("a rollout without a row is made by `prepare_rollout` first")
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
-            claimed = await rollouts.claim(connection, input.rollout_id, info.workflow_run_id)
-            task = await tasks.of_rollout(connection, input.rollout_id)
+            claimed = await rollouts.claim_rollout(connection, input.rollout_id, info.workflow_run_id)
+            task = await tasks.task_of_rollout(connection, input.rollout_id)
         limits, numbers = config.limits, self.settings.rollout
         return Claim(
             rollout_id=input.rollout_id,
@@ -66,13 +66,13 @@ class RecordActivities:
             summary=f"{config.harness.name} on {task.label}",
         )
 
-    @stage("finalise")
+    @activity_stage("finalise")
     async def finalise(self, input: FinaliseInput) -> RolloutResult:
         """One transaction: sessions closed, chains rebuilt from the attempt that was graded, else the last, the outcome set, the group's rule applied."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
-            facts = await rollouts.lock(connection, input.rollout_id)
-            ended = rollouts.ended(facts)
+            facts = await rollouts.lock_rollout(connection, input.rollout_id)
+            ended = rollouts.ended_result(facts)
             if ended is not None:
                 outcome, value, agent_exit = ended
                 return RolloutResult(rollout_id=input.rollout_id, outcome=outcome, reward=value, agent_exit=agent_exit)
@@ -81,7 +81,7 @@ class RecordActivities:
             # A workflow that was started anew goes on from the stored patch: its turns are those of the attempt that made it.
             attempt = graded[1].attempt if graded else facts.attempt
             built, counts = await chains_of(connection, input.rollout_id, attempt, config)
-            await chains.replace(connection, input.rollout_id, built)
+            await chains.replace_chains(connection, input.rollout_id, built)
             exited = await rollouts.agent_exit_of(connection, input.rollout_id, attempt)
             timings = {name: round(used, 3) for name, used in input.used_seconds.items()}
             values = (
@@ -95,18 +95,18 @@ class RecordActivities:
             agent_exit=AgentExit(exited) if exited else None,
         )
 
-    async def _graded(self, connection: AsyncConnection, input: FinaliseInput) -> tuple[Grade, Patch] | None:
+    async def _graded(self, connection: AsyncConnection, input: FinaliseInput) -> tuple[GradeTable, PatchTable] | None:
         if input.grade_id is None:
             return None
-        grade = await grades.get(connection, input.grade_id)
+        grade = await grades.get_grade(connection, input.grade_id)
         return grade, await rollouts.get_patch(connection, grade.patch_id)
 
-    @stage("plan_group")
+    @activity_stage("plan_group")
     async def plan_group(self, input: GroupInput) -> GroupPlan:
         """The members that still have to run, and the group's rule."""
         async with self.database.begin() as connection:
-            group = await groups.get(connection, input.group_id)
-            members = await groups.open_members(connection, input.group_id)
+            group = await groups.get_group(connection, input.group_id)
+            members = await groups.open_group_members(connection, input.group_id)
         config = await self.configs.of_run(group.run_id)
         limits = config.limits
         return GroupPlan(
@@ -120,37 +120,37 @@ class RecordActivities:
             summary=f"{group.size} × {group.task_label}",
         )
 
-    @stage("replace_member")
+    @activity_stage("replace_member")
     async def replace_member(self, input: MemberInput) -> Replacement:
         """A new member for one that ended without a verdict, as long as the run's `max_replacements` allows."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
-            if input.elsewhere and await rollouts.is_open(connection, input.rollout_id):
+            if input.elsewhere and await rollouts.is_rollout_open(connection, input.rollout_id):
                 return Replacement(running=True)
             new = await groups.replace_member(connection, input.rollout_id, config.training.max_replacements)
         return Replacement(member=new)
 
-    @stage("settle_group")
+    @activity_stage("settle_group")
     async def settle_group(self, input: GroupInput) -> GroupResult:
         """All members have ended and none will be replaced: the group is ready or failed."""
         async with self.database.begin() as connection:
-            state = await groups.settle(connection, input.group_id, accept_failed=True)
-            num_graded = await groups.num_rewarded(connection, input.group_id)
+            state = await groups.settle_group(connection, input.group_id, accept_failed=True)
+            num_graded = await groups.count_rewarded_members(connection, input.group_id)
         return GroupResult(group_id=input.group_id, state=state, num_graded=num_graded)
 
-    @stage("cancel_group")
+    @activity_stage("cancel_group")
     async def cancel_group(self, input: GroupInput) -> GroupResult:
         """The group was cancelled: it will never be trained on."""
         async with self.database.begin() as connection:
-            await groups.cancel(connection, input.group_id)
-            group = await groups.get(connection, input.group_id)
+            await groups.cancel_group(connection, input.group_id)
+            group = await groups.get_group(connection, input.group_id)
         return GroupResult(group_id=input.group_id, state=group.state, num_graded=0)
 
 
 def _outcome(
     input: FinaliseInput,
     config: RunConfig,
-    graded: tuple[Grade, Patch] | None,
+    graded: tuple[GradeTable, PatchTable] | None,
     agent_exit: str | None,
     counts: dict[str, int],
 ) -> dict[str, Any]:
@@ -159,6 +159,6 @@ def _outcome(
         assert input.failure is not None, "no verdict and no failure"
         return {"outcome": Outcome(input.failure), "outcome_reason": input.reason}
     try:
-        return payment(config.grading.reward, *graded, agent_exit, counts)
+        return compute_outcome(config.grading.reward, *graded, agent_exit, counts)
     except ConfigError as error:  # the grade stays: `ratchet regrade --adopt` pays once the function is mended
         return {"outcome": Outcome.GRADER_FAILED, "outcome_reason": str(error)}

@@ -22,7 +22,7 @@ class RunConfigs:
     async def of_run(self, run_id: str) -> RunConfig:
         if run_id not in self._configs:
             async with self.database.begin() as connection:
-                row = await runs.get(connection, run_id)
+                row = await runs.get_run(connection, run_id)
             if row is None:
                 raise BugError(f"run {run_id} has no row")
             self._configs[run_id] = RunConfig.model_validate(row.config)
@@ -33,7 +33,7 @@ class RunConfigs:
             if len(self._runs) >= _MAX_ROLLOUTS:
                 self._runs.clear()
             async with self.database.begin() as connection:
-                self._runs[rollout_id] = await rollouts.run_of(connection, rollout_id)
+                self._runs[rollout_id] = await rollouts.run_of_rollout(connection, rollout_id)
         return await self.of_run(self._runs[rollout_id])
 
     def ttl_seconds(self, config: RunConfig, max_ttl_seconds: int) -> int:

@@ -14,14 +14,14 @@ from temporalio import activity
 
 from activities.dataset_import import import_dataset, usable
 from activities.datasets.formats import dataset_digest
-from activities.graders.rewards import find
+from activities.graders.rewards import find_reward
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
-from ratchet.config_sources import load_config, resolve
+from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, DatasetError, LearnerLostError
 from ratchet.model_directory import model_of, require_model
 from ratchet.payloads import (
@@ -56,12 +56,12 @@ class RunActivities:
 
     # ------------------------------------------------------------ a run begins and ends
 
-    @stage("prepare_run")
+    @activity_stage("prepare_run")
     async def prepare_run(self, input: PrepareRunInput) -> RunPlan:
         """Validates everything, imports tasks, writes the run's row and its version 0; running it again changes nothing."""
         async with heartbeating():
             async with self.database.begin() as connection:
-                row = await runs.get(connection, input.input.run_id or input.run_id)
+                row = await runs.get_run(connection, input.input.run_id or input.run_id)
             if row is None:
                 if input.input.run_id is not None:
                     raise ConfigError(f"run {input.input.run_id} does not exist; `ratchet runs` lists those that do")
@@ -85,11 +85,11 @@ class RunActivities:
             raise ConfigError(
                 f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; raise queues.agent.slots or agent_workers"
             )
-        find(config.grading.reward)  # a reward that cannot be found is told before anything starts
+        find_reward(config.grading.reward)  # a reward that cannot be found is told before anything starts
         Harnesses()[config.harness.name].check(config.harness.all_options())
         async with self.database.begin() as connection:
             if name != runs.ADHOC:
-                await runs.require_alone(connection, run_id)
+                await runs.require_no_other_run(connection, run_id)
             model = await model_directory(connection, config)
         first = paths.policies() / run_id / "0.e0"
         files = await asyncio.to_thread(link_version, model, first)
@@ -105,21 +105,21 @@ class RunActivities:
                 "init_from": config.init_from,
             }
             if name != runs.ADHOC:
-                await runs.require_alone(connection, run_id)
-            await runs.create(connection, values)
+                await runs.require_no_other_run(connection, run_id)
+            await runs.create_run(connection, values)
             for purpose, task_ids in order.items():
                 await runs.set_task_order(connection, run_id, purpose, task_ids)
             await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
 
-    @stage("end_run")
+    @activity_stage("end_run")
     async def end_run(self, input: EndRunInput) -> StageResult:
         """A run is done when its last checkpoint is committed: raises LearnerLostError, which is tried again, as long as it is not."""
         if input.state is RunState.DONE:
             await self._wait_for_checkpoint(input.run_id)
         async with self.database.begin() as connection:
-            await runs.end(connection, input.run_id, input.state, input.reason)
+            await runs.end_run(connection, input.run_id, input.state, input.reason)
             if input.state is not RunState.DONE:
-                await groups.cancel_unstarted(connection, input.run_id)
+                await groups.cancel_unstarted_groups(connection, input.run_id)
         return StageResult()
 
     async def _wait_for_checkpoint(self, run_id: str) -> None:
@@ -127,7 +127,7 @@ class RunActivities:
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
             async with self.database.begin() as connection:
-                row = await runs.get(connection, run_id)
+                row = await runs.get_run(connection, run_id)
             assert row is not None
             if row.checkpoint_step >= num_steps or row.state == RunState.DONE:
                 return
@@ -139,14 +139,14 @@ class RunActivities:
 
     # ------------------------------------------------------------ a run goes on
 
-    @stage("view_run")
+    @activity_stage("view_run")
     async def view_run(self, input: ViewRunInput) -> RunView:
         """What Postgres says now; makes the rows of as many new groups as the staleness bound allows, unless the run is to pause."""
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             await group_selection.consume_without_signal(connection, input.run_id, config.training)
             await group_selection.pause_where_all_fail(connection, input.run_id, config.training)
-            row = await runs.get(connection, input.run_id)
+            row = await runs.get_run(connection, input.run_id)
             assert row is not None
             if input.make_groups and row.state not in (RunState.RUNNING, RunState.PAUSED):
                 raise ConfigError(
@@ -156,7 +156,7 @@ class RunActivities:
                 await self._make_groups(connection, input.run_id, config)
             plannable = await group_selection.plannable(connection, input.run_id, config.training)
             open_groups = await runs.open_groups(connection, input.run_id)
-            ended = await evaluations.ended(connection, input.run_id)
+            ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
         started = [
             StartedGroup(
@@ -174,7 +174,7 @@ class RunActivities:
         counts = await runs.count_groups(connection, run_id)
         planned = await group_selection.newest_planned_step(connection, run_id)
         published = await runs.published_step(connection, run_id)
-        seen = await group_selection.num_seen(connection, run_id, planned + 1)
+        seen = await group_selection.count_seen_groups(connection, run_id, planned + 1)
         missing = group_selection.groups_to_start(
             training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
         )
@@ -196,11 +196,11 @@ class RunActivities:
             }
             for n, (task_id, _) in enumerate(chosen)
         ]
-        await groups.create(connection, rows, config.harness.name)
+        await groups.create_groups(connection, rows, config.harness.name)
 
     # ------------------------------------------------------------ evaluations
 
-    @stage("begin_evaluation")
+    @activity_stage("begin_evaluation")
     async def begin_evaluation(self, input: EvaluateInput) -> EvaluateMembers:
         """Makes a group per held-out task and sample once; returns the members that still have to run."""
         config = await self.configs.of_run(input.run_id)
@@ -209,9 +209,9 @@ class RunActivities:
             version = await runs.newest_version(connection, input.run_id, plan.step)
             assert version is not None, "an evaluation starts after its version is published"
             values = {"run_id": input.run_id, **plan.model_dump(), "policy_version": version.version}
-            if await evaluations.begin(connection, values):
+            if await evaluations.begin_evaluation(connection, values):
                 await self._make_evaluation_groups(connection, input.run_id, plan, config)
-            members = await evaluations.open_members(connection, input.run_id, plan.label)
+            members = await evaluations.open_evaluation_members(connection, input.run_id, plan.label)
         return EvaluateMembers(
             members=[
                 StartedMember(rollout_id=rollout, workflow_id=workflow, task=task)
@@ -225,8 +225,8 @@ class RunActivities:
     async def _make_evaluation_groups(
         self, connection: AsyncConnection, run_id: str, plan: EvaluationPlan, config: RunConfig
     ) -> None:
-        num_tasks = await runs.count_tasks(connection, run_id, Purpose.EVAL)
-        chosen = await runs.tasks_at(connection, run_id, Purpose.EVAL, list(range(num_tasks)))
+        num_tasks = await runs.count_run_tasks(connection, run_id, Purpose.EVAL)
+        chosen = await runs.run_tasks_at(connection, run_id, Purpose.EVAL, list(range(num_tasks)))
         first = await runs.take_group_numbers(connection, run_id, num_tasks)
         rows = [
             {
@@ -243,18 +243,20 @@ class RunActivities:
             }
             for n, (task_id, _) in enumerate(chosen)
         ]
-        await groups.create(connection, rows, config.harness.name)
+        await groups.create_groups(connection, rows, config.harness.name)
 
-    @stage("end_evaluation")
+    @activity_stage("end_evaluation")
     async def end_evaluation(self, input: EvaluateInput) -> EvaluateResult:
         async with self.database.begin() as connection:
-            await evaluations.end(connection, input.run_id, input.evaluation.label)
-            total, graded, rate = await evaluations.solve_rate(connection, input.run_id, input.evaluation.label)
+            await evaluations.end_evaluation(connection, input.run_id, input.evaluation.label)
+            total, graded, rate = await evaluations.evaluation_solve_rate(
+                connection, input.run_id, input.evaluation.label
+            )
         return EvaluateResult(label=input.evaluation.label, num_rollouts=total, num_graded=graded, solve_rate=rate)
 
     # ------------------------------------------------------------ a single rollout, started by hand
 
-    @stage("prepare_rollout")
+    @activity_stage("prepare_rollout")
     async def prepare_rollout(self, input: RolloutInput) -> RolloutRow:
         """The row of a rollout that was started from the stock CLI with a dataset and a task; belongs to run `adhoc`."""
         info = activity.info()
@@ -263,20 +265,22 @@ class RunActivities:
         values |= {"model": input.model} if input.model else {}
         values |= {"harness": {"name": input.harness}} if input.harness else {}
         values["grading"] = {**(values.get("grading") or {}), "admission": "ignored"}  # who names a task wants that one
-        config = resolve(values, "Rollout input", Path.cwd())
+        config = resolve_config(values, "Rollout input", Path.cwd())
         run_id = f"{runs.ADHOC}-{config.digest()[:8]}"
         async with self.database.begin() as connection:
-            exists = await runs.get(connection, run_id)
+            exists = await runs.get_run(connection, run_id)
             _check_served(input, config, await engines.list_engines(connection))
         if exists is None:
             await self._create(run_id, config, runs.ADHOC)
         digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
         async with self.database.begin() as connection:
-            if not (known := await tasks.of_dataset(connection, digest)):  # the file has changed since the run was made
+            if not (
+                known := await tasks.tasks_of_dataset(connection, digest)
+            ):  # the file has changed since the run was made
                 await import_dataset(connection, config.datasets[0], digest)
-                known = await tasks.of_dataset(connection, digest)
+                known = await tasks.tasks_of_dataset(connection, digest)
             task_id = _find_task(known, input)
-            rollout_id = await rollouts.create_adhoc(
+            rollout_id = await rollouts.create_adhoc_rollout(
                 connection,
                 {
                     "run_id": run_id,
@@ -299,9 +303,11 @@ async def next_tasks(
     """(task id, label): all in turn by group number, or those that `training.solve_rates` lets through."""
     bounds = config.training.solve_rates
     if bounds is None:
-        num_tasks = await runs.count_tasks(connection, run_id, Purpose.TRAIN)
-        return await runs.tasks_at(connection, run_id, Purpose.TRAIN, [(first + n) % num_tasks for n in range(count)])
-    rows = await tasks.recent_rates(connection, run_id, published - config.training.solve_rate_steps + 1)
+        num_tasks = await runs.count_run_tasks(connection, run_id, Purpose.TRAIN)
+        return await runs.run_tasks_at(
+            connection, run_id, Purpose.TRAIN, [(first + n) % num_tasks for n in range(count)]
+        )
+    rows = await tasks.recent_solve_rates(connection, run_id, published - config.training.solve_rate_steps + 1)
     rates = [TaskRate(*row) for row in rows]
     return [(one.task_id, one.label) for one in choose_tasks(rates, bounds, count)]
 
@@ -338,7 +344,7 @@ def _config_of(input: PrepareRunInput) -> RunConfig:
     if input.input.config_path is not None:
         return load_config(Path(input.input.config_path))
     assert input.input.config is not None
-    return resolve(input.input.config, "TrainRun config", Path.cwd())
+    return resolve_config(input.input.config, "TrainRun config", Path.cwd())
 
 
 def _name_of(input: PrepareRunInput) -> str:

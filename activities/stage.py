@@ -16,10 +16,10 @@ import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from ratchet.background_task import beside
+from ratchet.background_task import running_beside
 from ratchet.errors import BugError, RatchetError, SandboxBusyError
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ def _as_application_error(error: RatchetError) -> ApplicationError:
     )
 
 
-def stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
     """Declares an activity method called `name` and classifies what it raises; the one catch-all of the activities."""
 
     def declare(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -51,7 +51,7 @@ def stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaita
             except RatchetError as error:
                 raise _as_application_error(error) from error
             except Exception as error:
-                log.exception("bug", stage=name)
+                _LOG.exception("bug", stage=name)
                 raise _as_application_error(BugError(f"{name}: {type(error).__name__}: {error}")) from error
 
         return activity.defn(name=name)(run)
@@ -74,5 +74,5 @@ async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> A
             activity.heartbeat(*shown)
             await asyncio.sleep(interval)
 
-    async with beside(beat()):
+    async with running_beside(beat()):
         yield

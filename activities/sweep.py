@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.boot import INSTALLATION_KEY, UUID_KEY
 from activities.sandboxes.base import SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import SweepInput, SweepResult
 from ratchet.store import groups, rollouts, sandboxes
@@ -29,7 +29,7 @@ from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, SandboxState
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _DESCRIBES_AT_ONCE = 8
 
@@ -61,14 +61,14 @@ class SweepActivities:
             installation,
         )
 
-    @stage("sweep")
+    @activity_stage("sweep")
     async def sweep(self, input: SweepInput) -> SweepResult:
         async with heartbeating():
             ended, sessions_closed = await self._end_orphaned_rollouts(input.dry_run)
             doomed = self._limited(*await self._doomed(), input.force)
             done = doomed if input.dry_run else [box for box in doomed if await self._end(box)]
         if done or ended:
-            log.info("swept", boxes=len(done), failed=len(doomed) - len(done), rollouts=ended, dry_run=input.dry_run)
+            _LOG.info("swept", boxes=len(done), failed=len(doomed) - len(done), rollouts=ended, dry_run=input.dry_run)
         return SweepResult(
             boxes_released=sum(box.row is not None for box in done),
             boxes_unknown=sum(box.row is None for box in done),
@@ -84,8 +84,8 @@ class SweepActivities:
         """
         listed = await self.provider.list({INSTALLATION_KEY: str(self.installation)})
         async with self.database.begin() as connection:
-            rows = await sandboxes.not_released(connection, self.provider.name)
-            old = await sandboxes.old_creating(connection, self.provider.name, self.settings.sweep.creating_grace)
+            rows = await sandboxes.list_unreleased(connection, self.provider.name)
+            old = await sandboxes.stale_creating_ids(connection, self.provider.name, self.settings.sweep.creating_grace)
         alive = await self._alive({row.workflow_id for row in rows})
         by_uuid = {info.metadata.get(UUID_KEY): info.id for info in listed}
         doomed = []
@@ -122,16 +122,16 @@ class SweepActivities:
         """One that cannot be killed now stays marked for the next pass, and keeps no other from its end."""
         if box.row is not None:
             async with self.database.begin() as connection:
-                await sandboxes.want_release(connection, box.row.id, "sweep")
+                await sandboxes.want_sandbox_release(connection, box.row.id, "sweep")
         try:
             if box.provider_id is not None:
                 await self.provider.kill(box.provider_id)
         except SandboxBusyError as error:
-            log.warning("box not swept", box=box.words, reason=str(error))
+            _LOG.warning("box not swept", box=box.words, reason=str(error))
             return False
         if box.row is not None:
             async with self.database.begin() as connection:
-                await sandboxes.released(connection, [box.row.id])
+                await sandboxes.mark_released(connection, [box.row.id])
         activity.heartbeat()
         return True
 
@@ -163,7 +163,7 @@ class SweepActivities:
         orphaned = [one for one in claimed if not alive[one.workflow_id]]
         for one in [] if dry_run else orphaned:
             async with self.database.begin() as connection:
-                facts = await rollouts.lock(connection, one.id)
+                facts = await rollouts.lock_rollout(connection, one.id)
                 if facts.outcome is None and facts.owner == one.owner:  # not taken up again while we asked
                     sessions_closed += await rollouts.close_sessions(connection, one.id)
                     values = {
@@ -180,11 +180,11 @@ class SweepActivities:
     async def _settle_if_orphaned(self, group_id: int) -> None:
         """A group whose own workflow is gone, too, has nobody left to replace its members."""
         async with self.database.begin() as connection:
-            workflow_id, run_id = await groups.workflow_of(connection, group_id)
+            workflow_id, run_id = await groups.workflow_of_group(connection, group_id)
         if not (await self._alive({workflow_id}))[workflow_id]:
             async with self.database.begin() as connection:
-                await groups.settle(connection, group_id, accept_failed=True)
+                await groups.settle_group(connection, group_id, accept_failed=True)
             try:
                 await self.client.get_workflow_handle(f"run/{run_id}").signal("wake")
             except RPCError as error:
-                log.info("run is not there to be woken", run=run_id, reason=str(error))
+                _LOG.info("run is not there to be woken", run=run_id, reason=str(error))

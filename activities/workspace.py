@@ -12,7 +12,7 @@ from activities.git_scripts import prepare_script
 from activities.grading_box import has_archive, upload_archive
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import CommandResult, SandboxProvider
-from activities.stage import heartbeating, stage
+from activities.stage import activity_stage, heartbeating
 from ratchet.payloads import StageInput, StageResult
 from ratchet.store import rollouts, sandboxes, tasks
 from ratchet.store.arrays import pack_text
@@ -36,7 +36,7 @@ class WorkspaceActivities:
     def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs) -> None:
         self.database, self.provider, self.configs = database, provider, configs
 
-    @stage("workspace")
+    @activity_stage("workspace")
     async def workspace(self, input: StageInput) -> StageResult:
         """Spends the box and records the base commit. Raises CommandFailedError where a pre_command fails."""
         assert input.sandbox_id is not None
@@ -45,8 +45,8 @@ class WorkspaceActivities:
         async with heartbeating():
             async with self.database.begin() as connection:
                 fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
-                provider_id = await sandboxes.spend(connection, input.sandbox_id, stage_user("workspace"))
-                task = await tasks.of_rollout(connection, input.rollout_id)
+                provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, stage_user("workspace"))
+                task = await tasks.task_of_rollout(connection, input.rollout_id)
             box = await self.provider.connect(provider_id)
             try:
                 await upload_archive(box, task)

@@ -1,7 +1,7 @@
 """The adapter's HTTP app: routes, authentication, body limits. A pure factory.
 
 Why here: agents believe that they talk to their vendor; this is where they arrive.
-Called by: `serve` (`ratchet adapter`) and the tests.
+Called by: `serve_adapter` (`ratchet adapter`) and the tests.
 """
 
 import asyncio
@@ -15,46 +15,44 @@ import structlog
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from adapter.auth import Sessions
+from adapter.auth import SessionAuth
 from adapter.dialects.base import Dialect
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-from adapter.gc_tuning import collect_in_pauses, spare_what_stays
-from adapter.heartbeat import keep_present
-from adapter.output_parser import Outputs
+from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
+from adapter.heartbeat import heartbeat_adapter
+from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PromptTooLongError
 from adapter.prompt.renderer import Renderer
 from adapter.replies import BodyTooLargeError, FailureReply, FailureStream, JsonReply, StreamReply, classify
 from adapter.settings import AdapterSettings
 from adapter.turns.capture import Capture
-from adapter.turns.routing import Router
-from adapter.vllm_parsers import OutputParser
+from adapter.turns.routing import EngineRouter
+from adapter.vllm_parsers import VllmParsers
 from ratchet.store.database import Database
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
     settings: AdapterSettings
-    sessions: Sessions
+    sessions: SessionAuth
     capture: Capture
-    router: Router
-    parser: OutputParser
+    router: EngineRouter
+    parser: VllmParsers
 
 
-def create_app(settings: AdapterSettings, database: Database) -> FastAPI:
+def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI:
     """Reads the model's tokenizer and template at once (ConfigError where they cannot be used); the parsers are imported later."""
     renderer = Renderer(settings.model_path, settings.template_kwargs)
-    router = Router(database)
-    parser = OutputParser(
-        settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs
-    )
+    router = EngineRouter(database)
+    parser = VllmParsers(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
     parts = _Parts(
         settings,
-        Sessions(database),
-        Capture(settings, database, renderer, Outputs(renderer, parser), router),
+        SessionAuth(database),
+        Capture(settings, database, renderer, OutputParser(renderer, parser), router),
         router,
         parser,
     )
@@ -93,8 +91,8 @@ async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
     if not parts.parser.ready:  # a daemon: importing vLLM takes long, and a stop must not wait for it
         threading.Thread(target=_load_parsers, args=(parts.parser,), name="parsers", daemon=True).start()
     beside = [
-        asyncio.create_task(keep_present(database, lambda: parts.parser.ready)),
-        asyncio.create_task(collect_in_pauses(lambda: parts.capture.busy)),
+        asyncio.create_task(heartbeat_adapter(database, lambda: parts.parser.ready)),
+        asyncio.create_task(collect_when_idle(lambda: parts.capture.busy)),
     ]
     try:
         yield
@@ -105,9 +103,9 @@ async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
         await parts.router.close()
 
 
-def _load_parsers(parser: OutputParser) -> None:
+def _load_parsers(parser: VllmParsers) -> None:
     parser.load()
-    spare_what_stays()
+    freeze_startup_objects()
 
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
@@ -155,7 +153,7 @@ async def _body(parts: _Parts, request: Request) -> bytes:
     return bytes(data)
 
 
-async def serve(settings: AdapterSettings) -> None:
+async def serve_adapter(settings: AdapterSettings) -> None:
     """Runs the adapter until SIGTERM or SIGINT. Calls in flight are handed over: their clients' retries find them in the store."""
     import uvicorn
 
@@ -165,8 +163,8 @@ async def serve(settings: AdapterSettings) -> None:
     database = Database(settings.database_url, settings.pool_size)
     try:
         await database.wait()
-        app = create_app(settings, database)
-        spare_what_stays()
+        app = create_adapter_app(settings, database)
+        freeze_startup_objects()
         config = uvicorn.Config(
             app,
             host=settings.host,

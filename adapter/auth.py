@@ -20,7 +20,7 @@ class UnauthorisedError(Exception):
     """No token, an unknown one, or one whose session is closed. Which of them is not told."""
 
 
-class Sessions:
+class SessionAuth:
     """Look-ups by sha256, so their time says nothing about a token; open sessions are remembered for a minute.
 
     A session closed meanwhile is noticed when a turn is opened, by the store.

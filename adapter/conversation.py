@@ -63,7 +63,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Preamble:
     """What stands before the first message: system text and tools, these in OpenAI's function form, the only one templates know."""
 
     system: str
@@ -71,15 +71,15 @@ class Head:
     key: bytes
 
     @staticmethod
-    def of(system: str, tools: Sequence[Tool]) -> "Head":
-        return Head(system, tuple(tools), _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS)))
+    def of(system: str, tools: Sequence[Tool]) -> "Preamble":
+        return Preamble(system, tuple(tools), _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS)))
 
     def messages(self) -> tuple[Message, ...]:
         return (Message("system", self.system),) if self.system else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class MessageRun:
     """A run of messages of one side: the assistant's (then it is one message), or everybody else's.
 
     `loose_key` forgives tool-call ids and outer whitespace; it is only looked at where the strict one finds nothing.
@@ -91,12 +91,12 @@ class Unit:
     loose_key: bytes
 
     @staticmethod
-    def of(messages: Sequence[Message]) -> "Unit":
+    def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":
             message = _joined(messages)
-            return Unit(True, (message,), message.key(), message.key(strict=False))
+            return MessageRun(True, (message,), message.key(), message.key(strict=False))
         key = _hash(b"".join(message.key() for message in messages))
-        return Unit(False, tuple(messages), key, key)
+        return MessageRun(False, tuple(messages), key, key)
 
 
 def _joined(messages: Sequence[Message]) -> Message:
@@ -116,7 +116,7 @@ def extend_key(prefix: bytes, unit_key: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestOptions:
     """What a client asks for beside its history. Nothing of it reaches the sampler but `max_tokens` (None: no wish).
 
     `retry`: its SDK says that it sent this before. `custom_tools`: names of tools that take plain text. `tool_choice`: auto, none,

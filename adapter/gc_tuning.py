@@ -20,14 +20,14 @@ _QUIET_SECONDS = 10.0
 _LATEST_SECONDS = 600.0
 
 
-def spare_what_stays() -> None:
+def freeze_startup_objects() -> None:
     """Everything that exists now is never looked at again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNGEST, _YOUNG, _NEVER)
 
 
-async def collect_in_pauses(is_busy: Callable[[], bool]) -> None:
+async def collect_when_idle(is_busy: Callable[[], bool]) -> None:
     """Looks at everything when no call has been in flight for ten seconds, at the latest after ten minutes. Never ends."""
     worked_at = looked_at = time.monotonic()
     while True:

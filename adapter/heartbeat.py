@@ -13,10 +13,10 @@ from ratchet.errors import StoreUnavailableError
 from ratchet.store import adapters
 from ratchet.store.database import Database
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 
 
-async def keep_present(database: Database, ready: Callable[[], bool]) -> None:
+async def heartbeat_adapter(database: Database, ready: Callable[[], bool]) -> None:
     """Beats from the moment that calls can be answered, until cancelled. While the store is away none can be served either: the silence
     is the truth."""
     while not ready():
@@ -24,9 +24,9 @@ async def keep_present(database: Database, ready: Callable[[], bool]) -> None:
     while True:
         try:
             async with database.begin() as connection:
-                await adapters.beat(connection)
+                await adapters.heartbeat_adapters(connection)
         except StoreUnavailableError as error:
-            LOG.warning("presence not recorded", reason=str(error))
+            _LOG.warning("presence not recorded", reason=str(error))
         except Exception:  # without this loop every agent's clock would stand still for good
-            LOG.exception("presence not recorded")
+            _LOG.exception("presence not recorded")
         await asyncio.sleep(adapters.BEAT_SECONDS)

@@ -16,17 +16,17 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from adapter.conversation import Finish, Message, Tool, ToolCall, Wishes
+from adapter.conversation import Finish, Message, RequestOptions, Tool, ToolCall
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import Reading
-from adapter.vllm_parsers import OutputParser
+from adapter.prompt.request_parser import ParsedRequest
+from adapter.vllm_parsers import VllmParsers
 from ratchet.store.arrays import Ids
 
 _THREAD_FROM_TOKENS = 500  # fewer are decoded a dozen times in a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ParsedOutput:
     """`reasoning_chars`: how far into the sampled text the thinking and its end mark reach."""
 
     message: Message
@@ -35,14 +35,14 @@ class Output:
     reasoning_chars: int = 0
 
 
-class Outputs:
-    def __init__(self, renderer: Renderer, parser: OutputParser) -> None:
+class OutputParser:
+    def __init__(self, renderer: Renderer, parser: VllmParsers) -> None:
         self._renderer, self._parser = renderer, parser
 
     def text(self, ids: Ids) -> str:
         return self._renderer.tokens.decode(ids)
 
-    async def reasoning_tokens(self, ids: Ids, output: Output) -> int:
+    async def reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
         """How many of the sampled ids are thinking, its marks included: the shortest prefix of them that spells it."""
         if not output.reasoning_chars:
             return 0
@@ -53,7 +53,7 @@ class Outputs:
     def _num_spelling(self, ids: Ids, num_chars: int) -> int:
         return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.text(ids[:num])))
 
-    async def read(self, text: str, reading: Reading, stopped: bool) -> Output:
+    async def read(self, text: str, reading: ParsedRequest, stopped: bool) -> ParsedOutput:
         """`stopped`: the model ended its answer itself.
 
         A tool call that is cut off, names no offered tool, lacks a required argument or breaks a strict schema is not guessed at: the
@@ -77,7 +77,7 @@ class Outputs:
         else:
             finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
         told = stop_sequence if finish == "stop_sequence" else None
-        return Output(
+        return ParsedOutput(
             message, finish, told, len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
         )
 
@@ -88,7 +88,7 @@ def _cut(text: str, stop_sequences: Sequence[str]) -> tuple[str, str | None]:
     return (text, None) if found is None else (text[: found[0]], found[1])
 
 
-def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: Wishes) -> ToolCall | None:
+def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: RequestOptions) -> ToolCall | None:
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer, Wishes
-from adapter.dialects.base import Dialect, Failure, InvalidRequestError, Stream
+from adapter.conversation import Answer, RequestOptions
+from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
-from adapter.turns.capture import Capture, Pending
+from adapter.turns.capture import Capture, PendingCall
 from ratchet.errors import EngineRejectedError, StoreUnavailableError
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -47,16 +47,16 @@ def classify(error: BaseException) -> tuple[Failure, str]:
             return Failure.INVALID, str(error)
         case StoreUnavailableError() | asyncio.CancelledError():
             return Failure.UNAVAILABLE, "the service is restarting, try again"
-    LOG.error("request failed", exc_info=error)
+    _LOG.error("request failed", exc_info=error)
     return Failure.INTERNAL, f"internal error: {type(error).__name__}"
 
 
 class _CallReply(Response):
     """Waits for a call's answer and writes it; subclasses say what goes out before and with it."""
 
-    def __init__(self, capture: Capture, dialect: Dialect, pending: Pending, ping_seconds: float) -> None:
+    def __init__(self, capture: Capture, dialect: Dialect, pending: PendingCall, ping_seconds: float) -> None:
         self.capture, self.dialect, self.pending, self.ping_seconds = capture, dialect, pending, ping_seconds
-        self.wishes: Wishes = pending.wishes
+        self.wishes: RequestOptions = pending.wishes
         self.stream = dialect.stream(pending.wishes)
         self.background = None
 
@@ -146,7 +146,7 @@ class FailureReply(Response):
 class FailureStream(Response):
     """A failure told in the stream that was asked for."""
 
-    def __init__(self, stream: Stream, failure: Failure, message: str) -> None:
+    def __init__(self, stream: SseWriter, failure: Failure, message: str) -> None:
         super().__init__(stream.opening(0) + stream.failed(failure, message))
         self.raw_headers += _STREAM_HEADERS
 

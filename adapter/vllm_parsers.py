@@ -21,11 +21,11 @@ _TOOLS_KEPT = 256
 
 
 class _Parsers(Protocol):
-    def split(self, text: str, tools: Sequence[Tool]) -> "Parsed": ...
+    def split(self, text: str, tools: Sequence[Tool]) -> "ParsedText": ...
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedText:
     """`body` is what follows the thinking, `content` the part of it outside of the tool calls, `calls` (name, arguments as JSON)."""
 
     reasoning: str
@@ -34,7 +34,7 @@ class Parsed:
     calls: tuple[tuple[str, str], ...] = ()
 
 
-class OutputParser:
+class VllmParsers:
     """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that part off."""
 
     def __init__(
@@ -62,10 +62,10 @@ class OutputParser:
         """Whether no call has to wait for an import any more."""
         return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
 
-    async def split(self, text: str, tools: Sequence[Tool]) -> Parsed:
+    async def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         """Without `tools` no tool call is looked for."""
         if (self.tool_parser is None or not tools) and self.reasoning_parser is None:
-            return Parsed("", text)
+            return ParsedText("", text)
         if self._parsers is None:
             await asyncio.to_thread(self.load)
         assert self._parsers is not None
@@ -100,7 +100,7 @@ class _VllmParsers:
         self._template_kwargs = template_kwargs
         self._request_class, self._tool_param = ChatCompletionRequest, ChatCompletionToolsParam
 
-    def split(self, text: str, tools: Sequence[Tool]) -> Parsed:
+    def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         """Without `tools` no tool call is looked for."""
         params, request = self._request(tools)
         reasoning, body = "", text
@@ -109,7 +109,7 @@ class _VllmParsers:
             thought, rest = parser.extract_reasoning(text, request)
             reasoning, body = (thought or "").strip("\n"), (rest or "").lstrip("\n")
         if self._tool_class is None or not params:
-            return Parsed(reasoning, body)
+            return ParsedText(reasoning, body)
         tool_parser = self._tool_class(self._tokenizer, params)
         if self._reasoning_class is None and hasattr(tool_parser, "skip_reasoning_parsing"):
             tool_parser.skip_reasoning_parsing = True  # without a reasoning parser its marks are plain content
@@ -119,7 +119,7 @@ class _VllmParsers:
             if found.tools_called
             else ()
         )
-        return Parsed(reasoning, body, found.content or "", calls)
+        return ParsedText(reasoning, body, found.content or "", calls)
 
     def _request(self, tools: Sequence[Tool]) -> tuple[list[Any], Any]:
         """vLLM's form of the tools and of a request with them. A head's tools are one object for as long as the head is known."""

@@ -4,11 +4,13 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Agent programs for boxes: fetch them once, see what is there.", no_args_is_help=True)
+agents_app = typer.Typer(
+    name="agents", help="Agent programs for boxes: fetch them once, see what is there.", no_args_is_help=True
+)
 
 
-@app.command()
-def fetch(
+@agents_app.command(name="fetch")
+def fetch_agent(
     names: Annotated[list[str], typer.Argument(help="claude-code, codex, mini-swe-agent")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -19,8 +21,7 @@ def fetch(
     """
     from cli.console import print_json, say
     from ratchet.errors import ConfigError
-    from stack.agent_programs import FETCHABLE
-    from stack.agent_programs import fetch as fetch_program
+    from stack.agent_programs import FETCHABLE, fetch_program
 
     for name in names:
         if name not in FETCHABLE:
@@ -42,13 +43,13 @@ def fetch(
         print_json(fetched)
 
 
-@app.command(name="list")
+@agents_app.command(name="list")
 def list_agents(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """What has been fetched."""
     from cli.console import print_json, print_table
-    from stack.agent_programs import installed
+    from stack.agent_programs import installed_programs
 
-    found = installed()
+    found = installed_programs()
     if json:
         print_json(found)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def bench(
     name: Annotated[str, typer.Argument(help="A file of tests/benchmarks, without .py.")],
     full: Annotated[bool, typer.Option("--full", help="All repetitions, however long they take.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON is all it prints on stdout, with or without this.")] = True,

@@ -10,13 +10,15 @@ if TYPE_CHECKING:
 
     from ratchet.store.checkpoints import CheckpointRow
 
-app = typer.Typer(help="Checkpoints of a run: list them, export one.", no_args_is_help=True)
+checkpoints_app = typer.Typer(
+    name="checkpoints", help="Checkpoints of a run: list them, export one.", no_args_is_help=True
+)
 
-Run = Annotated[str, typer.Argument(help="A run's id.")]
+RunOption = Annotated[str, typer.Argument(help="A run's id.")]
 
 
-@app.command("list")
-def list_all(run: Run, json: Annotated[bool, typer.Option("--json")] = False) -> None:
+@checkpoints_app.command("list")
+def list_all(run: RunOption, json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List a run's checkpoints, newest first. Older ones are deleted when a newer one is committed; their rows stay."""
     from cli.console import print_json, print_table
 
@@ -39,9 +41,9 @@ def list_all(run: Run, json: Annotated[bool, typer.Option("--json")] = False) ->
     print_table(f"checkpoints of {run}", columns, rows)
 
 
-@app.command()
-def export(
-    run: Run,
+@checkpoints_app.command(name="export")
+def export_checkpoint_command(
+    run: RunOption,
     directory: Annotated[Path, typer.Argument(help="Where the model is written; must not exist.")],
     step: Annotated[int | None, typer.Option(help="Of which step; the newest where left out.")] = None,
 ) -> None:
@@ -69,7 +71,7 @@ def _rows(run: str) -> "list[CheckpointRow]":
     from ratchet.store import checkpoints
 
     async def read(connection: "AsyncConnection") -> "list[CheckpointRow]":
-        return await checkpoints.list_of(connection, run)
+        return await checkpoints.list_checkpoints(connection, run)
 
     return query(read)
 

@@ -8,7 +8,7 @@ import typer
 from cli.up import DEFAULT_CONFIG
 
 
-def command(
+def config(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
     set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of YAML.")] = False,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 
-def command(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Check this machine: sandbox protections, programs, disk, ports. Exit code 1 where something needed is missing."""
     from cli.console import print_json, print_table
 
@@ -37,7 +37,7 @@ def _checks() -> list[dict[str, Any]]:
             "needed": protection.name in ("bubblewrap", "root"),
             "detail": protection.reason,
         }
-        for protection in machine_probe.probe()
+        for protection in machine_probe.probe_machine()
     ]
     stack = Stack()
     try:

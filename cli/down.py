@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def down(
     boxes: Annotated[
         bool, typer.Option("--boxes", help="End the sandboxes, too; rollouts in flight start new ones later.")
     ] = False,
@@ -22,14 +22,14 @@ def command(
     supervisor = Supervisor(stack)
     if boxes and supervisor.is_up() and stack.has_gateway:
         try:
-            say(f"{asyncio.run(kill_boxes(stack.environment()))} boxes ended")
+            say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} boxes ended")
         except RatchetError as error:
             say(f"boxes that still run end when their time is up, for the gateway does not end them: {error}")
     supervisor.down()
     say("down")
 
 
-async def kill_boxes(environment: dict[str, str]) -> int:
+async def kill_stack_boxes(environment: dict[str, str]) -> int:
     from activities.sandboxes.e2b import E2BProvider
 
     provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])

@@ -1,7 +1,7 @@
 """`ratchet env`: what a shell needs so that stock tools find the stack."""
 
 
-def command() -> None:
+def env() -> None:
     """Print `export` lines: eval "$(ratchet env)" lets temporal, psql and the E2B SDK find the stack."""
     import shlex
 

@@ -13,7 +13,7 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-def command(
+def export(
     run: Annotated[str, typer.Argument(help="The run's id; see `ratchet runs`.")],
     format: Annotated[
         list[Format] | None, typer.Option("--format", help="Given once or more; all of them without it.")

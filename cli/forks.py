@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def forks(
     run: Annotated[str, typer.Argument(help="The run's id; see `ratchet runs`.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -16,7 +16,7 @@ def command(
     from cli.store_access import query
     from ratchet.store import fork_report
 
-    found = query(lambda connection: fork_report.of_run(connection, run))
+    found = query(lambda connection: fork_report.fork_report(connection, run))
     if json:
         print_json(asdict(found))
         return

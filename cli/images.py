@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Images for local sandboxes: import, list, remove.", no_args_is_help=True)
+images_app = typer.Typer(name="images", help="Images for local sandboxes: import, list, remove.", no_args_is_help=True)
 
 
-@app.command(name="import")
+@images_app.command(name="import")
 def import_image(
     source: Annotated[
         Path, typer.Argument(help="A directory, a tar, an OCI layout or archive, a docker-archive; compressed or not.")
@@ -33,7 +33,7 @@ def import_image(
         print_json(image.model_dump(mode="json"))
 
 
-@app.command(name="list")
+@images_app.command(name="list")
 def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """What has been imported. `host` and `base`, the machine's own programs, are always there."""
     from datetime import UTC, datetime
@@ -57,8 +57,8 @@ def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     print_table("images", ["reference", "digest", "MB", "imported (UTC)", "from"], rows)
 
 
-@app.command()
-def remove(
+@images_app.command(name="remove")
+def remove_image(
     references: Annotated[list[str], typer.Argument(help="References, as `ratchet images list` shows them.")],
 ) -> None:
     """Forget images. Files that boxes still use stay until those have ended."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def logs(
     part: Annotated[
         str, typer.Argument(help="postgres, temporal, gateway, ray, engine, adapter, learner, worker or supervisord.")
     ],

@@ -47,34 +47,53 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (
-    train,
-    rollout,
-    up,
-    down,
-    status,
-    doctor,
-    logs,
-    env,
-    runs,
-    rollouts,
-    show,
-    tiny_policy,
-    sweep,
-    bench,
-    setup,
-    config,
-    regrade,
-    export,
-    forks,
-):
-    app.command(name=command.__name__.rsplit(".", 1)[-1].replace("_", "-"), rich_help_panel="Commands")(command.command)
-for group in (tasks, agents, images, sandboxes, checkpoints):
-    app.add_typer(group.app, name=group.__name__.rsplit(".", 1)[-1], rich_help_panel="Commands")
-for part in (postgres, temporal, gateway, ray, engine, adapter, egress, learner, worker):
-    app.command(name=part.__name__.rsplit(".", 1)[-1], rich_help_panel="Parts of the stack (the supervisor runs them)")(
-        part.command
-    )
+COMMANDS = (
+    train.train,
+    rollout.rollout,
+    up.up,
+    down.down,
+    status.status,
+    doctor.doctor,
+    logs.logs,
+    env.env,
+    runs.runs,
+    rollouts.rollouts,
+    show.show,
+    tiny_policy.make_tiny_policy_command,
+    sweep.sweep,
+    bench.bench,
+    setup.setup,
+    config.config,
+    regrade.regrade,
+    export.export,
+    forks.forks,
+)
+GROUPS = (
+    tasks.tasks_app,
+    agents.agents_app,
+    images.images_app,
+    sandboxes.sandboxes_app,
+    checkpoints.checkpoints_app,
+)
+PARTS = (
+    postgres.postgres,
+    temporal.temporal,
+    gateway.gateway,
+    ray.ray,
+    engine.engine,
+    adapter.adapter,
+    egress.egress,
+    learner.learner,
+    worker.worker,
+)
+
+for function in COMMANDS:
+    name = function.__module__.rsplit(".", 1)[-1].replace("_", "-")
+    app.command(name=name, rich_help_panel="Commands")(function)
+for group in GROUPS:
+    app.add_typer(group, rich_help_panel="Commands")
+for function in PARTS:
+    app.command(rich_help_panel="Parts of the stack (the supervisor runs them)")(function)
 
 
 def main() -> NoReturn:
@@ -83,14 +102,14 @@ def main() -> NoReturn:
     Threads of Temporal's SDK outlive the event loop and abort a process (exit code 134) that they find half dismantled:
     temporalio/sdk-python#300. What was registered to run at exit runs first.
     """
-    code = run()
+    code = run_app()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def run() -> int:
+def run_app() -> int:
     """One command's exit code: 2 for an error of the user's, 1 for one of ours that has a name; either is said in one sentence."""
     try:
         app()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def regrade(
     what: Annotated[str, typer.Argument(help="A run's id, or a rollout's id.")],
     grader: Annotated[str | None, typer.Option(help="Another grader than the task's own.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Grades of each patch, each in a fresh box.")] = 1,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 
-def command(
+def rollout(
     task: Annotated[str, typer.Argument(help="A row's label, or its number from 0.")],
     dataset: Annotated[Path | None, typer.Option(help="JSONL file; default: the config's first dataset.")] = None,
     config: Annotated[Path, typer.Option(help="Whose model, harness and limits to use.")] = DEFAULT_CONFIG,
@@ -48,9 +48,9 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
     from ratchet.payloads import RolloutInput, RolloutResult
     from ratchet.temporal_client import root_cause
     from ratchet.temporal_settings import load_temporal_settings
-    from stack.startup import connect
+    from stack.startup import connect_stack
 
-    client = await connect(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings())
     rollout = RolloutInput(dataset=path, task=task, config=config)
     workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
     say(f"{workflow_id} begins; the Temporal UI shows its stages")

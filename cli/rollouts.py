@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def rollouts(
     run: Annotated[str, typer.Option("--run", help="The run's id.")],
     limit: Annotated[int, typer.Option(help="Newest first, at most this many.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -16,7 +16,7 @@ def command(
     from ratchet.errors import ConfigError
     from ratchet.store import reports, runs
 
-    if query(lambda connection: runs.get(connection, run)) is None:
+    if query(lambda connection: runs.get_run(connection, run)) is None:
         raise ConfigError(f"run {run} does not exist; `ratchet runs` lists those that do")
     found = query(lambda connection: reports.list_rollouts(connection, run, limit))
     if json:

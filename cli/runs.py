@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def command(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List runs, newest first."""
     from cli.console import print_json, print_table
     from cli.store_access import query

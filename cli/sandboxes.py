@@ -4,11 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Boxes: list them, end them, open a terminal in one.", invoke_without_command=True)
+sandboxes_app = typer.Typer(
+    name="sandboxes", help="Boxes: list them, end them, open a terminal in one.", invoke_without_command=True
+)
 
 
-@app.callback()
-def list_boxes(
+@sandboxes_app.callback()
+def list_command(
     context: typer.Context,
     every: Annotated[bool, typer.Option("--all", help="Released ones, too.")] = False,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -36,7 +38,7 @@ def list_boxes(
     print_table("boxes", columns, [[str(row[column]) for column in columns] for row in rows])
 
 
-@app.command()
+@sandboxes_app.command()
 def kill(
     names: Annotated[list[str] | None, typer.Argument(help="Ids, of the ledger or of the provider.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All that the ledger holds.")] = False,
@@ -54,7 +56,7 @@ def kill(
     say(f"{len(rows)} boxes ended")
 
 
-@app.command()
+@sandboxes_app.command()
 def shell(
     name: Annotated[str, typer.Argument(help="Id, of the ledger or of the provider.")],
     user: Annotated[str, typer.Option(help="Who you are in the box.")] = "root",
@@ -75,7 +77,7 @@ def _ledger(every: bool) -> list[dict[str, Any]]:
     from cli.store_access import query
     from ratchet.store import sandboxes
 
-    return query(lambda connection: sandboxes.list_boxes(connection, every))
+    return query(lambda connection: sandboxes.list_sandboxes(connection, every))
 
 
 def _find(name: str) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def _installation() -> Any:
     from cli.store_access import query
     from ratchet.store import sandboxes
 
-    return query(sandboxes.installation)
+    return query(sandboxes.installation_id)
 
 
 def _provider() -> Any:
@@ -136,10 +138,10 @@ async def _kill(rows: list[dict[str, Any]]) -> None:
         async with Stack().database() as database:
             for row in rows:
                 async with database.begin() as connection:
-                    await sandboxes.want_release(connection, row["id"], "by hand")
+                    await sandboxes.want_sandbox_release(connection, row["id"], "by hand")
                 if row["provider_id"] is not None:
                     await provider.kill(row["provider_id"])
                 async with database.begin() as connection:
-                    await sandboxes.released(connection, [row["id"]])
+                    await sandboxes.mark_released(connection, [row["id"]])
     finally:
         await provider.close()

@@ -1,7 +1,7 @@
 """`ratchet setup`: what the stack needs on this machine beside the Python environment."""
 
 
-def command() -> None:
+def setup() -> None:
     """Find or make bubblewrap, the Temporal server and the boxes' Python layer; safe to run again."""
     import os
     import shutil
@@ -11,7 +11,7 @@ def command() -> None:
     from ratchet import paths
     from sandbox_gateway import machine_probe
     from sandbox_gateway.python_layer import ensure_python_layer
-    from stack.temporal_server import ensure_program
+    from stack.temporal_server import ensure_temporal
 
     if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         say("installing bubblewrap")
@@ -20,6 +20,6 @@ def command() -> None:
         subprocess.run(
             ["apt-get", "install", "-y", "-qq", "bubblewrap"], check=False, env=environment, capture_output=True
         )
-    machine_probe.require()
-    say(f"temporal: {ensure_program(say)}")
+    machine_probe.require_sandbox_support()
+    say(f"temporal: {ensure_temporal(say)}")
     say(f"python layer for boxes: {ensure_python_layer(paths.cache())}")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 
-def command(
+def show(
     rollout: Annotated[str, typer.Argument(help="Its id, or its workflow id.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -18,7 +18,7 @@ def command(
     rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
     if rollout_id is None:
         raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's")
-    story = query(lambda connection: reports.rollout(connection, rollout_id))
+    story = query(lambda connection: reports.read_rollout(connection, rollout_id))
     if json:
         print_json(story)
     else:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 
-def command(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Tell the state of the local stack."""
     from cli.console import print_json, print_table
 

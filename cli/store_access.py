@@ -13,13 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import MachineError, StoreUnavailableError
 from stack.parts import Stack
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def query(read: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+def query(read: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
     """Raises MachineError where the store does not answer."""
 
-    async def run() -> T:
+    async def run() -> _T:
         async with Stack().database() as database, database.begin() as connection:
             return await read(connection)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 
-def command(
+def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be released.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Without the limit per pass.")] = False,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -30,9 +30,9 @@ async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
     from ratchet.payloads import SweepInput, SweepResult
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
-    from stack.startup import connect
+    from stack.startup import connect_stack
 
-    client = await connect(Stack(), load_temporal_settings())
+    client = await connect_stack(Stack(), load_temporal_settings())
     result: SweepResult = await client.execute_workflow(
         "Sweep",
         SweepInput(dry_run=dry_run, force=force),

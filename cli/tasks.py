@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
     from ratchet.grading_payloads import AdmitInput, AdmitResult
 
-app = typer.Typer(
-    help="Datasets: build, check, import, list, show, admit; and the integrity rules.", no_args_is_help=True
+tasks_app = typer.Typer(
+    name="tasks",
+    help="Datasets: build, check, import, list, show, admit; and the integrity rules.",
+    no_args_is_help=True,
 )
 
 Dataset = Annotated[Path, typer.Argument(help="A JSONL or parquet file, or a folder of Harbor tasks.")]
@@ -29,7 +31,7 @@ def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "
     return DatasetConfig(path=str(path.resolve()), input_key=input_key, label_key=label_key, metadata_key=metadata_key)
 
 
-@app.command()
+@tasks_app.command()
 def check(
     dataset: Dataset,
     config: Annotated[Path | None, typer.Option(help="A run config to hold against it.")] = None,
@@ -72,7 +74,7 @@ def check(
     raise typer.Exit(1 if problems or not good else 0)
 
 
-@app.command(name="import")
+@tasks_app.command(name="import")
 def import_(
     dataset: Dataset,
     input_key: InputKey = "prompt",
@@ -95,7 +97,7 @@ def import_(
         say(f"{named.path}: {added} new tasks (digest {digest[:12]})")
 
 
-@app.command(name="list")
+@tasks_app.command(name="list")
 def list_(
     dataset: Annotated[Path | None, typer.Argument(help="Its tasks; without it, the datasets.")] = None,
     limit: Annotated[int, typer.Option(help="Rows at most.")] = 200,
@@ -107,7 +109,7 @@ def list_(
     from ratchet.store import tasks
 
     if dataset is None:
-        found = query(tasks.datasets)
+        found = query(tasks.list_datasets)
         if json:
             print_json(found)
             return
@@ -118,7 +120,7 @@ def list_(
         print_table("datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
         return
     path = str(dataset.resolve())
-    found = query(lambda connection: tasks.listed(connection, path, limit))
+    found = query(lambda connection: tasks.list_tasks(connection, path, limit))
     if json:
         print_json(found)
         return
@@ -127,8 +129,8 @@ def list_(
     print_table(path, ["id", "label", "grader", "admission", "reason"], rows)
 
 
-@app.command()
-def show(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Json = False) -> None:
+@tasks_app.command(name="show")
+def show_task_command(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Json = False) -> None:
     """Show one task: its row, and every admission with its evidence."""
     from rich.console import Console
 
@@ -137,7 +139,7 @@ def show(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Js
     from ratchet.errors import ConfigError
     from ratchet.store import tasks
 
-    found = query(lambda connection: tasks.shown(connection, task))
+    found = query(lambda connection: tasks.show_task(connection, task))
     if found is None:
         raise ConfigError(f"task {task} does not exist; `ratchet tasks list` lists them")
     if json:
@@ -156,7 +158,7 @@ def show(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Js
     print_table("admissions", ["grader", "result", "patch", "verdict", "seconds", "reason"], rows)
 
 
-@app.command()
+@tasks_app.command()
 def admit(
     dataset: Dataset,
     repeats: Annotated[int, typer.Option(min=1, help="Grades of either patch.")] = 3,
@@ -205,7 +207,7 @@ async def _admit(wanted: "AdmitInput") -> "AdmitResult":
     return await run_workflow("AdmitTasks", wanted, f"admit/{name}-{uuid4().hex[:6]}", AdmitResult)
 
 
-@app.command()
+@tasks_app.command()
 def build(
     recipes: Annotated[Path, typer.Argument(help="A recipe, or a folder of them.")] = Path("datasets/packages"),
     out: Annotated[
@@ -229,7 +231,7 @@ def build(
         say(f"{target}: {len(labels)} tasks; `ratchet tasks admit {target}` examines them")
 
 
-@app.command()
+@tasks_app.command()
 def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]) -> None:
     """Print the admissions of a dataset as markdown: a line a task, with what each patch got and how long the gold one took."""
     from cli.store_access import query
@@ -237,7 +239,7 @@ def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]
     from ratchet.store import tasks
 
     path = str(dataset.resolve())
-    found = query(lambda connection: tasks.admissions_of(connection, path))
+    found = query(lambda connection: tasks.admissions_by_task(connection, path))
     if not found:
         raise ConfigError(f"{dataset}: no admissions; `ratchet tasks admit {dataset}` examines its tasks")
     admitted = sum(row["admitted"] for row in found)
@@ -254,7 +256,7 @@ def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]
         )
 
 
-@app.command()
+@tasks_app.command()
 def rules(json: Json = False) -> None:
     """Print the integrity rules."""
     from activities.graders.integrity_rules import table

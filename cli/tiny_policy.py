@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def make_tiny_policy_command(
     seed: Annotated[int, typer.Option(help="Of the warm start.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Directory; default: in the state directory.")] = None,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 from cli.up import DEFAULT_CONFIG
 
 
-def command(
+def train(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
     set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
     new: Annotated[
@@ -29,7 +29,7 @@ def command(
 
     from cli.console import print_json, say
     from ratchet.config_sources import load_config
-    from stack.follow_run import collect, start_run, watch
+    from stack.follow_run import collect_result, start_run, watch_run
     from stack.parts import Stack
     from stack.startup import bring_up
 
@@ -44,13 +44,13 @@ def command(
     if detach:
         return
     try:
-        cost = asyncio.run(watch(stack, run_id, say))
+        cost = asyncio.run(watch_run(stack, run_id, say))
     except KeyboardInterrupt:
         say(
             f"the run goes on without us; `ratchet train {config}` watches it again, `ratchet down` pauses it with everything else"
         )
         raise typer.Exit(130) from None
-    result = asyncio.run(collect(stack, run_id)) | {"cost": asdict(cost)}
+    result = asyncio.run(collect_result(stack, run_id)) | {"cost": asdict(cost)}
     if json:
         print_json(result)
     else:
@@ -65,11 +65,11 @@ def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool
     from cli.console import print_json, say
     from stack import train_from_store
 
-    run_id = asyncio.run(train_from_store.start(stack, config, name, source, new, say))
+    run_id = asyncio.run(train_from_store.start_stored_run(stack, config, name, source, new, say))
     if detach:
         return
     try:
-        result = asyncio.run(train_from_store.follow(stack, run_id, say))
+        result = asyncio.run(train_from_store.train_from_store(stack, run_id, say))
     except KeyboardInterrupt:
         say("the run goes on without us; the same command watches it again")
         raise typer.Exit(130) from None

@@ -8,7 +8,7 @@ import typer
 DEFAULT_CONFIG = Path("configs/quickstart.yaml")
 
 
-def command(
+def up(
     config: Annotated[Path, typer.Argument(help="Whose model the engine serves.")] = DEFAULT_CONFIG,
     set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
 ) -> None:

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-T = TypeVar("T", bound=BaseModel)
+_T = TypeVar("_T", bound=BaseModel)
 
 
-async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_type: type[T]) -> T:
+async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_type: type[_T]) -> _T:
     """Raises ConfigError with the root cause of a failure, MachineError where Temporal does not answer."""
     from temporalio.client import WorkflowFailureError
 
@@ -20,12 +20,12 @@ async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_
     from ratchet.temporal_client import root_cause
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
-    from stack.startup import connect
+    from stack.startup import connect_stack
 
-    client = await connect(Stack(), load_temporal_settings())
+    client = await connect_stack(Stack(), load_temporal_settings())
     say(f"workflow {workflow_id}")
     try:
-        result: T = await client.execute_workflow(
+        result: _T = await client.execute_workflow(
             name, argument, id=workflow_id, task_queue="control", result_type=result_type
         )
     except WorkflowFailureError as error:

@@ -29,7 +29,7 @@ _CLEARLY_OLD = 0.25
 
 
 @dataclass(slots=True, frozen=True)
-class Verdict:
+class CanaryVerdict:
     """`reason` None: the engine serves this version. Gaps in nats per token."""
 
     mean_gap: float
@@ -47,17 +47,19 @@ def canary_ids(model: Path) -> list[int]:
     return ids[:_MAX_TOKENS]
 
 
-def as_row(ids: Sequence[int], logprobs: npt.NDArray[np.float32]) -> dict[str, Any]:
+def canary_row(ids: Sequence[int], logprobs: npt.NDArray[np.float32]) -> dict[str, Any]:
     """As `policy_version.canary` keeps it: `logprobs[n]` is of `ids[n + 1]`, at temperature 1."""
     return {"ids": list(ids), "logprobs": [round(float(value), 6) for value in logprobs]}
 
 
-def judge(engine: npt.NDArray[np.float32], version: dict[str, Any], before: dict[str, Any] | None) -> Verdict:
+def judge_canary(
+    engine: npt.NDArray[np.float32], version: dict[str, Any], before: dict[str, Any] | None
+) -> CanaryVerdict:
     """Whether an engine that says it serves `version` does. `before`: the canary of the version that it served until now, if known."""
     gaps = np.abs(engine - np.array(version["logprobs"], dtype=np.float32))
     mean_gap, max_gap = float(gaps.mean()), float(gaps.max())
     if not np.isfinite(mean_gap) or mean_gap > _MAX_MEAN_GAP:
-        return Verdict(
+        return CanaryVerdict(
             mean_gap,
             max_gap,
             f"its logprobs differ from the learner's by {mean_gap:.3f} on average, at most {_MAX_MEAN_GAP} is noise",
@@ -65,9 +67,9 @@ def judge(engine: npt.NDArray[np.float32], version: dict[str, Any], before: dict
     if before is not None and before["ids"] == version["ids"]:
         old_gap = float(np.abs(engine - np.array(before["logprobs"], dtype=np.float32)).mean())
         if old_gap < _CLEARLY_OLD * mean_gap:
-            return Verdict(
+            return CanaryVerdict(
                 mean_gap,
                 max_gap,
                 f"it still serves the weights before: {old_gap:.2g} from theirs, {mean_gap:.2g} from the new ones",
             )
-    return Verdict(mean_gap, max_gap, None)
+    return CanaryVerdict(mean_gap, max_gap, None)

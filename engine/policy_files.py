@@ -58,7 +58,7 @@ def link_version(model: Path, directory: Path) -> list[dict[str, Any]]:
     return describe_files(directory)
 
 
-def publish(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[dict[str, Any]]:
+def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[dict[str, Any]]:
     """Writes `state` and everything else of `base` (config, tokenizer, template) to `directory` by rename; returns `describe_files`.
 
     A directory that is there already was written by this very (step, epoch) and is replaced: same contents, or a torn try.

@@ -70,7 +70,7 @@ class EngineSettings(BaseModel):
         )
 
 
-def command(settings: EngineSettings, model: Path) -> list[str]:
+def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     """vLLM's command line. (The `vllm` console script fails on the CPU build: it looks for another distribution's metadata.)"""
     arguments = [
         "--model",
@@ -95,7 +95,7 @@ def command(settings: EngineSettings, model: Path) -> list[str]:
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
 
 
-def environment(settings: EngineSettings) -> dict[str, str]:
+def vllm_environment(settings: EngineSettings) -> dict[str, str]:
     values = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # mounts pause, resume and the weight routes
@@ -117,7 +117,10 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
     shutil.rmtree(settings.sockets, ignore_errors=True)
     settings.sockets.mkdir(mode=0o700)
     process = await asyncio.create_subprocess_exec(
-        *command(settings, model), env=environment(settings), start_new_session=True, preexec_fn=_die_with_parent
+        *vllm_command(settings, model),
+        env=vllm_environment(settings),
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
     _write_pidfile(settings.pidfile, process.pid)
     try:
@@ -147,7 +150,7 @@ def _write_pidfile(pidfile: Path, server_pid: int) -> None:
     pidfile.write_text("".join(f"{pid} {_start_time(pid)}\n" for pid in (os.getpid(), server_pid)))
 
 
-def end_leftovers(settings: EngineSettings) -> None:
+def end_leftover_engines(settings: EngineSettings) -> None:
     """Kills what a killed wrapper left behind: the members of its vLLM's session that carry our marker.
 
     Raises MachineError where the recorded wrapper still lives.

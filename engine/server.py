@@ -19,16 +19,16 @@ import structlog
 from engine import canary
 from engine.client import EngineClient
 from engine.policy_files import weight_files
-from engine.process import EngineSettings, end_leftovers, port_taken, vllm_process
+from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.vllm_plugin import file_sha256
-from ratchet.background_task import beside
+from ratchet.background_task import running_beside
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.engines import Published
+from ratchet.store.engines import PublishedPolicy
 from ratchet.types import EngineState
 
-LOG = structlog.get_logger("ratchet.engine")
+_LOG = structlog.get_logger("ratchet.engine")
 HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 1800.0
 RECOVERY_LEASE_SECONDS = 600.0
@@ -67,7 +67,7 @@ class _Wrapper:
         )  # the last heartbeat that was written, the last answer of vLLM
 
     async def run(self) -> None:
-        await asyncio.to_thread(end_leftovers, self.settings)
+        await asyncio.to_thread(end_leftover_engines, self.settings)
         if port_taken(self.settings.host, self.settings.port):
             raise MachineError(
                 f"port {self.settings.port} of {self.settings.host} is taken by another program; choose another engine port"
@@ -79,18 +79,20 @@ class _Wrapper:
                 "max_num_seqs": self.settings.max_num_seqs,
             }
             details["max_model_len"] = self.settings.max_model_len
-            self.engine_id = await engines.register(conn, self.settings.address, str(self.settings.model_path), details)
+            self.engine_id = await engines.register_engine(
+                conn, self.settings.address, str(self.settings.model_path), details
+            )
         try:
             await self._serve()
         finally:
             with contextlib.suppress(StoreUnavailableError):
                 async with self.database.begin() as conn:
-                    await engines.set_gone(conn, self.engine_id)
+                    await engines.set_engine_gone(conn, self.engine_id)
 
     async def _serve(self) -> None:
         policy = await self._newest(await self._published())
         model = _directory(policy) if policy else self.settings.model_path
-        LOG.info(
+        _LOG.info(
             "engine starts", model=str(model), version=policy.version if policy else None, address=self.settings.address
         )
         async with vllm_process(self.settings, model) as process:
@@ -105,7 +107,7 @@ class _Wrapper:
             if died in done and not self.stop.is_set():
                 raise EngineUnavailableError(f"vLLM at {self.settings.address} ended with status {process.returncode}")
 
-    async def _work(self, started_from: Published | None) -> None:
+    async def _work(self, started_from: PublishedPolicy | None) -> None:
         await self._healthy()
         self.up = True
         await self.client.probe()
@@ -144,7 +146,7 @@ class _Wrapper:
             if self.up and time.monotonic() - self.heard_at > engines.SILENT_SECONDS:
                 await self._return()
             async with self.database.begin() as conn:
-                row = await engines.heartbeat(conn, self.engine_id)
+                row = await engines.heartbeat_engine(conn, self.engine_id)
             self.heard_at = time.monotonic()
             if row is not None and row.state is EngineState.QUARANTINED and self.up:
                 raise EngineUnavailableError(
@@ -154,12 +156,12 @@ class _Wrapper:
             if lapsed:
                 await self._recover()
         except StoreUnavailableError as error:
-            LOG.warning("no heartbeat", reason=str(error))
+            _LOG.warning("no heartbeat", reason=str(error))
 
     async def _return(self) -> None:
         """After a silence in which weights may have been published without us: the newest ones first, then the next heartbeat."""
         async with self.database.begin() as conn:
-            row = await engines.get(conn, self.engine_id)
+            row = await engines.get_engine(conn, self.engine_id)
         if row is not None and row.state is EngineState.READY:
             self.serving = row.version
             await self._catch_up_if_ready()
@@ -171,10 +173,10 @@ class _Wrapper:
     async def _recover(self) -> None:
         """Ends a pause that its holder abandoned. Which weights it left is unknown, so the newest ones are loaded first."""
         async with self.database.begin() as conn:
-            if not await engines.take_over_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS):
+            if not await engines.take_over_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS):
                 return
-        LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
-        async with beside(self._stay_heard()):
+        _LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
+        async with running_beside(self._stay_heard()):
             await self._load_again()
         await self._set_ready(EngineState.SYNCING)
 
@@ -190,7 +192,7 @@ class _Wrapper:
         await self.client.resume()
 
     async def _catch_up(self) -> None:
-        async with beside(self._stay_heard()):
+        async with running_beside(self._stay_heard()):
             while (policy := await self._newest(await self._published())) and policy.version != self.serving:
                 await self.client.pause()
                 await self._load(policy)
@@ -202,7 +204,7 @@ class _Wrapper:
             if await self.client.health():
                 with contextlib.suppress(StoreUnavailableError):
                     async with self.database.begin() as conn:
-                        await engines.heartbeat(conn, self.engine_id)
+                        await engines.heartbeat_engine(conn, self.engine_id)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _catch_up_if_ready(self) -> None:
@@ -210,13 +212,13 @@ class _Wrapper:
         if not policies or policies[0].version == self.serving:
             return
         async with self.database.begin() as conn:
-            self.pausing = await engines.begin_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
+            self.pausing = await engines.begin_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
         if self.pausing:
             await self._catch_up()
             await self._set_ready(EngineState.SYNCING)
             self.pausing = False
 
-    async def _load(self, policy: Published) -> None:
+    async def _load(self, policy: PublishedPolicy) -> None:
         """The four phases; vLLM is paused. An update that was left open by another is closed first."""
         try:
             await self.client.start_update()
@@ -233,39 +235,39 @@ class _Wrapper:
         await self.client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
         await self.client.finish_update(policy.version)
         self.serving, self.canary = policy.version, policy.canary
-        LOG.info("policy loaded", version=policy.version)
+        _LOG.info("policy loaded", version=policy.version)
 
     async def _set_ready(self, expected: EngineState) -> None:
         """Only an engine that answers as the learner does takes calls. Raises EngineUnavailableError where it does not."""
         if self.canary is not None:
-            verdict = canary.judge(await self.client.score(self.canary["ids"]), self.canary, None)
+            verdict = canary.judge_canary(await self.client.score(self.canary["ids"]), self.canary, None)
             if verdict.reason is not None:
                 raise EngineUnavailableError(
                     f"the engine does not serve {self.serving}: {verdict.reason}; it is started anew"
                 )
         async with self.database.begin() as conn:
-            await engines.set_version(conn, self.engine_id, self.serving)
-            changed = await engines.set_state(conn, self.engine_id, expected, EngineState.READY)
+            await engines.set_engine_version(conn, self.engine_id, self.serving)
+            changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
         if changed:
-            LOG.info("engine ready", version=self.serving, address=self.settings.address)
+            _LOG.info("engine ready", version=self.serving, address=self.settings.address)
 
-    async def _published(self) -> list[Published]:
+    async def _published(self) -> list[PublishedPolicy]:
         async with self.database.begin() as conn:
-            return await engines.newest_published(conn)
+            return await engines.newest_published_policies(conn)
 
-    async def _newest(self, policies: list[Published]) -> Published | None:
+    async def _newest(self, policies: list[PublishedPolicy]) -> PublishedPolicy | None:
         """The first whose files are all there and have their digests: a torn directory must not be served under a good label."""
         for policy in policies:
             if policy.version == self.serving or await asyncio.to_thread(_intact, policy):
                 return policy
-            LOG.error("policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri)
+            _LOG.error("policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri)
         return None
 
 
-def _directory(policy: Published) -> Path:
+def _directory(policy: PublishedPolicy) -> Path:
     return Path(policy.uri.removeprefix("file://"))
 
 
-def _intact(policy: Published) -> bool:
+def _intact(policy: PublishedPolicy) -> bool:
     files = [(_directory(policy) / file["name"], file["sha256"]) for file in policy.files]
     return bool(files) and all(path.is_file() and file_sha256(path) == digest for path, digest in files)

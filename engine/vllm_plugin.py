@@ -19,7 +19,7 @@ BACKEND = "disk"
 _CHUNK_BYTES = 8 << 20
 
 
-def register() -> None:
+def register_weight_backend() -> None:
     """Entry point. vLLM calls it more than once per process; a second registration would be an error there."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -54,7 +54,7 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def tensors(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+def read_tensors(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of all files, one tensor in memory at a time."""
     from safetensors import safe_open
 
@@ -112,7 +112,7 @@ def _engine_class() -> type[Any]:
                 raise ValueError("no root directory: call /init_weight_transfer_engine first")
             paths = checked_paths(self._root, update_info.files, update_info.sha256)
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(tensors(paths))
+            self.model.load_weights(read_tensors(paths))
             # Finalised here and not in `finish`: whoever drives the update may die in between, and the engine must stay usable.
             finalize_layerwise_reload(self.model, self.model_config)
             _repack_tied(self.model)

@@ -17,14 +17,14 @@ import structlog
 from engine import canary
 from engine.client import EngineClient
 from engine.policy_files import weight_files
-from ratchet.background_task import beside
+from ratchet.background_task import running_beside
 from ratchet.errors import EngineUnavailableError, StoreUnavailableError
 from ratchet.store import engines, metrics
 from ratchet.store.database import Database
-from ratchet.store.schema import PolicyVersion
+from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import EngineState
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 PAUSE_SECONDS = 60.0
 
@@ -32,7 +32,7 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 """Moves the bytes, between start and finish."""
 
 
-def from_files(version: PolicyVersion, root: Path) -> Transfer:
+def load_from_files(version: PolicyVersionTable, root: Path) -> Transfer:
     """The engine reads the version's files itself, once all their digests are right. `root`: of all policies, as this machine sees it."""
     base = Path(version.uri).relative_to(root)
     weights = weight_files(version.files)
@@ -43,20 +43,20 @@ def from_files(version: PolicyVersion, root: Path) -> Transfer:
     return transfer
 
 
-async def bring(
-    database: Database, engine: engines.EngineRow, version: PolicyVersion, transfer: Transfer, keep_cache: bool
+async def update_engine(
+    database: Database, engine: engines.EngineRow, version: PolicyVersionTable, transfer: Transfer, keep_cache: bool
 ) -> None:
     """Never resumed between start and finish: a try that fails leaves the lease to run out, and the wrapper then brings the engine to the
     newest version by itself. Raises EngineUnavailableError where the engine is not ready, or the pause is not ours any more.
     """
     async with database.begin() as connection:
-        if not await engines.begin_pause(connection, engine.id, PAUSE_SECONDS):
+        if not await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS):
             raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
     clock = asyncio.get_running_loop().time
     started = clock()
     async with (
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
-        beside(_hold(database, engine.id)),
+        running_beside(_hold(database, engine.id)),
     ):
         await client.pause(mode="keep", clear_cache=not keep_cache)
         await client.start_update()
@@ -66,10 +66,10 @@ async def bring(
         paused = clock() - started
         state = await _examine(database, client, engine, version, started)
         async with database.begin() as connection:
-            if not await engines.end_pause(connection, engine.id, version.version, state):
+            if not await engines.end_engine_pause(connection, engine.id, version.version, state):
                 raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
             took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
-            await metrics.record(connection, version.run_id, version.step, took, keep_highest=True)
+            await metrics.record_metrics(connection, version.run_id, version.step, took, keep_highest=True)
 
 
 async def _hold(database: Database, engine_id: int) -> None:
@@ -78,11 +78,11 @@ async def _hold(database: Database, engine_id: int) -> None:
         await asyncio.sleep(PAUSE_SECONDS / 4)
         with contextlib.suppress(StoreUnavailableError):
             async with database.begin() as connection:
-                await engines.extend_pause(connection, engine_id, PAUSE_SECONDS)
+                await engines.extend_engine_pause(connection, engine_id, PAUSE_SECONDS)
 
 
 async def _examine(
-    database: Database, client: EngineClient, engine: engines.EngineRow, version: PolicyVersion, paused_at: float
+    database: Database, client: EngineClient, engine: engines.EngineRow, version: PolicyVersionTable, paused_at: float
 ) -> EngineState:
     """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew. With its answer
     comes one sampled token, the first that we see after the pause.
@@ -92,7 +92,7 @@ async def _examine(
     before = await _canary_before(database, engine)
     scores = await client.score(version.canary["ids"])
     answered = asyncio.get_running_loop().time() - paused_at
-    verdict = canary.judge(scores, version.canary, before)
+    verdict = canary.judge_canary(scores, version.canary, before)
     found = {
         "canary": {
             "version": version.version,
@@ -107,11 +107,11 @@ async def _examine(
         "sync_first_token_seconds": answered,
     }
     async with database.begin() as connection:
-        await engines.set_details(connection, engine.id, found)
-        await metrics.record(connection, version.run_id, version.step, gaps, keep_highest=True)
+        await engines.set_engine_details(connection, engine.id, found)
+        await metrics.record_metrics(connection, version.run_id, version.step, gaps, keep_highest=True)
     if verdict.reason is None:
         return EngineState.READY
-    log.error("engine quarantined", engine=engine.address, version=version.version, reason=verdict.reason)
+    _LOG.error("engine quarantined", engine=engine.address, version=version.version, reason=verdict.reason)
     return EngineState.QUARANTINED
 
 

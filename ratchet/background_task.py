@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextlib.asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Runs `work`, which never ends by itself, for as long as the block runs. An error of its own is raised when the block ends."""
     task = asyncio.create_task(work)
     try:

@@ -123,7 +123,7 @@ class LossConfig(Section):
     """C of the `constant` reducer, in tokens."""
 
 
-PRESETS: dict[str, dict[str, Any]] = {
+LOSS_PRESET_VALUES: dict[str, dict[str, Any]] = {
     "grpo": {"clip_low": 0.2, "clip_high": 0.2, "reducer": "rollout_mean", "advantage": "std"},
     "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "reducer": "constant", "advantage": "mean"},
     "dapo": {"clip_low": 0.2, "clip_high": 0.28, "reducer": "token_mean", "advantage": "std"},
@@ -260,7 +260,7 @@ class RunConfig(Section):
     def _preset(cls, values: Any) -> Any:
         """The preset's own values stand where the config has none: a resolved config says them all."""
         loss = values.get("loss") if isinstance(values, Mapping) else None
-        preset = PRESETS.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None
+        preset = LOSS_PRESET_VALUES.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None
         if not isinstance(loss, Mapping) or not preset:
             return values
         own = {name: value for name, value in preset.items() if name != "advantage"}
@@ -273,7 +273,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for key, value, known in (
-            ("loss.preset", self.loss.preset, PRESETS),
+            ("loss.preset", self.loss.preset, LOSS_PRESET_VALUES),
             ("training.advantage", self.training.advantage, ADVANTAGES),
         ):
             if value not in known and ":" not in value:

@@ -92,7 +92,7 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def explain(error: ValidationError, source: str) -> ConfigError:
+def explain_validation(error: ValidationError, source: str) -> ConfigError:
     """One sentence per mistake: the key, the value, what was expected."""
     problems = []
     for item in error.errors():
@@ -108,12 +108,12 @@ def explain(error: ValidationError, source: str) -> ConfigError:
     return ConfigError(f"{source}: " + "; ".join(problems))
 
 
-def resolve(values: Mapping[str, Any], source: str, base: Path) -> RunConfig:
+def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunConfig:
     """Validates and makes every path absolute; raises ConfigError naming key, value and expectation."""
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise explain(error, source) from None
+        raise explain_validation(error, source) from None
 
     def absolute(path: str) -> str:
         expanded = Path(path).expanduser()
@@ -151,4 +151,4 @@ def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[
     if isinstance(harness, dict) and harness.get("name") == "claude_code":
         own = _merge(from_file, _from_environment(environment, {**BRIEF_VARIABLES, **CLAUDE_CODE_VARIABLES}))
         merged = _merge(own, _from_overrides(overrides))
-    return resolve(merged, str(path), path.resolve().parent)
+    return resolve_config(merged, str(path), path.resolve().parent)

@@ -91,7 +91,7 @@ class RolloutRow(Payload):
     stages: dict[str, StageOptions]
 
 
-class Box(Payload):
+class LiveSandbox(Payload):
     """A row of the sandbox ledger, live."""
 
     sandbox_id: int

@@ -38,7 +38,7 @@ GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 SWEEP_SCHEDULE = "sweep"
 
 
-async def connect(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
+async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
     """TEMPORAL_* variables (temporalio.envconfig) rule over temporal.yaml. Raises MachineError with the address."""
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
@@ -63,7 +63,7 @@ def root_cause(error: BaseException) -> str:
     return str(getattr(inner, "message", None) or inner)
 
 
-async def register(client: Client, settings: TemporalSettings) -> None:
+async def register_namespace(client: Client, settings: TemporalSettings) -> None:
     """Retention, search attributes and the sweep's schedule; each is idempotent."""
     retention = Duration(seconds=settings.retention_days * 86400)
     config = NamespaceConfig(workflow_execution_retention_ttl=retention)

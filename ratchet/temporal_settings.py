@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ratchet.config_sources import explain
+from ratchet.config_sources import explain_validation
 from ratchet.errors import ConfigError
 from ratchet.payloads import StageOptions
 
@@ -116,7 +116,7 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        raise explain(error, str(path)) from None
+        raise explain_validation(error, str(path)) from None
     boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
     if boots and "boot" in settings.queues:
         settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})

@@ -1,7 +1,7 @@
 """The gateway as an ASGI app: one origin for the control plane and for every box.
 
 Why here: which of the two a request means is decided by headers, before any path is looked at.
-Called by: `serve.py`; tests may run it under any ASGI server. `create_app` has no side effects before startup.
+Called by: `serve.py`; tests may run it under any ASGI server. `create_gateway_app` has no side effects before startup.
 """
 
 import hmac
@@ -31,7 +31,7 @@ from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, R
 ENVD_PORT = "49983"
 
 
-def create_app(
+def create_gateway_app(
     settings: GatewaySettings, catalogue: Catalogue, start_fork_server: Callable[[], ForkServer]
 ) -> Starlette:
     fleet = Fleet(settings, catalogue, start_fork_server)

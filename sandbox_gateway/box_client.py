@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sandbox_gateway.boxd.protocol import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, Message, encode
+from sandbox_gateway.boxd.protocol import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, JsonMessage, encode_line
 from sandbox_gateway.wire_errors import BoxNotFoundError
 
 RECORD_FILE = "box.json"
@@ -40,10 +40,10 @@ class BoxRecord(BaseModel):
     spec: dict[str, Any]
 
 
-class Stream:
+class BoxStream:
     """A kept control connection: the process's pid, its spool file, and news of its size and end."""
 
-    def __init__(self, connection: socket.socket, head: Message, spool: int) -> None:
+    def __init__(self, connection: socket.socket, head: JsonMessage, spool: int) -> None:
         self._socket, self._buffer = connection, bytearray()
         self.pid, self.size, self.end, self.spool = int(head["pid"]), int(head["size"]), head["end"], spool
 
@@ -66,7 +66,7 @@ class Stream:
         os.close(self.spool)
 
 
-class Box:
+class BoxClient:
     def __init__(self, directory: Path, record: BoxRecord) -> None:
         self.directory, self.record = directory, record
         # Socket paths are limited to 108 bytes; through an fd of the directory they are always short.
@@ -91,13 +91,13 @@ class Box:
                 os.close(fd)
         self._directory_fd, self.boxd_fd = -1, None
 
-    async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> Message:
+    async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> JsonMessage:
         """One request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError when nobody answers."""
         connection, reply, _fds = await self._call(CONTROL_SOCKET, message, timeout_seconds)
         connection.close()
         return reply
 
-    async def files(self, **message: object) -> tuple[Message, list[int]]:
+    async def files(self, **message: object) -> tuple[JsonMessage, list[int]]:
         """One request to the box's file helper; the caller closes the fds."""
         connection, reply, fds = await self._call(FILES_SOCKET, message, _CALL_SECONDS)
         connection.close()
@@ -111,21 +111,21 @@ class Box:
         dialled.setblocking(False)
         return dialled
 
-    async def follow(self, **message: object) -> Stream:
+    async def follow(self, **message: object) -> BoxStream:
         """A `start` or `attach` request; the caller closes the stream."""
         connection, reply, fds = await self._call(CONTROL_SOCKET, message, _CALL_SECONDS)
-        return Stream(connection, reply, fds[0])
+        return BoxStream(connection, reply, fds[0])
 
     async def _call(
-        self, socket_name: str, message: Message, timeout_seconds: float
-    ) -> tuple[socket.socket, Message, list[int]]:
+        self, socket_name: str, message: JsonMessage, timeout_seconds: float
+    ) -> tuple[socket.socket, JsonMessage, list[int]]:
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
             async with asyncio.timeout(timeout_seconds):
                 loop = asyncio.get_running_loop()
                 await loop.sock_connect(connection, f"/proc/self/fd/{self._directory_fd}/{socket_name}")
-                await loop.sock_sendall(connection, encode(message))
+                await loop.sock_sendall(connection, encode_line(message))
                 reply, fds = await _receive(connection)
             if "fault" in reply:
                 raise BoxFaultError(*reply["fault"])
@@ -139,7 +139,7 @@ class Box:
             raise
 
 
-async def _receive(connection: socket.socket) -> tuple[Message, list[int]]:
+async def _receive(connection: socket.socket) -> tuple[JsonMessage, list[int]]:
     """The first line that arrives, and the fds beside it."""
     buffer, fds = bytearray(), list[int]()
     while b"\n" not in buffer:

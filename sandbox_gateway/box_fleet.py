@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from sandbox_gateway import disk_template
-from sandbox_gateway.box_client import RECORD_FILE, Box, BoxRecord
+from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
@@ -78,9 +78,9 @@ class Fleet:
         self._first_slot = root_digest % _NUM_SLOTS
         self._cgroup_parent = cgroup_parent(settings.root_directory)
         self._has_cgroups, self._disk_template = False, ""
-        self._boxes: dict[str, Box] = {}
+        self._boxes: dict[str, BoxClient] = {}
         self._slots: set[int] = set()
-        self._creating: dict[str, asyncio.Task[Box]] = {}
+        self._creating: dict[str, asyncio.Task[BoxClient]] = {}
         self._boots = asyncio.Semaphore(settings.max_concurrent_boots)
         self._background: set[asyncio.Task[None]] = set()
         self._fork_server: ForkServer | None = None
@@ -111,17 +111,17 @@ class Fleet:
             await asyncio.to_thread(self._fork_server.close)
         cgroups.remove_parent(self._cgroup_parent)
 
-    def all(self) -> list[Box]:
+    def all(self) -> list[BoxClient]:
         return list(self._boxes.values())
 
-    def get(self, box_id: str) -> Box:
+    def get(self, box_id: str) -> BoxClient:
         """A live box, running or paused. Raises BoxNotFoundError; an expired one is gone even before it is removed."""
         box = self._boxes.get(box_id)
         if box is None or clock() >= box.record.deadline:
             raise BoxNotFoundError(box_id)
         return box
 
-    async def create(self, request: CreateRequest) -> Box:
+    async def create(self, request: CreateRequest) -> BoxClient:
         """A booted box. The same idempotency key gives the same box while it lives, also after a restart.
 
         Raises RefusalError: 404 unknown image, 503 no room.
@@ -139,7 +139,7 @@ class Fleet:
             task.add_done_callback(lambda _: self._creating.pop(key, None))
         return await asyncio.shield(task)
 
-    async def kill(self, box: Box) -> None:
+    async def kill(self, box: BoxClient) -> None:
         """Returns when the box's processes are gone; its files are removed behind the answer."""
         if self._boxes.get(box.id) is not box:
             return
@@ -148,15 +148,15 @@ class Fleet:
         await self._end(box, box.boxd_fd)
         self._discard(box)
 
-    async def set_deadline(self, box: Box, deadline: float) -> None:
+    async def set_deadline(self, box: BoxClient, deadline: float) -> None:
         await box.control(op="deadline", deadline=deadline)
         box.save(box.record.model_copy(update={"deadline": deadline}))
 
-    async def set_paused(self, box: Box, paused: bool) -> None:
+    async def set_paused(self, box: BoxClient, paused: bool) -> None:
         await box.control(op="freeze", frozen=paused)
         box.save(box.record.model_copy(update={"state": "paused" if paused else "running"}))
 
-    async def _create(self, request: CreateRequest) -> Box:
+    async def _create(self, request: CreateRequest) -> BoxClient:
         plan = self._catalogue.plan(request.template)
         slot = self._take_slot()
         box_id = "i" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
@@ -202,10 +202,10 @@ class Fleet:
         self._slots.add(slot)
         return slot
 
-    async def _boot(self, record: BoxRecord) -> Box:
+    async def _boot(self, record: BoxRecord) -> BoxClient:
         directory = self._boxes_directory / record.id
         directory.mkdir(mode=0o700)
-        box = Box(directory, record)
+        box = BoxClient(directory, record)
         try:
             box.save(record)
             assert self._fork_server is not None, "boxes are created after start"
@@ -224,7 +224,7 @@ class Fleet:
         try:
             if not _ID.fullmatch(directory.name):
                 raise ValueError("not a box directory")
-            box = Box(directory, BoxRecord.model_validate_json((directory / RECORD_FILE).read_bytes()))
+            box = BoxClient(directory, BoxRecord.model_validate_json((directory / RECORD_FILE).read_bytes()))
             self._slots.add(box.record.slot)
             answer = await box.control(timeout_seconds=_ADOPT_SECONDS, op="ping")
             self._take_in(box, answer["pid"])
@@ -236,16 +236,16 @@ class Fleet:
                 await self._end(box, None)
                 self._discard(box)
 
-    def _take_in(self, box: Box, boxd_pid: int) -> None:
+    def _take_in(self, box: BoxClient, boxd_pid: int) -> None:
         box.boxd_fd = os.pidfd_open(boxd_pid)
         self._boxes[box.id] = box
         asyncio.get_running_loop().add_reader(box.boxd_fd, lambda: self._spawn(self.kill(box)))
 
-    def _unwatch(self, box: Box) -> None:
+    def _unwatch(self, box: BoxClient) -> None:
         if box.boxd_fd is not None:
             asyncio.get_running_loop().remove_reader(box.boxd_fd)
 
-    async def _end(self, box: Box, boxd_fd: int | None) -> None:
+    async def _end(self, box: BoxClient, boxd_fd: int | None) -> None:
         try:
             await box.control(timeout_seconds=_DESTROY_SECONDS, op="destroy")
         except (BoxFaultError, BoxNotFoundError):
@@ -254,7 +254,7 @@ class Fleet:
                     signal.pidfd_send_signal(boxd_fd, signal.SIGKILL)
             await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
 
-    def _discard(self, box: Box) -> None:
+    def _discard(self, box: BoxClient) -> None:
         self._slots.discard(box.record.slot)
         box.close()
         doomed = self._trash / box.id
@@ -304,5 +304,5 @@ async def _remove_tree(path: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
 
-def matches(box: Box, metadata: Mapping[str, str]) -> bool:
+def matches_metadata(box: BoxClient, metadata: Mapping[str, str]) -> bool:
     return all(box.record.metadata.get(name) == value for name, value in metadata.items())

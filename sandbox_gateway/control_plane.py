@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sandbox_gateway.box_client import Box
-from sandbox_gateway.box_fleet import CreateRequest, Fleet, matches
+from sandbox_gateway.box_client import BoxClient
+from sandbox_gateway.box_fleet import CreateRequest, Fleet, matches_metadata
 from sandbox_gateway.boxd.protocol import BoxFaultError, clock
 from sandbox_gateway.connect_protocol import Body, BodyT, parse, read_body
 from sandbox_gateway.metrics import take_sample, total_disk_bytes
@@ -28,14 +28,14 @@ ENVD_VERSION = "0.5.7"
 _PAGE_SIZE_MAX = 1000
 _METRICS_FRESH_SECONDS = 60
 
-Seconds = Annotated[StrictInt, Field(ge=0)]
+TimeoutSeconds = Annotated[StrictInt, Field(ge=0)]
 
 
 class CreateBody(Body):
     templateID: str = Field(min_length=1)
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None
-    timeout: Seconds | None = None
+    timeout: TimeoutSeconds | None = None
     allow_internet_access: bool | None = None
     mcp: Any = None
     iam: Any = None
@@ -45,8 +45,8 @@ class CreateBody(Body):
 
 
 class TimeoutBody(Body):
-    timeout: Seconds | None = None
-    duration: Seconds | None = None
+    timeout: TimeoutSeconds | None = None
+    duration: TimeoutSeconds | None = None
 
 
 class ControlPlane:
@@ -154,14 +154,14 @@ class ControlPlane:
             and box.record.state in states
             and box.record.started_at > started_after
             and template in (None, "", box.record.template)
-            and matches(box, metadata)
+            and matches_metadata(box, metadata)
         ]
         found.sort(key=lambda box: box.record.started_at, reverse=query.get("order") != "asc")
         end = start + max(1, min(limit, _PAGE_SIZE_MAX))
         headers = {"X-Next-Token": str(end)} if end < len(found) else {}
         return JSONResponse([self._detail(box) for box in found[start:end]], headers=headers)
 
-    def _box(self, request: Request) -> Box:
+    def _box(self, request: Request) -> BoxClient:
         box_id = request.path_params["box_id"]
         try:
             return self._fleet.get(box_id)
@@ -177,7 +177,7 @@ class ControlPlane:
             )
         return seconds
 
-    def _sandbox(self, box: Box) -> dict[str, Any]:
+    def _sandbox(self, box: BoxClient) -> dict[str, Any]:
         record = box.record
         return {
             "templateID": record.template,
@@ -189,7 +189,7 @@ class ControlPlane:
             "alias": record.template,
         }
 
-    def _detail(self, box: Box) -> dict[str, Any]:
+    def _detail(self, box: BoxClient) -> dict[str, Any]:
         record = box.record
         return {
             **self._sandbox(box),

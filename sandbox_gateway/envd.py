@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StrictInt
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from sandbox_gateway.box_client import Box, Stream
+from sandbox_gateway.box_client import BoxClient, BoxStream
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.connect_protocol import (
     STREAM_TYPE,
@@ -108,7 +108,7 @@ class MoveBody(Body):
     destination: Text
 
 
-async def serve_rpc(request: Request, box: Box, service: str, method: str) -> Response:
+async def serve_rpc(request: Request, box: BoxClient, service: str, method: str) -> Response:
     """One RPC call on a running box. Refusals come back as the protocol wants them for that kind of call."""
     streaming = _STREAMING.get((service, method))
     unary = _UNARY.get((service, method))
@@ -155,7 +155,7 @@ def _header_number(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
-async def _start(request: Request, box: Box) -> Response:
+async def _start(request: Request, box: BoxClient) -> Response:
     body = parse(StartBody, unwrap_envelope(await read_body(request)))
     stream = await box.follow(
         op="start",
@@ -172,18 +172,18 @@ async def _start(request: Request, box: Box) -> Response:
     return _events(request, stream, started_here=True)
 
 
-async def _connect(request: Request, box: Box) -> Response:
+async def _connect(request: Request, box: BoxClient) -> Response:
     body = parse(SelectBody, unwrap_envelope(await read_body(request)))
     stream = await box.follow(op="attach", pid=body.process.pid, tag=body.process.tag)
     return _events(request, stream, started_here=False)
 
 
-def _events(request: Request, stream: Stream, started_here: bool) -> Response:
+def _events(request: Request, stream: BoxStream, started_here: bool) -> Response:
     keepalive_seconds = _header_number(request, "keepalive-ping-interval", _KEEPALIVE_SECONDS) or _KEEPALIVE_SECONDS
     return StreamingResponse(process_events(stream, keepalive_seconds, started_here), media_type=STREAM_TYPE)
 
 
-async def _list_processes(box: Box, _body: bytes, _user: str) -> dict[str, Any]:
+async def _list_processes(box: BoxClient, _body: bytes, _user: str) -> dict[str, Any]:
     reply = await box.control(op="list")
     rows = []
     for row in reply["processes"]:
@@ -192,7 +192,7 @@ async def _list_processes(box: Box, _body: bytes, _user: str) -> dict[str, Any]:
     return {"processes": rows}
 
 
-async def _send_signal(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+async def _send_signal(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(SignalBody, data)
     number = _SIGNALS.get(body.signal)
     if number is None:
@@ -202,14 +202,14 @@ async def _send_signal(box: Box, data: bytes, _user: str) -> dict[str, Any]:
     return await box.control(op="signal", signal=number, pid=body.process.pid, tag=body.process.tag)
 
 
-async def _send_input(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+async def _send_input(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(InputBody, data)
     return await box.control(
         op="input", data=_checked_base64(body.input.stdin or body.input.pty), pid=body.process.pid, tag=body.process.tag
     )
 
 
-async def _update(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+async def _update(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(UpdateBody, data)
     return await box.control(
         op="resize", size=[body.pty.size.rows, body.pty.size.cols], pid=body.process.pid, tag=body.process.tag
@@ -224,7 +224,7 @@ def _checked_base64(text: str) -> str:
     return text
 
 
-async def _close_stdin(box: Box, data: bytes, _user: str) -> dict[str, Any]:
+async def _close_stdin(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(SelectBody, data)
     return await box.control(op="close_stdin", pid=body.process.pid, tag=body.process.tag)
 
@@ -233,39 +233,39 @@ def _file_user(user: str) -> str:
     return user or "root"
 
 
-async def _stat(box: Box, data: bytes, user: str) -> dict[str, Any]:
+async def _stat(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     return (await box.files(op="stat", path=parse(PathBody, data).path, user=_file_user(user)))[0]
 
 
-async def _list_directory(box: Box, data: bytes, user: str) -> dict[str, Any]:
+async def _list_directory(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     body = parse(ListBody, data)
     return (await box.files(op="list", path=body.path, depth=body.depth, user=_file_user(user)))[0]
 
 
-async def _make_directory(box: Box, data: bytes, user: str) -> dict[str, Any]:
+async def _make_directory(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     return (await box.files(op="make_directory", path=parse(PathBody, data).path, user=_file_user(user)))[0]
 
 
-async def _remove(box: Box, data: bytes, user: str) -> dict[str, Any]:
+async def _remove(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     return (await box.files(op="remove", path=parse(PathBody, data).path, user=_file_user(user)))[0]
 
 
-async def _move(box: Box, data: bytes, user: str) -> dict[str, Any]:
+async def _move(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     body = parse(MoveBody, data)
     return (await box.files(op="move", path=body.source, destination=body.destination, user=_file_user(user)))[0]
 
 
-async def _stream_input(request: Request, box: Box) -> Response:
+async def _stream_input(request: Request, box: BoxClient) -> Response:
     return await stream_input(request, box)
 
 
 _PROCESS, _FILESYSTEM = "process.Process", "filesystem.Filesystem"
-_STREAMING: dict[tuple[str, str], Callable[[Request, Box], Awaitable[Response]]] = {
+_STREAMING: dict[tuple[str, str], Callable[[Request, BoxClient], Awaitable[Response]]] = {
     (_PROCESS, "Start"): _start,
     (_PROCESS, "Connect"): _connect,
     (_PROCESS, "StreamInput"): _stream_input,
 }
-_UNARY: dict[tuple[str, str], Callable[[Box, bytes, str], Awaitable[dict[str, Any]]]] = {
+_UNARY: dict[tuple[str, str], Callable[[BoxClient, bytes, str], Awaitable[dict[str, Any]]]] = {
     (_PROCESS, "List"): _list_processes,
     (_PROCESS, "SendSignal"): _send_signal,
     (_PROCESS, "SendInput"): _send_input,

@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.wire_errors import RefusalError
 
@@ -31,7 +31,7 @@ _STATUS = {
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
-async def serve_files(request: Request, box: Box) -> Response:
+async def serve_files(request: Request, box: BoxClient) -> Response:
     try:
         if request.method == "GET":
             return await _download(request, box)
@@ -52,7 +52,7 @@ def _checked_path(path: str) -> str:
     return path
 
 
-async def _download(request: Request, box: Box) -> Response:
+async def _download(request: Request, box: BoxClient) -> Response:
     path = _checked_path(request.query_params.get("path", ""))
     reply, (fd,) = await box.files(op="open_read", path=path, user=_user(request))
     headers = {"Content-Length": str(reply["size"])}
@@ -76,7 +76,7 @@ async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:
 class _Upload:
     """The files of one request: at most one open at a time, written in large pieces off the event loop."""
 
-    def __init__(self, box: Box, user: str) -> None:
+    def __init__(self, box: BoxClient, user: str) -> None:
         self._box, self._user = box, user
         self._fd: int | None = None
         self._pending = bytearray()
@@ -120,7 +120,7 @@ def _write_all(fd: int, data: bytearray) -> None:
         view = view[os.write(fd, view) :]
 
 
-async def _upload(request: Request, box: Box) -> Response:
+async def _upload(request: Request, box: BoxClient) -> Response:
     content_type, options = parse_options_header(request.headers.get("content-type"))
     upload = _Upload(box, _user(request))
     try:

@@ -1,7 +1,7 @@
 """What this machine can do for boxes, in the words `ratchet doctor` shows.
 
 Why here: the checks follow from how boxd works and have to change with it.
-Called by: `ratchet doctor` (`probe`), and everything that is about to start a gateway (`require`).
+Called by: `ratchet doctor` (`probe_machine`), and everything that is about to start a gateway (`require_sandbox_support`).
 """
 
 import os
@@ -27,11 +27,11 @@ class Protection:
     reason: str
 
 
-def probe() -> list[Protection]:
+def probe_machine() -> list[Protection]:
     return [_bubblewrap(), _root(), _user_namespaces(), _limits(), _disk(), _system_calls(), _network()]
 
 
-def require() -> None:
+def require_sandbox_support() -> None:
     """Raises MachineError with one sentence of cause and remedy where boxes cannot run at all."""
     for check in (_bubblewrap, _root, _user_namespaces):
         protection = check()

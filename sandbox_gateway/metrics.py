@@ -7,14 +7,14 @@ Called by: `control_plane.py` for `/metrics` and a box's details.
 import asyncio
 import os
 
-from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd import cgroups
 
 _BETWEEN_SECONDS = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-async def take_sample(box: Box) -> dict[str, float | int]:
+async def take_sample(box: BoxClient) -> dict[str, float | int]:
     """The fields of E2B's SandboxMetric but its time. Zero where this machine has no control groups."""
     group = cgroups.cgroup_at(str(box.record.spec["cgroup"]))
     before = _cpu_ticks(group)
@@ -33,7 +33,7 @@ async def take_sample(box: Box) -> dict[str, float | int]:
     }
 
 
-def total_disk_bytes(box: Box) -> int:
+def total_disk_bytes(box: BoxClient) -> int:
     """The box's own limit, or what its directory's file system has free."""
     limit = int(box.record.spec.get("disk_bytes") or 0)
     if limit:
@@ -42,7 +42,7 @@ def total_disk_bytes(box: Box) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _disk_used_bytes(box: Box) -> int:
+def _disk_used_bytes(box: BoxClient) -> int:
     used = 0
     for folder, _names, files in os.walk(box.directory):
         for name in files:

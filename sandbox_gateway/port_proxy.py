@@ -11,7 +11,7 @@ import h11
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.wire_errors import RefusalError
 
@@ -31,7 +31,7 @@ _SET_BY_OUR_SERVER = {b"date", b"server"}
 _OURS = {b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token", b"x-api-key"}
 
 
-async def serve_port(request: Request, box: Box, port_text: str) -> Response:
+async def serve_port(request: Request, box: BoxClient, port_text: str) -> Response:
     if not port_text.isascii() or not port_text.isdigit() or not 1 <= int(port_text[:6]) <= 65_535:
         raise RefusalError(400, f"{port_text[:16]!r} is no port")
     if "upgrade" in request.headers:

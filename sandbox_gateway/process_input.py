@@ -10,7 +10,7 @@ import struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.connect_protocol import MAX_BODY_BYTES, STREAM_TYPE, Body, end_of_stream, envelope, parse
 
@@ -40,7 +40,7 @@ class _Message(Body):
     data: _Data | None = None
 
 
-async def stream_input(request: Request, box: Box) -> Response:
+async def stream_input(request: Request, box: BoxClient) -> Response:
     """The first message names the process, later ones carry bytes for it."""
     buffer, target = bytearray(), None
     async for chunk in request.stream():
@@ -55,7 +55,7 @@ async def stream_input(request: Request, box: Box) -> Response:
     return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
 
 
-async def _pass_on(box: Box, target: _Process | None, data: str) -> None:
+async def _pass_on(box: BoxClient, target: _Process | None, data: str) -> None:
     if target is None:
         raise BoxFaultError("invalid_argument", "the first message must name the process")
     try:

@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox_gateway.box_client import Stream
+from sandbox_gateway.box_client import BoxStream
 from sandbox_gateway.boxd.processes import FRAME
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.connect_protocol import end_of_stream, envelope
@@ -19,7 +19,7 @@ _READ_BYTES = 256 << 10
 _STREAM_NAMES = {1: "stdout", 2: "stderr", 3: "pty"}
 
 
-async def process_events(stream: Stream, keepalive_seconds: float, started_here: bool) -> AsyncIterator[bytes]:
+async def process_events(stream: BoxStream, keepalive_seconds: float, started_here: bool) -> AsyncIterator[bytes]:
     """Start event, output so far and to come, end event. Closes the stream, also when the client goes away."""
     offset = 0
     try:

@@ -12,20 +12,20 @@ from pathlib import Path
 import uvicorn
 
 from ratchet.errors import MachineError
-from sandbox_gateway.app import create_app
+from sandbox_gateway.app import create_gateway_app
 from sandbox_gateway.fork_client import ForkServer
 from sandbox_gateway.image_store import ImageStore
 from sandbox_gateway.images import Catalogue
-from sandbox_gateway.machine_probe import find_bubblewrap, require
+from sandbox_gateway.machine_probe import find_bubblewrap, require_sandbox_support
 from sandbox_gateway.settings import GatewaySettings
 
 _KEEP_ALIVE_SECONDS = 330  # above the SDK pool's 300: the server must never be the first to close
 _GRACEFUL_SECONDS = 2
 
 
-def serve(settings: GatewaySettings) -> None:
+def serve_gateway(settings: GatewaySettings) -> None:
     """Blocks. Raises MachineError where boxes cannot run, or another gateway uses the same root directory."""
-    require()
+    require_sandbox_support()
     bubblewrap = find_bubblewrap()
     assert bubblewrap is not None, "require() has looked for it"
     settings.root_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def serve(settings: GatewaySettings) -> None:
         _raise_file_limit()
         images = ImageStore(settings.images_directory) if settings.images_directory is not None else None
         catalogue = Catalogue(settings.root_directory, images, settings.layers, settings.hidden_directories)
-        app = create_app(settings, catalogue, lambda: ForkServer(bubblewrap))
+        app = create_gateway_app(settings, catalogue, lambda: ForkServer(bubblewrap))
         uvicorn.run(
             app,
             host=settings.host,

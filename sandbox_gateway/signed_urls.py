@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from starlette.requests import Request
 
-from sandbox_gateway.box_client import Box
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.wire_errors import RefusalError
 
 _OPERATIONS = {"GET": "read", "POST": "write"}
@@ -22,7 +22,7 @@ def is_signed(request: Request) -> bool:
     return request.url.path == "/files" and "signature" in request.query_params
 
 
-def signed_box(request: Request, boxes: Iterable[Box]) -> Box:
+def signed_box(request: Request, boxes: Iterable[BoxClient]) -> BoxClient:
     """The box whose token made the signature: on a shared origin the URL names no box. Raises RefusalError(401)."""
     given, query = request.query_params["signature"], request.query_params
     expires = query.get("signature_expiration")

@@ -20,8 +20,7 @@ from activities.harnesses import agent_programs
 from activities.harnesses.agent_programs import RECORD, AgentProgram
 from ratchet.errors import ConfigError, MachineError
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
-
-Say = Callable[[str], None]
+from stack.progress import ReportProgress
 
 FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
     "claude-code": agent_programs.claude_code_program,
@@ -42,7 +41,7 @@ exec {python}/bin/python3 -I -c 'import sys; sys.path.insert(0, "{packages}"); f
 """
 
 
-def fetch(program: AgentProgram, say: Say) -> Path:
+def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
     """The program's directory on this machine, made if missing; two at once end with one result. Raises MachineError, ConfigError."""
     target = program.host_directory
     if (target / RECORD).is_file():
@@ -60,7 +59,7 @@ def fetch(program: AgentProgram, say: Say) -> Path:
     return target
 
 
-def installed() -> list[dict[str, str]]:
+def installed_programs() -> list[dict[str, str]]:
     """What lies on this machine: name, version, source, directory."""
     found = []
     for record in sorted(agent_programs.agents_directory().glob(f"*/{RECORD}")):
@@ -80,7 +79,7 @@ def _only_one(target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: Say) -> tuple[str, str]:
+def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: ReportProgress) -> tuple[str, str]:
     if program.tarball is not None:
         tarball, source = program.tarball, str(program.tarball)
     else:
@@ -150,7 +149,7 @@ def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
     binary.chmod(0o755)
 
 
-def _lay_out_python(program: AgentProgram, layer: Path, _temporary: Path, say: Say) -> tuple[str, str]:
+def _lay_out_python(program: AgentProgram, layer: Path, _temporary: Path, say: ReportProgress) -> tuple[str, str]:
     """Installed for the interpreter of the boxes' own Python layer."""
     from sandbox_gateway.python_layer import install_packages
 

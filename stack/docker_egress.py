@@ -2,7 +2,7 @@
 
 Why here: the listener is opened inside the box's network namespace and served from outside it, so a box needs no network, and there is
 nothing else that it could reach: not this machine's other ports, no other box, no internet, whatever packet filters say.
-Called by: `ratchet egress`, which runs beside the Docker daemon; `ratchet up` asks `require` first.
+Called by: `ratchet egress`, which runs beside the Docker daemon; `ratchet up` asks `require_docker_egress` first.
 
 Holds nothing that matters: after a restart the boxes that live are found again, and their agents' clients call once more.
 """
@@ -33,7 +33,7 @@ _EVENTS = {"type": ["container"], "event": ["start", "die"]}
 _log = structlog.get_logger(__name__)
 
 
-async def require() -> None:
+async def require_docker_egress() -> None:
     """Raises MachineError where boxes cannot be containers of the daemon that DOCKER_HOST names, or not with a way to the adapter."""
     if os.geteuid() != 0:
         raise MachineError(

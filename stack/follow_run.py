@@ -8,7 +8,6 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -26,25 +25,24 @@ from ratchet.types import RunState
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.parts import Stack
-from stack.startup import connect
+from stack.progress import ReportProgress
+from stack.startup import connect_stack
 from stack.supervisor import Supervisor
-
-Say = Callable[[str], None]
 
 _LOOK_SECONDS = 2.0
 _SAY_SECONDS = 10.0
 
 
-async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: Say) -> str:
+async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
     """The newest unfinished run with the same config, resumed where it was paused, or a new one."""
     async with stack.database() as database, database.begin() as connection:
-        unfinished = None if new else await runs.newest_unfinished(connection, config.digest())
-        reason = await runs.resume(connection, unfinished) if unfinished is not None else None
+        unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest())
+        reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         return unfinished
     run_id = new_run_id(name)
-    client = await connect(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings())
     await client.start_workflow(
         "TrainRun", TrainRunInput(config=config.model_dump(mode="json")), id=f"run/{run_id}", task_queue="control"
     )
@@ -65,12 +63,12 @@ class Cost:
     cpu_seconds: dict[str, float]
 
 
-async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
+async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
     """A line now and then, until the run has ended.
 
     Raises ConfigError with the reason where the run failed or waits for a human, MachineError where the stack was ended meanwhile.
     """
-    client = await connect(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)
@@ -103,7 +101,7 @@ async def watch(stack: Stack, run_id: str, say: Say) -> Cost:
 class _Progress:
     """What Postgres says of the run, said again when it has changed: steps and evaluations at once, counts now and then."""
 
-    def __init__(self, stack: Stack, run_id: str, say: Say) -> None:
+    def __init__(self, stack: Stack, run_id: str, say: ReportProgress) -> None:
         self.run_id, self.say = run_id, say
         self.database = stack.database()
         self.line, self.num_ended, self.said_at = "", 0, 0.0
@@ -113,10 +111,10 @@ class _Progress:
     async def look(self) -> None:
         try:
             async with self.database.begin() as connection:
-                row = await runs.get(connection, self.run_id)
+                row = await runs.get_run(connection, self.run_id)
                 if row is None:
                     return
-                found = await reports.progress(connection, self.run_id)
+                found = await reports.run_progress(connection, self.run_id)
         except StoreUnavailableError:
             return
         if row.state == RunState.PAUSED:
@@ -139,10 +137,10 @@ def _line(progress: dict[str, Any]) -> str:
     return f"step {progress['step']}: {progress['ended']} of {progress['rollouts']} rollouts ended{failed}{evaluations}"
 
 
-async def collect(stack: Stack, run_id: str) -> dict[str, Any]:
+async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:
     """Steps, evaluations and their summary, from Postgres."""
     async with stack.database() as database, database.begin() as connection:
-        progress = await reports.progress(connection, run_id)
-        steps = await reports.steps(connection, run_id)
+        progress = await reports.run_progress(connection, run_id)
+        steps = await reports.read_steps(connection, run_id)
         rewards = await reports.evaluation_rewards(connection, run_id)
     return {"run_id": run_id, **progress, "steps": steps, "summary": summary(rewards) if rewards else None}

@@ -48,7 +48,7 @@ def initialise(data: Path) -> Path:
     return Path(server.bin_path)
 
 
-def run(data: Path, port: int) -> NoReturn:
+def run_postgres(data: Path, port: int) -> NoReturn:
     """Becomes the Postgres server: the supervisor watches it directly. SIGINT is its fast shutdown, SIGTERM the smart one."""
     programs = initialise(data)
     if os.geteuid() == 0:

@@ -33,7 +33,7 @@ _END_SECONDS = 30.0
 @contextlib.contextmanager
 def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvider]:
     """Raises MachineError where this machine cannot make boxes. `directory` holds their files while it runs."""
-    machine_probe.require()
+    machine_probe.require_sandbox_support()
     settings = GatewaySettings(
         root_directory=directory,
         api_key="e2b_" + secrets.token_hex(20),

@@ -43,9 +43,9 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
         collections.deque(read_rows(dataset, digest=""), maxlen=0)
     require_space(stack.home)
     if stack.has_gateway:
-        machine_probe.require()
+        machine_probe.require_sandbox_support()
     if docker_settings.needs_egress():
-        asyncio.run(docker_egress.require())
+        asyncio.run(docker_egress.require_docker_egress())
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     fresh = not supervisor.is_up()
@@ -71,14 +71,14 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
         async with stack.database() as database:
             await database.wait(_ANSWER_SECONDS)
     if stack.is_external("TEMPORAL_ADDRESS"):
-        await connect(stack, settings, _ANSWER_SECONDS)
+        await connect_stack(stack, settings, _ANSWER_SECONDS)
 
 
 async def _require_idle(stack: Stack) -> None:
     """An open run keeps its engine: a rollout by hand, or another training, must not take it away."""
     try:
         async with stack.database() as database, database.begin() as connection:
-            open_runs = await runs.unfinished(connection)
+            open_runs = await runs.unfinished_runs(connection)
     except StoreUnavailableError:
         return  # it cannot run either
     if open_runs:
@@ -96,8 +96,8 @@ async def _make_ready(
     async with stack.database() as database:
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
-        client = await connect(stack, settings)
-        await temporal_client.register(client, settings)
+        client = await connect_stack(stack, settings)
+        await temporal_client.register_namespace(client, settings)
         say("Postgres and Temporal answer")
         await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
         await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
@@ -106,16 +106,16 @@ async def _make_ready(
             say(f"run {run_id} goes on")
 
 
-async def connect(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
+async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
     """Temporal as this stack knows it."""
     address = stack.environment()["TEMPORAL_ADDRESS"]
-    return await temporal_client.connect(settings.model_copy(update={"address": address}), wait_seconds)
+    return await temporal_client.connect_temporal(settings.model_copy(update={"address": address}), wait_seconds)
 
 
 async def continue_runs(client: Client, database: Database) -> list[str]:
     """Every unfinished run has its workflow, even where Temporal's file was lost; those that live are left alone."""
     async with database.begin() as connection:
-        unfinished = await runs.unfinished(connection)
+        unfinished = await runs.unfinished_runs(connection)
     started = []
     for run_id in unfinished:
         try:

@@ -127,7 +127,7 @@ class Supervisor:
             self._reload()
             self._start_stopped()
             return
-        end_leftovers(self.stack.home)
+        end_leftover_processes(self.stack.home)
         self.stack.keep_ports()
         self._write_config()
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.config_path)]
@@ -176,7 +176,7 @@ class Supervisor:
             self._ask("shutdown")
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).wait(timeout=90)
-        end_leftovers(self.stack.home)
+        end_leftover_processes(self.stack.home)
 
     def states(self) -> list[PartState]:
         if not self.is_up():
@@ -206,7 +206,7 @@ def _marked(home: Path) -> list[psutil.Process]:
     return found
 
 
-def end_leftovers(home: Path) -> None:
+def end_leftover_processes(home: Path) -> None:
     """Ends what a killed supervisord has left behind, politely first."""
     leftovers = _marked(home)
     for process in leftovers:

@@ -63,7 +63,7 @@ def _built(say: Callable[[str], None]) -> Path:
     return directory / "temporal"
 
 
-def ensure_program(say: Callable[[str], None] = print) -> Path:
+def ensure_temporal(say: Callable[[str], None] = print) -> Path:
     """PATH → the cache → the SDK's download → `go install`; raises MachineError where none works."""
     found = _installed()
     if found is not None:
@@ -72,9 +72,9 @@ def ensure_program(say: Callable[[str], None] = print) -> Path:
     return asyncio.run(_downloaded()) or _built(say)
 
 
-def run(home: Path, port: int, ui_port: int) -> NoReturn:
+def run_temporal(home: Path, port: int, ui_port: int) -> NoReturn:
     """Becomes the server; history and visibility survive it in `temporal.db`."""
-    program = ensure_program()
+    program = ensure_temporal()
     arguments = [
         str(program),
         "server",

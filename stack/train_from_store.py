@@ -8,7 +8,6 @@ learner does what it always does, with the same guarantees; it ends the run with
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,19 @@ from ratchet.store import learners, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import RunRow
 from ratchet.types import RunState, policy_version
-from stack.follow_run import collect, new_run_id
+from stack.follow_run import collect_result, new_run_id
 from stack.parts import Stack
+from stack.progress import ReportProgress
 from training import planner
 
-Say = Callable[[str], None]
 _LOOK_SECONDS = 1.0
 _TOKENIZER = "tokenizer.json"
 
 
-async def create(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
+async def create_stored_run(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
     """Returns the number of steps that the stored groups suffice for, at most `training.steps`. Raises ConfigError where there are none."""
     async with database.begin() as connection:
-        source = await runs.get(connection, source_run_id)
+        source = await runs.get_run(connection, source_run_id)
         model = await model_directory(connection, config)
     if source is None:
         raise ConfigError(f"--from-store: there is no run {source_run_id!r}; see `ratchet runs`")
@@ -54,7 +53,7 @@ async def create(database: Database, run_id: str, source_run_id: str, config: Ru
             "init_from": config.init_from,
             "source_run_id": source_run_id,
         }
-        await runs.create(connection, values)
+        await runs.create_run(connection, values)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
         if num_steps == 0:
@@ -62,7 +61,7 @@ async def create(database: Database, run_id: str, source_run_id: str, config: Ru
                 f"--from-store: run {source_run_id} has no group to train on: graded, with rewards that differ, and tokens"
             )
         planned = config.model_copy(update={"training": config.training.model_copy(update={"steps": num_steps})})
-        await runs.set_config(connection, run_id, planned.model_dump(mode="json"))
+        await runs.set_run_config(connection, run_id, planned.model_dump(mode="json"))
     return num_steps
 
 
@@ -77,13 +76,13 @@ def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> No
             )
 
 
-async def watch(database: Database, run_id: str, say: Say) -> RunRow:
+async def watch_stored_run(database: Database, run_id: str, say: ReportProgress) -> RunRow:
     """A line per step, until the run has ended or waits for a human; the row it leaves."""
     line = ""
     while True:
         try:
             async with database.begin() as connection:
-                row, learner = await runs.get(connection, run_id), await learners.get(connection, run_id)
+                row, learner = await runs.get_run(connection, run_id), await learners.get_learner(connection, run_id)
         except StoreUnavailableError:
             row = learner = None
         if row is not None:
@@ -99,25 +98,27 @@ async def watch(database: Database, run_id: str, say: Say) -> RunRow:
 # ---------------------------------------------------------------- on this machine's stack
 
 
-async def start(stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: Say) -> str:
+async def start_stored_run(
+    stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: ReportProgress
+) -> str:
     """The newest unfinished run of this config over that source, or a new one."""
     async with stack.database() as database:
         async with database.begin() as connection:
-            unfinished = None if new else await runs.newest_unfinished(connection, config.digest(), source_run_id)
-            reason = await runs.resume(connection, unfinished) if unfinished is not None else None
+            unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest(), source_run_id)
+            reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
         if unfinished is not None:
             paused = f"; it was paused: {reason}" if reason else ""
             say(f"continuing run {unfinished} (same config, same stored groups; --new starts another){paused}")
             return unfinished
         run_id = new_run_id(name)
-        num_steps = await create(database, run_id, source_run_id, config, name)
+        num_steps = await create_stored_run(database, run_id, source_run_id, config, name)
         say(f"run {run_id}: {num_steps} steps on the stored groups of {source_run_id}")
         return run_id
 
 
-async def follow(stack: Stack, run_id: str, say: Say) -> dict[str, Any]:
+async def train_from_store(stack: Stack, run_id: str, say: ReportProgress) -> dict[str, Any]:
     async with stack.database() as database:
-        row = await watch(database, run_id, say)
+        row = await watch_stored_run(database, run_id, say)
     if row.state != RunState.DONE:
         say(f"run {run_id} is {row.state}: {row.state_reason}")
-    return await collect(stack, run_id)
+    return await collect_result(stack, run_id)

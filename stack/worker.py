@@ -46,7 +46,7 @@ from workflows.rollout_group import RolloutGroup
 from workflows.sweep import Sweep
 from workflows.train_run import TrainRun
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
 
@@ -101,7 +101,7 @@ async def _activities(
 ) -> dict[str, list[Callable[..., Any]]]:
     """Queue → its activities."""
     async with database.begin() as connection:
-        installation = await sandboxes.installation(connection)
+        installation = await sandboxes.installation_id(connection)
     provider, configs = sandbox_provider(), RunConfigs(database, settings)
     harnesses = Harnesses()
     boot = BootActivities(database, provider, configs, installation)
@@ -156,7 +156,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     database = Database(database_url, pool_size=10)
     await database.wait()
-    client = await temporal_client.connect(settings, wait_seconds=60)
+    client = await temporal_client.connect_temporal(settings, wait_seconds=60)
     await temporal_client.require_search_attributes(client)
     activities = await _activities(client, database, settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -171,6 +171,6 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
             )
             await stack.enter_async_context(worker)
-        log.info("worker ready", queues=list(queues))
+        _LOG.info("worker ready", queues=list(queues))
         await stopping.wait()
     await database.close()

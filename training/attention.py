@@ -178,7 +178,7 @@ def segment_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def register() -> None:
+def register_segment_attention() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, segment_attention)

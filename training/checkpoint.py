@@ -48,7 +48,7 @@ def save_later(
     return future
 
 
-def wait(future: "Future[Any]") -> None:
+def wait_for_save(future: "Future[Any]") -> None:
     """Until the checkpoint is written. Raises OSError where it cannot be."""
     with _said("written"):
         future.result()
@@ -64,7 +64,7 @@ def _said(done: str) -> Iterator[None]:
         raise OSError(f"the checkpoint could not be {done} (rank {rank}): {cause}") from error
 
 
-def load(
+def load_checkpoint(
     model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str
 ) -> None:
     """A collective of all ranks; reshards where the number of ranks has changed. Raises ValueError for what is no checkpoint of this
@@ -110,7 +110,7 @@ def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state["model"].items() if isinstance(tensor, torch.Tensor)}
 
 
-def discard(directory: Path, kept: Collection[str], epoch: int) -> None:
+def discard_checkpoint(directory: Path, kept: Collection[str], epoch: int) -> None:
     """Ends every checkpoint or policy in `directory` but `kept`: older ones, and those whose learner died before their rows were written.
 
     Never those of a later epoch: a learner that was replaced while it stood still does not know which of them are kept.

@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 from engine import canary, policy_files
 from training import checkpoint
-from training.loss import Tokens, find_loss, token_loss
+from training.loss import TokenBatch, find_loss, token_loss
 from training.metrics import (
     NUM_SUMS,
     StepSums,
@@ -36,9 +36,9 @@ from training.metrics import (
     reward_metrics,
     token_metrics,
 )
-from training.packing import Bin, deal, make_bins
+from training.packing import Bin, make_bins, split_among_ranks
 from training.plan_types import Member, Plan, TrainingSequence
-from training.policy_model import Work, load_policy, pair_cost, peak_flops, shard
+from training.policy_model import ForwardWork, load_policy, pair_cost, peak_flops, shard_policy
 from training.prefix_tree import Segment
 
 if TYPE_CHECKING:  # pydantic stays with who reads the config
@@ -53,7 +53,7 @@ class StepResult:
     finite: bool
 
 
-class Learner:
+class RankLearner:
     def __init__(self, model_path: Path, config: RunConfig) -> None:
         """Needs an initialised process group. The same path, config and world size give the same learner, bit by bit."""
         self.config, self.model_path = config, model_path
@@ -65,8 +65,8 @@ class Learner:
         find_loss(config.loss.preset)
         policy, self.packing = load_policy(model_path, config, self.device)
         self.pair_cost = pair_cost(policy.model.config, sum(parameter.numel() for parameter in policy.parameters()))
-        self.work, self.peak_flops = Work.of(policy), peak_flops(self.device, training.dtype)
-        self.policy = shard(policy, self.device, self.world_size, getattr(torch, training.dtype))
+        self.work, self.peak_flops = ForwardWork.of(policy), peak_flops(self.device, training.dtype)
+        self.policy = shard_policy(policy, self.device, self.world_size, getattr(torch, training.dtype))
         self.saving = dist.new_group(backend="gloo")
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(),
@@ -115,7 +115,7 @@ class Learner:
         """Gradients of this rank's bins. Every rank runs the same number of passes: FSDP's collectives need it. `fresh_step`: of the
         weights as they are now.
         """
-        shares = deal(sequences, self.world_size, self.packing, self.pair_cost)
+        shares = split_among_ranks(sequences, self.world_size, self.packing, self.pair_cost)
         bins = [make_bins(share, self.config.training.bin_tokens, self.packing) for share in shares]
         mine, spare = bins[self.rank], next(share[0] for share in bins if share)
         sums = StepSums()
@@ -137,7 +137,7 @@ class Learner:
         )[owner_N]
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
         advantages_N, weights_N = self._tensor(facts).unbind(-1)
-        tokens = Tokens(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
+        tokens = TokenBatch(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
         entropies_N = entropies_M[predictions_N]
         losses_N = token_loss(tokens, self.config.loss)
         if self.config.loss.entropy_bonus:
@@ -172,7 +172,7 @@ class Learner:
         state = get_model_state_dict(self.policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if self.rank != 0:
             return []
-        return policy_files.publish(published_state(state, self.model_path), self.model_path, directory)
+        return policy_files.publish_policy(published_state(state, self.model_path), self.model_path, directory)
 
     def canary(self) -> dict[str, Any]:
         """What these weights say about the fixed text. A collective of all ranks."""
@@ -182,14 +182,14 @@ class Learner:
         positions = torch.arange(len(ids), device=self.device)[None]
         with torch.no_grad():
             logprobs, _ = self.policy(ids_1T, positions, whole, targets - 1, ids_1T[0, 1:], 1.0)
-        return canary.as_row(ids, logprobs.cpu().numpy())
+        return canary.canary_row(ids, logprobs.cpu().numpy())
 
     def save_later(self, uri: str) -> Future[Any]:
         """The checkpoint as it is now, written beside the next steps; a collective of all ranks."""
         return checkpoint.save_later(self.policy, self.optimiser, self.schedule, uri, self.saving)
 
     def load(self, uri: str) -> None:
-        checkpoint.load(self.policy, self.optimiser, self.schedule, uri)
+        checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri)
 
 
 def published_state(state: Mapping[str, Any], model_path: Path) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ _MAX_LOG_RATIO = 20.0
 
 
 @dataclass(slots=True, frozen=True)
-class Tokens:
+class TokenBatch:
     """What a loss may look at; all (N,), float32 but `turns`, which numbers the turns of this bin from 0.
 
     Gradients flow through `logprobs` only.
@@ -67,14 +67,14 @@ class Tokens:
         return sums[self.turns]
 
 
-Loss = Callable[[Tokens, "LossConfig"], Tensor]
+Loss = Callable[[TokenBatch, "LossConfig"], Tensor]
 
 
-def _clipped(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _clipped(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     return _clip(tokens.ratios, tokens.advantages, loss)
 
 
-def _gspo(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _gspo(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     """The value is the turn's ratio, the gradient is shared out to its tokens."""
     ratios = tokens.turn_log_ratios(mean=True).detach().exp() * (tokens.logprobs - tokens.logprobs.detach()).exp()
     return _clip(ratios, tokens.advantages, loss)
@@ -84,28 +84,28 @@ def _clip(ratios: Tensor, advantages: Tensor, loss: LossConfig) -> Tensor:
     return -torch.minimum(ratios * advantages, ratios.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantages)
 
 
-def _capped(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _capped(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     return -tokens.ratios.detach().clamp(max=loss.ratio_cap) * tokens.advantages * tokens.logprobs
 
 
-def _icepop(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _icepop(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     ratios = tokens.ratios
     kept = (ratios >= loss.mask_low) & (ratios <= loss.mask_high)
     return -torch.where(kept, ratios, torch.zeros_like(ratios)) * tokens.advantages
 
 
-def _seq_mis(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _seq_mis(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     ratios = tokens.turn_log_ratios(mean=False).detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     return (
         -torch.where(ratios <= loss.ratio_cap, ratios, torch.zeros_like(ratios)) * tokens.advantages * tokens.logprobs
     )
 
 
-def _sft(tokens: Tokens, loss: LossConfig) -> Tensor:
+def _sft(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     return -tokens.logprobs
 
 
-PRESETS: dict[str, Loss] = {
+LOSS_PRESETS: dict[str, Loss] = {
     "grpo": _clipped,
     "dr_grpo": _clipped,
     "dapo": _clipped,
@@ -120,11 +120,11 @@ PRESETS: dict[str, Loss] = {
 
 def find_loss(preset: str) -> Loss:
     """A preset, or a function of your own as `package.module:function`. Raises ValueError for what is neither."""
-    if preset in PRESETS:
-        return PRESETS[preset]
+    if preset in LOSS_PRESETS:
+        return LOSS_PRESETS[preset]
     if ":" not in preset:
         raise ValueError(
-            f"loss.preset {preset!r} is unknown; expected {', '.join(PRESETS)}, or package.module:function"
+            f"loss.preset {preset!r} is unknown; expected {', '.join(LOSS_PRESETS)}, or package.module:function"
         )
     try:
         found: Loss = import_object(preset)
@@ -133,7 +133,7 @@ def find_loss(preset: str) -> Loss:
     return found
 
 
-def token_loss(tokens: Tokens, loss: LossConfig) -> Tensor:
+def token_loss(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     """Loss per trained token, float32 (N,), before any weight."""
     values = find_loss(loss.preset)(tokens, loss)
     if values.shape != tokens.logprobs.shape:
@@ -143,7 +143,7 @@ def token_loss(tokens: Tokens, loss: LossConfig) -> Tensor:
     return values
 
 
-def bounds(tokens: Tokens, loss: LossConfig) -> tuple[Tensor, Tensor]:
+def clip_bounds(tokens: TokenBatch, loss: LossConfig) -> tuple[Tensor, Tensor]:
     """(N,) each, True where the preset's lower or upper bound takes the token's ratio out of the policy gradient."""
     with torch.no_grad():
         match loss.preset:

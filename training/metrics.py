@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.loss import Tokens, bounds
+from training.loss import TokenBatch, clip_bounds
 from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # pydantic and the store stay with who reads them
@@ -49,11 +49,16 @@ class StepSums:
     peak_noise: float = 0.0
 
     def add(
-        self, tokens: Tokens, entropies: Tensor, weighted_loss: Tensor, loss: LossConfig, fresh: Tensor | None = None
+        self,
+        tokens: TokenBatch,
+        entropies: Tensor,
+        weighted_loss: Tensor,
+        loss: LossConfig,
+        fresh: Tensor | None = None,
     ) -> None:
         """`mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence")."""
         with torch.no_grad():
-            low, high = bounds(tokens, loss)
+            low, high = clip_bounds(tokens, loss)
             log_ratios = tokens.logprobs - tokens.behaviour
             ratios = log_ratios.exp()
             self.num_tokens += len(ratios)

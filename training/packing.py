@@ -63,7 +63,7 @@ class Bin:
 # ---------------------------------------------------------------- who computes what
 
 
-def deal(
+def split_among_ranks(
     sequences: Sequence[TrainingSequence], num_ranks: int, packing: Packing, pair_cost: float
 ) -> list[list[TrainingSequence]]:
     """Each rank's chains, in the order in which they go into bins: contiguous shares, so that neighbours still share their prefixes.
@@ -130,7 +130,7 @@ def _shares(
 
 
 def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: Packing) -> list[Bin]:
-    """A rank's chains, in the order of `deal`, as bins of at most `bin_tokens` tokens, padding included.
+    """A rank's chains, in the order of `split_among_ranks`, as bins of at most `bin_tokens` tokens, padding included.
 
     Raises ValueError for a chain that is longer than a bin: it is never truncated.
     """

@@ -17,23 +17,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.store import chains
-from ratchet.store.schema import Batch
+from ratchet.store.schema import BatchTable
 from ratchet.types import TRUNCATED_EXITS, BatchState, GroupState
 from training.advantage import advantages, over_batch, weigh_negative
 from training.group_selection import (
     ReadyGroup,
-    are_enough,
-    consume,
+    consume_group,
+    consume_groups,
+    has_enough_groups,
     lock_run,
     newest_planned_step,
     ready_groups,
     unfinished_step,
-    use_up,
 )
 from training.plan_types import Member, Plan, TrainingSequence
 from training.token_weights import reducer_weights
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _AT_ONCE = 256
 """Groups of a stored run whose tokens are counted by one query."""
@@ -59,17 +59,17 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
         return None
     min_policy_step = max(0, step - 1 - training.max_staleness)
     ready = await ready_groups(connection, run_id, training.truncated, lock=True)
-    await consume(connection, run_id, [group.group_id for group in ready if not group.signal], step, "no_signal")
+    await consume_groups(connection, run_id, [group.group_id for group in ready if not group.signal], step, "no_signal")
     telling = [group for group in ready if group.signal]
     lengths = await _lengths(connection, telling, min_policy_step)
-    drafts = [draft(group, lengths, step, config) for group in telling]
+    drafts = [draft_plan(group, lengths, step, config) for group in telling]
     useful = [members for members in drafts if any(member.num_tokens > 0 for member in members)]
     expired = [members[0].group_id for members in drafts if members not in useful]
-    await consume(connection, run_id, expired, step, "expired")
-    if not await are_enough(connection, run_id, step, len(useful), training):
+    await consume_groups(connection, run_id, expired, step, "expired")
+    if not await has_enough_groups(connection, run_id, step, len(useful), training):
         return None
     chosen = useful[: training.groups_per_step]
-    await consume(connection, run_id, [members[0].group_id for members in chosen], step, "trained")
+    await consume_groups(connection, run_id, [members[0].group_id for members in chosen], step, "trained")
     await _write(connection, run_id, step, min_policy_step, chosen, config)
     return step
 
@@ -89,7 +89,7 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
     for at, group in enumerate(stored):
         if at % _AT_ONCE == 0:
             lengths = await _lengths(connection, [one for one in stored[at : at + _AT_ONCE] if one.signal], 0)
-        drafted = draft(group, lengths, step, config) if group.signal else []
+        drafted = draft_plan(group, lengths, step, config) if group.signal else []
         useful = any(member.num_tokens > 0 for member in drafted)
         uses.append((group.group_id, step, "trained" if useful else "expired" if drafted else "no_signal"))
         chosen += [drafted] if useful else []
@@ -99,28 +99,28 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
         if step > training.steps:
             break
     too_few = {members[0].group_id for members in chosen}  # for one more step
-    await use_up(connection, run_id, [one for one in uses if one[0] not in too_few])
+    await consume_group(connection, run_id, [one for one in uses if one[0] not in too_few])
     return step - 1
 
 
 @dataclass(slots=True, frozen=True)
-class Lengths:
+class ChainLengths:
     """Per rollout: tokens of its longest chain up to the last trained one, and trained tokens over all chains."""
 
     longest: dict[int, int]
     trained: dict[int, int]
 
 
-async def _lengths(connection: AsyncConnection, groups: Sequence[ReadyGroup], min_policy_step: int) -> Lengths:
+async def _lengths(connection: AsyncConnection, groups: Sequence[ReadyGroup], min_policy_step: int) -> ChainLengths:
     """Two queries, however many groups."""
     rollout_ids = [row.id for group in groups for row in group.members]
-    return Lengths(
-        await chains.longest(connection, rollout_ids),
+    return ChainLengths(
+        await chains.longest_chains(connection, rollout_ids),
         await chains.trained_tokens(connection, rollout_ids, min_policy_step),
     )
 
 
-def draft(group: ReadyGroup, lengths: Lengths, step: int, config: RunConfig) -> list[Member]:
+def draft_plan(group: ReadyGroup, lengths: ChainLengths, step: int, config: RunConfig) -> list[Member]:
     """The group's members with advantage and token count; `update` and `weight` are still 0.
 
     A rollout with a chain that no bin can hold (an imported one: the engine's limit is below the bin's) stays in the baseline and trains
@@ -136,7 +136,7 @@ def draft(group: ReadyGroup, lengths: Lengths, step: int, config: RunConfig) -> 
         masked |= positive_only and value <= 0  # only what was better than its group is trained
         if lengths.longest.get(row.id, 0) > config.training.bin_tokens:
             tokens = lengths.longest[row.id]
-            log.warning(
+            _LOG.warning(
                 "rollout trains nothing: a chain is longer than training.bin_tokens",
                 rollout=row.id,
                 tokens=tokens,
@@ -148,7 +148,7 @@ def draft(group: ReadyGroup, lengths: Lengths, step: int, config: RunConfig) -> 
     return members
 
 
-def planned(chosen: Sequence[Sequence[Member]], step: int, config: RunConfig) -> list[Member]:
+def plan_of_draft(chosen: Sequence[Sequence[Member]], step: int, config: RunConfig) -> list[Member]:
     """The step's members from its groups' drafts: final advantages, updates and token weights."""
     drafts = [member for group in chosen for member in group]
     values = [member.advantage for member in drafts]
@@ -168,7 +168,7 @@ async def _write(
     config: RunConfig,
 ) -> None:
     """The plan row of these groups' drafts."""
-    members = planned(chosen, step, config)
+    members = plan_of_draft(chosen, step, config)
     knobs = {
         "loss": config.loss.model_dump(),
         "updates_per_step": config.training.updates_per_step,
@@ -176,22 +176,22 @@ async def _write(
     }
     row = {"run_id": run_id, "step": step, "knobs": knobs, "seed": config.seed}
     row |= {"members": [asdict(member) for member in members], "denominators": _denominators(members)}
-    await connection.execute(insert(Batch).values(**row))
+    await connection.execute(insert(BatchTable).values(**row))
 
 
 def _with_updates(drafts: Sequence[Member], step: int, config: RunConfig) -> list[Member]:
     """Whole groups are dealt to the updates in an order of the run's seed; every member gets its token weight within its update."""
-    groups = sorted({draft.group_id for draft in drafts})
+    groups = sorted({draft_plan.group_id for draft_plan in drafts})
     random.Random(f"{config.seed}/updates/{step}").shuffle(groups)
     update_of = {group: number % config.training.updates_per_step for number, group in enumerate(groups)}
     members: list[Member] = []
     for number in range(config.training.updates_per_step):
-        mine = [draft for draft in drafts if update_of[draft.group_id] == number]
-        tokens = {draft.rollout_id: draft.num_tokens for draft in mine}
-        group_of = {draft.rollout_id: draft.group_id for draft in mine}
+        mine = [draft_plan for draft_plan in drafts if update_of[draft_plan.group_id] == number]
+        tokens = {draft_plan.rollout_id: draft_plan.num_tokens for draft_plan in mine}
+        group_of = {draft_plan.rollout_id: draft_plan.group_id for draft_plan in mine}
         weights = reducer_weights(config.loss.reducer, tokens, group_of, config.loss.constant_tokens)
-        for draft in mine:
-            fixed = asdict(draft) | {"update": number, "weight": weights.get(draft.rollout_id, 0.0)}
+        for draft_plan in mine:
+            fixed = asdict(draft_plan) | {"update": number, "weight": weights.get(draft_plan.rollout_id, 0.0)}
             members.append(Member(**fixed))
     return members
 
@@ -208,9 +208,9 @@ def _denominators(members: Sequence[Member]) -> list[dict[str, int]]:
     ]
 
 
-async def state(connection: AsyncConnection, run_id: str, step: int) -> BatchState | None:
+async def plan_state(connection: AsyncConnection, run_id: str, step: int) -> BatchState | None:
     found = (
-        await connection.execute(select(Batch.state).where(Batch.run_id == run_id, Batch.step == step))
+        await connection.execute(select(BatchTable.state).where(BatchTable.run_id == run_id, BatchTable.step == step))
     ).scalar_one_or_none()
     return BatchState(found) if found else None
 
@@ -218,8 +218,10 @@ async def state(connection: AsyncConnection, run_id: str, step: int) -> BatchSta
 # ---------------------------------------------------------------- reading it back
 
 
-async def load_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
-    row = (await connection.execute(select(Batch).where(Batch.run_id == run_id, Batch.step == step))).one_or_none()
+async def load_plan_row(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
+    row = (
+        await connection.execute(select(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == step))
+    ).one_or_none()
     if row is None:
         return None
     return Plan(step, [Member(**member) for member in row.members], row.knobs["min_policy_step"], row.knobs, row.seed)
@@ -230,7 +232,7 @@ async def load_sequences(
 ) -> list[TrainingSequence]:
     """Every chain with a trained token of these rollouts, in order of (rollout, chain); two queries whatever their number."""
     sequences = []
-    for chain in await chains.read(connection, rollout_ids):
+    for chain in await chains.read_chains(connection, rollout_ids):
         mask = chain.trained & (chain.policy_steps >= min_policy_step)
         if not mask.any():
             continue

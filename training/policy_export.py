@@ -12,10 +12,14 @@ from transformers import AutoModelForCausalLM
 from engine import policy_files
 from training import checkpoint
 from training.learner import published_state
-from training.policy_model import Policy
+from training.policy_model import TrainablePolicy
 
 
 def export_checkpoint(model_path: Path, uri: str, directory: Path) -> None:
     """`model_path`: the directory that the run started from. Raises ValueError where the checkpoint is another model's."""
-    policy = Policy(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, local_files_only=True))
-    policy_files.publish(published_state(checkpoint.load_weights(policy, uri), model_path), model_path, directory)
+    policy = TrainablePolicy(
+        AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, local_files_only=True)
+    )
+    policy_files.publish_policy(
+        published_state(checkpoint.load_weights(policy, uri), model_path), model_path, directory
+    )

@@ -125,7 +125,7 @@ def _logits(hidden_mH: Tensor, weight_VH: Tensor, temperature: float, wide: bool
     return logits_mV if temperature == 1.0 else logits_mV / temperature
 
 
-class Policy(nn.Module):
+class TrainablePolicy(nn.Module):
     """`model` is any causal language model of transformers; its parameters keep their names behind the prefix `model.`."""
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
@@ -184,7 +184,7 @@ def choose_packing(wanted: str, settings: Any) -> Packing:
     return wanted  # type: ignore[return-value]
 
 
-def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[Policy, Packing]:
+def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[TrainablePolicy, Packing]:
     """The master weights in float32, checked against transformers' own logits. Raises ValueError for an architecture whose logits are not
     its output embedding of the last hidden state, or that cannot be packed as asked.
     """
@@ -192,11 +192,11 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[Po
     training = config.training
     packing = choose_packing(training.packing, AutoConfig.from_pretrained(path, local_files_only=True))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).to(device)
-    policy = Policy(model, training.fp32_head)
+    policy = TrainablePolicy(model, training.fp32_head)
     with torch.no_grad():
         expected = _plain_logprobs(model, device)
         if packing != "padded":
-            attention.register()
+            attention.register_segment_attention()
             model.set_attn_implementation(attention.NAME)
             delta_net.fork_states(model)
         _check(policy, packing, expected, path, device)
@@ -212,7 +212,7 @@ def _plain_logprobs(model: Any, device: torch.device) -> Tensor:
     return found
 
 
-def _check(policy: Policy, packing: Packing, expected: Tensor, path: Path, device: torch.device) -> None:
+def _check(policy: TrainablePolicy, packing: Packing, expected: Tensor, path: Path, device: torch.device) -> None:
     """Our logprobs of a short chain, in a forest cut in three by a sibling, against the model's own."""
     half, whole = _CHECKED_TOKENS // 2, _CHECKED_TOKENS
     ids_1T = torch.arange(whole, device=device)[None]
@@ -239,7 +239,7 @@ def _check(policy: Policy, packing: Packing, expected: Tensor, path: Path, devic
         )
 
 
-def shard(policy: Policy, device: torch.device, world_size: int, dtype: torch.dtype) -> Policy:
+def shard_policy(policy: TrainablePolicy, device: torch.device, world_size: int, dtype: torch.dtype) -> TrainablePolicy:
     """FSDP2 over all ranks; a world of one goes through it as well, so there is one code path. Computes in `dtype`, reduces in float32."""
     mesh = init_device_mesh(device.type, (world_size,))
     precision = (
@@ -271,7 +271,7 @@ def _head_size(settings: Any) -> int:
 
 
 @dataclass(slots=True, frozen=True)
-class Work:
+class ForwardWork:
     """FLOPs of both passes, as the field counts them: 6 per weight and token, 12 per layer, head dimension and attended pair.
 
     `body`: weights that every computed token meets; the embedding is a look-up. `head`: those of the output layer, which only predicted
@@ -283,7 +283,7 @@ class Work:
     per_pair: int
 
     @classmethod
-    def of(cls, policy: Policy) -> Work:
+    def of(cls, policy: TrainablePolicy) -> ForwardWork:
         settings = policy.model.config
         embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
         total = sum(parameter.numel() for parameter in policy.parameters())

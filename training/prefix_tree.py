@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.int32]
+TokenIds = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,12 +42,12 @@ class PrefixTree:
     nodes: list[npt.NDArray[np.int64]]
 
 
-def depth_first(chains: Sequence[Ids]) -> list[int]:
+def depth_first(chains: Sequence[TokenIds]) -> list[int]:
     """An order of the chains in which those with a common prefix are neighbours: lexicographic."""
     return sorted(range(len(chains)), key=lambda number: chains[number].astype(">i4").tobytes())
 
 
-def shared_tokens(one: Ids, other: Ids) -> int:
+def shared_tokens(one: TokenIds, other: TokenIds) -> int:
     """Length of the common prefix."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
@@ -57,7 +57,7 @@ def shared_tokens(one: Ids, other: Ids) -> int:
 class _Builder:
     """Chains in depth-first order → segments; ranges of chains wait on a stack instead of in recursive calls."""
 
-    def __init__(self, chains: Sequence[Ids], shared: Sequence[int]) -> None:
+    def __init__(self, chains: Sequence[TokenIds], shared: Sequence[int]) -> None:
         self.chains, self.shared = chains, shared
         self.starts: list[tuple[int, int, int, int]] = []  # start, end, position, parent
         self.paths: list[list[int]] = [[] for _ in chains]
@@ -101,7 +101,7 @@ class _Builder:
         ]
 
 
-def build_tree(chains: Sequence[Ids], shared: Sequence[int]) -> PrefixTree:
+def build_tree(chains: Sequence[TokenIds], shared: Sequence[int]) -> PrefixTree:
     """Of chains in depth-first order, none empty; `shared`: the prefix of each with the one before it, 0 keeps them apart."""
     builder = _Builder(chains, shared)
     builder.build()

@@ -22,12 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import learners
 from ratchet.store.database import Database
-from training.learner_commits import Lease
+from training.learner_commits import RunLease
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
-T = TypeVar("T")
-Work = Callable[[AsyncConnection], Awaitable[T]]
+_T = TypeVar("_T")
+_Work = Callable[[AsyncConnection], Awaitable[_T]]
 
 _HEARTBEAT_SECONDS = 5.0
 _PLAN_TIMEOUT = timedelta(days=30)
@@ -46,25 +46,25 @@ class RankSettings:
     tensorboard: Path | None = None
 
 
-class Store:
+class BlockingStore:
     """Transactions for a thread without an event loop of its own; an outage of Postgres is waited out."""
 
     def __init__(self, url: str) -> None:
         self.runner = asyncio.Runner()
         self.database = Database(url, pool_size=1)
 
-    def do(self, work: Work[T]) -> T:
+    def do(self, work: _Work[_T]) -> _T:
         """Runs `work` in a transaction, again until it is known to have committed: it must be harmless to run twice."""
         delay = 0.2
         while True:
             try:
                 return self.runner.run(self._transaction(work))
             except StoreUnavailableError as error:
-                log.warning("waiting for postgres", reason=str(error)[:200])
+                _LOG.warning("waiting for postgres", reason=str(error)[:200])
                 time.sleep(delay)
                 delay = min(delay * 2, 5.0)
 
-    async def _transaction(self, work: Work[T]) -> T:
+    async def _transaction(self, work: _Work[_T]) -> _T:
         async with self.database.begin() as connection:
             return await work(connection)
 
@@ -73,10 +73,10 @@ class Store:
         self.runner.close()
 
 
-class Heart:
+class HeartbeatThread:
     """Writes the learner's row every few seconds from its own thread, so that a long step is not taken for a dead one."""
 
-    def __init__(self, settings: RankSettings, lease: Lease, world_size: int) -> None:
+    def __init__(self, settings: RankSettings, lease: RunLease, world_size: int) -> None:
         self.settings, self.lease, self.world_size = settings, lease, world_size
         self.phase, self.step = "loading the model", lease.step
         self.changed, self.stopped = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ class Heart:
         self.changed.set()
 
     def _beat(self) -> None:
-        store = Store(self.settings.database_url)
+        store = BlockingStore(self.settings.database_url)
         last = False
         while not last:
             self.changed.clear()
@@ -100,7 +100,7 @@ class Heart:
     async def _write(self, connection: AsyncConnection) -> bool:
         details = {"pid": os.getpid()}
         lease = self.lease
-        return await learners.heartbeat(
+        return await learners.heartbeat_learner(
             connection, lease.run_id, lease.epoch, self.world_size, self.phase, self.step, details
         )
 
@@ -126,12 +126,12 @@ def lost_peer(error: Exception) -> bool:
 class Ranks:
     """What rank 0 does for all: its result, or that it was fenced, is the same on every rank."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BlockingStore) -> None:
         self.store = store
         # On the CPU even where gradients go over NCCL: a rank that waits for hours must not spin on a GPU.
         self.group = dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], _T]) -> _T:
         """`work` on rank 0 only. Raises FencedError on every rank where it did there."""
         box: list[Any] = [None, None]
         if dist.get_rank() == 0:
@@ -144,5 +144,5 @@ class Ranks:
             raise FencedError(box[1])
         return box[0]  # type: ignore[no-any-return]
 
-    def write(self, work: Work[T]) -> T:
+    def write(self, work: _Work[_T]) -> _T:
         return self.together(lambda: self.store.do(work))

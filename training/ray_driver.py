@@ -29,14 +29,14 @@ from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import checkpoints, learners, runs
 from training import checkpoint, group_selection, learner_commits, planner
-from training.learner import Learner
-from training.learner_commits import Lease
+from training.learner import RankLearner
+from training.learner_commits import RunLease
 from training.metrics import alarms, group_metrics, sequence_metrics, speed_metrics
 from training.plan_types import Plan, TrainingSequence
-from training.rank_runtime import Heart, Ranks, RankSettings, Store, lost_peer
-from training.weight_broadcast import NcclGroup, Push
+from training.rank_runtime import BlockingStore, HeartbeatThread, Ranks, RankSettings, lost_peer
+from training.weight_broadcast import NcclBroadcastGroup, WeightBroadcast
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _POLL_SECONDS = 0.2
 
@@ -48,29 +48,29 @@ def train_rank(settings: RankSettings, after: Callable[[str, int], None] = lambd
     tests die there.
     """
     torch.set_num_threads(settings.num_threads)
-    store = Store(settings.database_url)
+    store = BlockingStore(settings.database_url)
     try:
         ranks = Ranks(store)
         lease = ranks.write(lambda connection: learner_commits.take_lease(connection, settings.run_id))
-        heart = Heart(settings, lease, dist.get_world_size())
+        heart = HeartbeatThread(settings, lease, dist.get_world_size())
         with heart.beating(dist.get_rank() == 0):
             try:
                 _Loop(settings, ranks, lease, heart, after).run()
             except ValueError as error:
                 # A config, model or batch that cannot be trained on, seen by every rank alike: starting again would not help.
                 reason = f"the learner cannot go on: {error}"
-                ranks.write(lambda connection: learner_commits.pause(connection, lease, reason))
-                log.error("learner stops", run=settings.run_id, reason=reason)
+                ranks.write(lambda connection: learner_commits.pause_run(connection, lease, reason))
+                _LOG.error("learner stops", run=settings.run_id, reason=reason)
             except (FencedError, StoreUnavailableError):
                 raise
             except Exception as error:
                 # The code's own, perhaps of this rank alone: the others wait in a collective, so it acts by itself and ends all by its end.
                 if not lost_peer(error):
                     reason = f"the learner failed {learner_commits.MAX_FAILURES} times: {_words(error)}"
-                    store.do(lambda connection: learner_commits.fail(connection, lease, heart.world_size, reason))
+                    store.do(lambda connection: learner_commits.fail_run(connection, lease, heart.world_size, reason))
                 raise
     except FencedError as error:
-        log.info("learner stops", run=settings.run_id, reason=str(error))
+        _LOG.info("learner stops", run=settings.run_id, reason=str(error))
     finally:
         store.close()
 
@@ -84,7 +84,12 @@ class _Loop:
     """Steps from the checkpoint to the last one of the run."""
 
     def __init__(
-        self, settings: RankSettings, ranks: Ranks, lease: Lease, heart: Heart, after: Callable[[str, int], None]
+        self,
+        settings: RankSettings,
+        ranks: Ranks,
+        lease: RunLease,
+        heart: HeartbeatThread,
+        after: Callable[[str, int], None],
     ) -> None:
         self.settings, self.ranks, self.store, self.lease, self.heart, self.after = (
             settings,
@@ -102,20 +107,20 @@ class _Loop:
 
             self.board = SummaryWriter(str(settings.tensorboard / lease.run_id), filename_suffix=f".e{lease.epoch}")
         self.config, model_path, self.stored = self.store.do(self._run)
-        self.learner = Learner(model_path, self.config)
+        self.learner = RankLearner(model_path, self.config)
         self.push = self._make_push()
         if lease.uri is not None:
             self._announce_change()
             self.learner.load(lease.uri)
 
-    def _make_push(self) -> Push | None:
+    def _make_push(self) -> WeightBroadcast | None:
         """None where engines read files. The same on every rank."""
         if self.config.training.weight_transport == "disk" or self.stored:
             return None
         if self.learner.device.type != "cuda":
             raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
         try:
-            return Push(NcclGroup(self.learner.device.index), self.settings.policies)
+            return WeightBroadcast(NcclBroadcastGroup(self.learner.device.index), self.settings.policies)
         except ImportError as error:
             raise ValueError(
                 f"training.weight_transport: nccl needs vLLM where the learner runs ({error}); use disk"
@@ -123,11 +128,11 @@ class _Loop:
 
     def _announce_change(self) -> None:
         """Bit by bit a replay is the same only at equal world size and threads."""
-        rows = self.store.do(lambda connection: checkpoints.list_of(connection, self.lease.run_id))
+        rows = self.store.do(lambda connection: checkpoints.list_checkpoints(connection, self.lease.run_id))
         now = {"world_size": dist.get_world_size(), "num_threads": self.settings.num_threads}
         before = [{name: getattr(row, name) for name in now} for row in rows if row.step == self.lease.step]
         if before and before[0] != now:
-            log.warning(
+            _LOG.warning(
                 "the learner's size has changed: replayed steps are equal in contents, not in bits",
                 before=before[0],
                 now=now,
@@ -137,7 +142,7 @@ class _Loop:
         """The run's config; its initial weights: version 0's own copy, which outlives what the user named; whether another run's groups
         are trained on.
         """
-        row = await runs.get(connection, self.lease.run_id)
+        row = await runs.get_run(connection, self.lease.run_id)
         first = await runs.newest_version(connection, self.lease.run_id, 0)
         assert row is not None
         return (
@@ -148,7 +153,7 @@ class _Loop:
 
     def run(self) -> None:
         step = self.lease.step
-        log.info("learner ready", run=self.lease.run_id, epoch=self.lease.epoch, step=step, rank=self.learner.rank)
+        _LOG.info("learner ready", run=self.lease.run_id, epoch=self.lease.epoch, step=step, rank=self.learner.rank)
         while step < self.config.training.steps:
             step += 1
             self.heart.say("waiting for a plan", step)
@@ -178,13 +183,15 @@ class _Loop:
         while True:
             if self.saving is not None and self.saving.done():
                 return None
-            planned = self.store.do(lambda connection: learners.is_planned(connection, lease.run_id, lease.epoch, step))
+            planned = self.store.do(
+                lambda connection: learners.is_step_planned(connection, lease.run_id, lease.epoch, step)
+            )
             if planned is None:
                 raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
             if planned:
                 break
             time.sleep(_POLL_SECONDS)
-        plan = self.store.do(lambda connection: planner.load_plan(connection, lease.run_id, step))
+        plan = self.store.do(lambda connection: planner.load_plan_row(connection, lease.run_id, step))
         assert plan is not None, "a plan row is never deleted"
         return plan
 
@@ -221,7 +228,7 @@ class _Loop:
         self._ring(step, metrics)
         try:
             self.ranks.write(
-                lambda connection: learner_commits.publish(
+                lambda connection: learner_commits.record_published(
                     connection, self.lease, step, directory, files, metrics, canary
                 )
             )
@@ -241,14 +248,14 @@ class _Loop:
         try:
             self.store.runner.run(self.push.send(self.store.database, version, self.config.engine.keep_cache))
         except StoreUnavailableError as error:
-            log.warning("weights not sent", version=version.version, reason=str(error))
+            _LOG.warning("weights not sent", version=version.version, reason=str(error))
 
     def _retire(self, directory: Path) -> None:
         """Files of versions that nobody will ask for again, and of those that were written and never published."""
         number = self.config.training.kept_versions
         if number is not None:
-            kept = self.ranks.write(lambda connection: learner_commits.retire(connection, self.lease, number))
-            self.ranks.together(lambda: checkpoint.discard(directory, kept, self.lease.epoch))
+            kept = self.ranks.write(lambda connection: learner_commits.retire_versions(connection, self.lease, number))
+            self.ranks.together(lambda: checkpoint.discard_checkpoint(directory, kept, self.lease.epoch))
 
     def _context(self, plan: Plan, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         groups = self.store.do(
@@ -261,7 +268,7 @@ class _Loop:
         if self.learner.rank != 0:
             return
         for name, meaning in alarms(metrics).items():
-            log.warning("alarm", alarm=name, run=self.lease.run_id, step=step, meaning=meaning)
+            _LOG.warning("alarm", alarm=name, run=self.lease.run_id, step=step, meaning=meaning)
             metrics[f"alarm_{name}"] = 1.0
         self._show(step, metrics)
 
@@ -274,7 +281,7 @@ class _Loop:
     def _refuse(self, step: int) -> None:
         """The step is refused, the batch kept, the run paused with the reason. When it is resumed, a new learner replays."""
         reason = f"step {step}: the gradient is not finite; its batch is kept and no weights were published"
-        self.ranks.write(lambda connection: learner_commits.pause(connection, self.lease, reason))
+        self.ranks.write(lambda connection: learner_commits.pause_run(connection, self.lease, reason))
         raise FencedError(f"run {self.lease.run_id} is paused: {reason}")
 
     def _checkpoint(self, step: int) -> None:
@@ -291,7 +298,7 @@ class _Loop:
         if self.saving is None:
             return
         step, uri = self.saving.step, self.saving.uri
-        checkpoint.wait(self.saving.future)
+        checkpoint.wait_for_save(self.saving.future)
         took = {
             "checkpoint_blocked_seconds": self.saving.blocked_seconds,
             "checkpoint_seconds": time.monotonic() - self.saving.started,
@@ -301,14 +308,16 @@ class _Loop:
         size, threads = self.learner.world_size, self.settings.num_threads
         try:
             kept = self.ranks.write(
-                lambda connection: learner_commits.commit(connection, self.lease, step, uri, size, threads, took)
+                lambda connection: learner_commits.commit_checkpoint(
+                    connection, self.lease, step, uri, size, threads, took
+                )
             )
         except FencedError:
             shutil.rmtree(uri, ignore_errors=True)
             raise
         self.after("commit", step)
         self._show(step, took)
-        self.ranks.together(lambda: checkpoint.discard(Path(uri).parent, kept, self.lease.epoch))
+        self.ranks.together(lambda: checkpoint.discard_checkpoint(Path(uri).parent, kept, self.lease.epoch))
 
 
 @dataclass(slots=True, frozen=True)

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError
 from ratchet.store import samples
 from ratchet.store.samples import Sample
-from ratchet.store.schema import Run
+from ratchet.store.schema import RunTable
 from ratchet.types import AgentExit
 
 _STATUS = {
@@ -33,7 +33,7 @@ _PARQUET_ROWS = 64
 Decode = Callable[[list[int]], str]
 
 
-def fields(sample: Sample, decode: Decode) -> dict[str, Any]:
+def sample_fields(sample: Sample, decode: Decode) -> dict[str, Any]:
     """slime's names, arrays as numpy. `tokens` is the whole chain; masks and logprobs are those of its last `response_length` tokens,
     which follow the first prompt. The texts are for reading only."""
     chain, prompt = sample.chain, sample.prompt_length
@@ -68,7 +68,9 @@ async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) 
     with _fresh(path).open("wb") as file:
         async for sample in found:
             file.write(
-                orjson.dumps(fields(sample, decode), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+                orjson.dumps(
+                    sample_fields(sample, decode), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+                )
             )
             number += 1
     return _done(path, number)
@@ -84,7 +86,7 @@ async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, pa
             for name, value in values.items()
         }
 
-    rows = [tensors(fields(sample, decode)) async for sample in found]
+    rows = [tensors(sample_fields(sample, decode)) async for sample in found]
     torch.save({"rollout_id": step, "samples": rows}, _fresh(path))
     return _done(path, len(rows))
 
@@ -107,7 +109,7 @@ async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path
 
 
 def _parquet_row(sample: Sample, decode: Decode) -> dict[str, Any]:
-    values = fields(sample, decode)
+    values = sample_fields(sample, decode)
     whole = {"input_ids": values.pop("tokens"), "completion_mask": sample.chain.trained.astype(np.int8)}
     values["completion"] = values.pop("response")
     values["metadata"] = orjson.dumps(values["metadata"]).decode()
@@ -161,22 +163,22 @@ async def export_run(
     connection: AsyncConnection, run_id: str, formats: Sequence[str], out: Path | None = None
 ) -> dict[Path, int]:
     """Files written, with the number of samples in each. Raises ConfigError where there is no such run."""
-    run = (await connection.execute(select(Run).where(Run.run_id == run_id))).one_or_none()
+    run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one_or_none()
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
     decode, written = _decoder(Path(run.model_path)), dict[Path, int]()
     if "jsonl" in formats:
         written[out / "samples.jsonl"] = await write_jsonl(
-            samples.of_run(connection, run_id), decode, out / "samples.jsonl"
+            samples.samples_of_run(connection, run_id), decode, out / "samples.jsonl"
         )
     if "parquet" in formats:
         written[out / "samples.parquet"] = await write_parquet(
-            samples.of_run(connection, run_id), decode, out / "samples.parquet"
+            samples.samples_of_run(connection, run_id), decode, out / "samples.parquet"
         )
-    for step in await samples.steps(connection, run_id) if "pt" in formats else []:
+    for step in await samples.planned_steps(connection, run_id) if "pt" in formats else []:
         path = out / "rollout_dumps" / f"rollout_{step}.pt"
-        written[path] = await write_dump(samples.of_step(connection, run_id, step), decode, step, path)
+        written[path] = await write_dump(samples.samples_of_step(connection, run_id, step), decode, step, path)
     return written
 
 

@@ -21,7 +21,7 @@ from ratchet.errors import BugError, StoreUnavailableError
 from ratchet.store import learners, runs
 from ratchet.store.database import Database
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _URL = "RATCHET_DATABASE_URL"
 _POLL_SECONDS = 1.0
@@ -48,7 +48,7 @@ def default_workers(config: RunConfig) -> int:
 # ---------------------------------------------------------------- the driver's process
 
 
-def drive(run_id: str, url: str, service_pid: int) -> None:
+def drive_run(run_id: str, url: str, service_pid: int) -> None:
     """The driver of one run; dies with its service, and Ray ends the ranks of a driver that has died."""
     _die_with(service_pid)
     for name, value in _RAY.items():
@@ -74,7 +74,7 @@ async def _config(run_id: str, url: str) -> RunConfig:
     async with Database(url, pool_size=1) as database:
         await database.wait()
         async with database.begin() as connection:
-            row = await runs.get(connection, run_id)
+            row = await runs.get_run(connection, run_id)
     if row is None:
         raise BugError(f"run {run_id} does not exist")
     return RunConfig.model_validate(row.config)
@@ -83,7 +83,7 @@ async def _config(run_id: str, url: str) -> RunConfig:
 # ---------------------------------------------------------------- the service
 
 
-async def run_service(url: str) -> None:
+async def run_learner_service(url: str) -> None:
     """Until SIGTERM. A driver that dies is started again while its run needs one, with a capped backoff."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,9 +95,9 @@ async def run_service(url: str) -> None:
     while not stopping.is_set():
         try:
             async with database.begin() as connection:
-                wanted = await learners.wanted(connection)
+                wanted = await learners.runs_wanting_learner(connection)
         except StoreUnavailableError as error:
-            log.warning("waiting for postgres", reason=str(error)[:200])
+            _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}
         for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:
             keepers.pop(run_id).result()
@@ -126,17 +126,17 @@ async def _keep(run_id: str, url: str) -> None:
     """Restarts the driver until it ends by itself."""
     backoff = 1.0
     while True:
-        log.info("driver starts", run=run_id)
+        _LOG.info("driver starts", run=run_id)
         command = [sys.executable, "-m", "training.service", run_id, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(*command, env={**os.environ, _URL: url})
         try:
             if await process.wait() == 0:
-                log.info("driver ended", run=run_id)
+                _LOG.info("driver ended", run=run_id)
                 return
         except asyncio.CancelledError:
             await _end(process)
             raise
-        log.warning("driver died", run=run_id, code=process.returncode)
+        _LOG.warning("driver died", run=run_id, code=process.returncode)
         await asyncio.sleep(backoff)
         backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
@@ -154,4 +154,4 @@ async def _end(process: Process) -> None:
 
 
 if __name__ == "__main__":
-    drive(sys.argv[1], os.environ[_URL], int(sys.argv[2]))
+    drive_run(sys.argv[1], os.environ[_URL], int(sys.argv[2]))

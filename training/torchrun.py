@@ -16,7 +16,7 @@ from training.rank_runtime import RankSettings
 from training.ray_driver import train_rank
 
 
-def main() -> None:
+def run_torchrun() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_id")
     parser.add_argument("--threads", type=int, default=1, help="of each rank, on a CPU")
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_torchrun()

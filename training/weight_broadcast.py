@@ -22,15 +22,15 @@ import structlog
 
 from engine.client import EngineClient
 from engine.policy_files import weight_files
-from engine.vllm_plugin import tensors
-from engine.weight_update import bring, from_files
+from engine.vllm_plugin import read_tensors
+from engine.weight_update import load_from_files, update_engine
 from ratchet.errors import RatchetError
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
-from ratchet.store.schema import PolicyVersion
+from ratchet.store.schema import PolicyVersionTable
 
-log = structlog.get_logger()
+_LOG = structlog.get_logger()
 
 _JOIN_SECONDS = 45
 """Engines generate nothing from the moment they are told to join until all have: less than the time limit of their next pause."""
@@ -40,7 +40,7 @@ _GRACE_SECONDS = 10.0
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-class Group(Protocol):
+class BroadcastGroup(Protocol):
     """The sending end; its calls block."""
 
     def open(self, address: str, port: int, world_size: int) -> None:
@@ -53,7 +53,7 @@ class Group(Protocol):
         """Also from another thread, while a broadcast hangs."""
 
 
-class NcclGroup:
+class NcclBroadcastGroup:
     """Rank 0, on a GPU that no engine uses: NCCL refuses two ranks on one. Raises ImportError where vLLM is not installed."""
 
     def __init__(self, device: int) -> None:
@@ -81,7 +81,7 @@ class NcclGroup:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         torch.cuda.set_device(self.device)
-        on_gpu = ((name, tensor.to("cuda")) for name, tensor in tensors(files))
+        on_gpu = ((name, tensor.to("cuda")) for name, tensor in read_tensors(files))
         packed_nccl_broadcast_producer(
             iterator=on_gpu, group=self.communicator, src=0, post_iter_func=lambda item: item[1]
         )
@@ -92,18 +92,18 @@ class NcclGroup:
             self.communicator = None
 
 
-class Push:
+class WeightBroadcast:
     """Keeps the group while the same engines are there, makes a new one where they are others, and gives up for good after a group or a
     broadcast that failed: its cause seldom goes away, and each try keeps engines from their work.
     """
 
-    def __init__(self, group: Group, root: Path) -> None:
+    def __init__(self, group: BroadcastGroup, root: Path) -> None:
         """`root`: the directory below which policies are published, as this machine sees it."""
         self.group, self.root = group, root
         self.members: list[tuple[int, Any]] = []
         self.given_up = False
 
-    async def send(self, database: Database, version: PolicyVersion, keep_cache: bool) -> None:
+    async def send(self, database: Database, version: PolicyVersionTable, keep_cache: bool) -> None:
         """Every ready engine serves `version` afterwards, or is left to `learn.sync` and its wrapper. Raises StoreUnavailableError alone."""
         if self.given_up:
             return
@@ -118,7 +118,7 @@ class Push:
                 await self._join(found, sizes)
                 await self._send(found, database, version, keep_cache)
         except Exception as error:  # whatever it is, the files are there
-            log.error(
+            _LOG.error(
                 "weights are no longer sent; the engines read the files", version=version.version, reason=repr(error)
             )
             self.given_up = True
@@ -155,7 +155,7 @@ class Push:
         self.members = members
 
     async def _send(
-        self, found: Sequence[EngineRow], database: Database, version: PolicyVersion, keep_cache: bool
+        self, found: Sequence[EngineRow], database: Database, version: PolicyVersionTable, keep_cache: bool
     ) -> None:
         files = [Path(version.uri) / file["name"] for file in weight_files(version.files)]
         names, dtypes, shapes = described(files)
@@ -172,13 +172,13 @@ class Push:
             if await asyncio.shield(all_begun):
                 await client.receive(names, dtypes, shapes)
             else:
-                await from_files(version, self.root)(client)
+                await load_from_files(version, self.root)(client)
 
         async def take(engine: EngineRow) -> None:
             try:
-                await bring(database, engine, version, receive, keep_cache)
+                await update_engine(database, engine, version, receive, keep_cache)
             except Exception as error:  # one engine's trouble is not the others'
-                log.warning("weights not sent", engine=engine.address, version=version.version, reason=repr(error))
+                _LOG.warning("weights not sent", engine=engine.address, version=version.version, reason=repr(error))
                 if not one_failed.done():
                     one_failed.set_result(None)
                 if not all_begun.done():

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.admission import AdmitActivities
     from ratchet.grading_payloads import AdmissionInput, AdmitInput, AdmitPage, AdmitResult, TrialInput, TrialResult
-    from workflows.options import FIRST_STAGE, cause, perform
+    from workflows.options import FIRST_STAGE, failure_cause, run_activity
 
 PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
 
@@ -24,7 +24,7 @@ class AdmitTasks:
     @workflow.run
     async def run(self, input: AdmitInput) -> AdmitResult:
         counts = {"admitted": 0, "quarantined": 0, **input.counts}
-        page = await perform(AdmitActivities.admit_page, input, FIRST_STAGE)
+        page = await run_activity(AdmitActivities.admit_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
         for admitted in await asyncio.gather(
             *(self._examine(input, page, task_id, label, window) for task_id, label in page.tasks)
@@ -48,15 +48,15 @@ class AdmitTasks:
                 if any(trial.error for trial in trials):
                     break
         decision = AdmissionInput(task_id=task_id, trials=trials)
-        return (await perform(AdmitActivities.record_admission, decision, page.record)).admitted
+        return (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted
 
     async def _trial(self, trial: TrialInput, page: AdmitPage, label: str) -> TrialResult:
         try:
-            return await perform(
+            return await run_activity(
                 AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} patch of {label}"
             )
         except ActivityError as error:
-            kind, reason = cause(error)
+            kind, reason = failure_cause(error)
             if kind == "Cancelled":
                 raise
             return TrialResult(patch=trial.patch, error=reason)

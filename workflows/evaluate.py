@@ -12,7 +12,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.run_lifecycle import RunActivities
     from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
-    from workflows.options import FIRST_STAGE, perform
+    from workflows.options import FIRST_STAGE, run_activity
     from workflows.rollout_group import run_with_replacements
 
 
@@ -20,10 +20,10 @@ with workflow.unsafe.imports_passed_through():
 class Evaluate:
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
-        plan = await perform(RunActivities.begin_evaluation, input, FIRST_STAGE)
+        plan = await run_activity(RunActivities.begin_evaluation, input, FIRST_STAGE)
         window = asyncio.Semaphore(plan.window)
         await asyncio.gather(*(self._member(input, plan, member, window) for member in plan.members))
-        return await perform(RunActivities.end_evaluation, input, plan.stages["record"])
+        return await run_activity(RunActivities.end_evaluation, input, plan.stages["record"])
 
     async def _member(
         self, input: EvaluateInput, plan: EvaluateMembers, member: StartedMember, window: asyncio.Semaphore

@@ -36,11 +36,11 @@ FIRST_STAGE = StageOptions(
 )
 
 
-A = TypeVar("A")
-T = TypeVar("T")
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Runs `work` to its end, however often this workflow is cancelled meanwhile; the cancellation is raised afterwards."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -64,7 +64,7 @@ class ActivityArguments(TypedDict, total=False):
     summary: str | None
 
 
-def stage(options: StageOptions, summary: str | None = None) -> ActivityArguments:
+def activity_options(options: StageOptions, summary: str | None = None) -> ActivityArguments:
     """Arguments of `workflow.execute_activity`; schedule-to-start is never set: a queue may be long."""
     return {
         "task_queue": options.queue,
@@ -81,19 +81,19 @@ def stage(options: StageOptions, summary: str | None = None) -> ActivityArgument
     }
 
 
-async def perform(
-    method: Callable[[Any, A], Awaitable[T]],
-    argument: A,
+async def run_activity(
+    method: Callable[[Any, ArgumentT], Awaitable[ResultT]],
+    argument: ArgumentT,
     options: StageOptions,
     summary: str | None = None,
     keep: bool = False,
-) -> T:
+) -> ResultT:
     """Runs an activity and returns its result.
 
     Where an activity ends well while its workflow is being cancelled, the SDK hands over the result and forgets the cancellation: it is
     raised here. `keep`: the result counts for more, and whoever asked looks for the cancellation himself (`stop_if_cancelled`).
     """
-    result: T = await workflow.execute_activity_method(method, argument, **stage(options, summary))
+    result: ResultT = await workflow.execute_activity_method(method, argument, **activity_options(options, summary))
     if not keep:
         stop_if_cancelled()
     return result
@@ -109,7 +109,7 @@ def grading_boot(stages: Mapping[str, StageOptions]) -> StageOptions:
     return stages["boot"].model_copy(update={"queue": stages["grade"].queue})
 
 
-def attributes(
+def search_attributes(
     run: str, task: str | None = None, harness: str | None = None, step: int | None = None
 ) -> TypedSearchAttributes:
     pairs: list[SearchAttributePair[Any]] = [SearchAttributePair(RUN, run)]
@@ -132,7 +132,9 @@ class ChildArguments(TypedDict, total=False):
     static_summary: str
 
 
-def child(workflow_id: str, attributes: TypedSearchAttributes, summary: str, abandon: bool = False) -> ChildArguments:
+def child_options(
+    workflow_id: str, attributes: TypedSearchAttributes, summary: str, abandon: bool = False
+) -> ChildArguments:
     """Arguments of `workflow.start_child_workflow`. The SDK's own close policy would terminate children without clean-up.
 
     `abandon`: the child outlives its parent, which matters at continue-as-new (the close policy is applied there, too).
@@ -150,11 +152,11 @@ def child(workflow_id: str, attributes: TypedSearchAttributes, summary: str, aba
     }
 
 
-def cause(error: ActivityError | ChildWorkflowError) -> tuple[str, str]:
+def failure_cause(error: ActivityError | ChildWorkflowError) -> tuple[str, str]:
     """(class name, message) of what ended an activity or a child; `Cancelled` and `TimedOut` for Temporal's own reasons."""
     inner = error.cause
     if isinstance(inner, ActivityError):  # of the child's own
-        return cause(inner)
+        return failure_cause(inner)
     if isinstance(inner, CancelledError):
         return "Cancelled", "cancelled"
     if isinstance(inner, TimeoutError):

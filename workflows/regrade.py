@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult
     from ratchet.payloads import StageInput
     from ratchet.types import SandboxRole
-    from workflows.options import FIRST_STAGE, cause, grading_boot, perform
+    from workflows.options import FIRST_STAGE, failure_cause, grading_boot, run_activity
 
 _NOTHING = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
 
@@ -27,7 +27,7 @@ class Regrade:
     @workflow.run
     async def run(self, input: RegradeInput) -> RegradeResult:
         counts = {**_NOTHING, **input.counts}
-        page = await perform(RegradeActivities.regrade_page, input, FIRST_STAGE)
+        page = await run_activity(RegradeActivities.regrade_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
         for result in await asyncio.gather(*(self._patch(input, page, patch, window) for patch in page.patches)):
             counts["rollouts"] += 1
@@ -47,14 +47,14 @@ class Regrade:
         async with window:
             given = [await self._grade(input, page, patch, repeat) for repeat in range(input.repeats)]
             work = StageInput(rollout_id=rollout_id, attempt=attempt)
-            await perform(BootActivities.release, work, page.stages["release"], keep=True)
+            await run_activity(BootActivities.release, work, page.stages["release"], keep=True)
         settled = RegradedInput(
             rollout_id=rollout_id,
             patch_id=patch_id,
             grade_ids=[grade for grade in given if grade is not None],
             adopt=input.adopt,
         )
-        return await perform(RegradeActivities.settle_regrade, settled, page.stages["record"], keep=True)
+        return await run_activity(RegradeActivities.settle_regrade, settled, page.stages["record"], keep=True)
 
     async def _grade(
         self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], repeat: int
@@ -71,10 +71,10 @@ class Regrade:
         )
         for _ in range(page.grade_tries):
             try:
-                box = await perform(BootActivities.boot, wanted, grading_boot(page.stages))
+                box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
                 work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
-                return (await perform(GradeActivities.grade, work, page.stages["grade"], keep=True)).grade_id
+                return (await run_activity(GradeActivities.grade, work, page.stages["grade"], keep=True)).grade_id
             except ActivityError as error:
-                if cause(error)[0] == "Cancelled":
+                if failure_cause(error)[0] == "Cancelled":
                     raise
         return None

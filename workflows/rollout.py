@@ -24,10 +24,10 @@ with workflow.unsafe.imports_passed_through():
     from activities.workspace import WorkspaceActivities
     from ratchet.payloads import (
         AgentResult,
-        Box,
         Claim,
         FinaliseInput,
         GradeResult,
+        LiveSandbox,
         RolloutInput,
         RolloutResult,
         StageInput,
@@ -38,11 +38,11 @@ with workflow.unsafe.imports_passed_through():
         FIRST_STAGE,
         OUTCOME,
         REWARD,
-        cause,
+        failure_cause,
         grading_boot,
-        perform,
+        run_activity,
+        shielded,
         stop_if_cancelled,
-        to_the_end,
     )
 
 
@@ -81,16 +81,16 @@ class Rollout:
                 raise
             failure, reason = "cancelled", "cancelled"
         # Whatever happens, the outcome is recorded and both boxes are released.
-        result = await to_the_end(self._end(claim, failure, reason))
+        result = await shielded(self._end(claim, failure, reason))
         if failure == "cancelled":
             raise asyncio.CancelledError
         return result
 
     async def _claim(self, input: RolloutInput) -> Claim:
         if input.rollout_id is None:
-            row = await perform(RunActivities.prepare_rollout, input, FIRST_STAGE, keep=True)
+            row = await run_activity(RunActivities.prepare_rollout, input, FIRST_STAGE, keep=True)
             input = RolloutInput(rollout_id=row.rollout_id)
-        return await perform(RecordActivities.claim, input, FIRST_STAGE, keep=True)
+        return await run_activity(RecordActivities.claim, input, FIRST_STAGE, keep=True)
 
     async def _agent_part(self, claim: Claim) -> int:
         """Boxes until one attempt has given a patch; returns the patch's id."""
@@ -101,7 +101,7 @@ class Rollout:
                 patch_id = await self._attempt(claim)
                 reason = "the agent could not reach its model"
             except ActivityError as error:
-                kind, reason = cause(error)
+                kind, reason = failure_cause(error)
                 if kind == "Cancelled":
                     raise
                 patch_id = None
@@ -115,13 +115,13 @@ class Rollout:
         """One agent box from boot to patch; None where the agent was starved, which is no fault of its own."""
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
-        prepared = await perform(WorkspaceActivities.workspace, work, claim.stages["workspace"])
+        prepared = await run_activity(WorkspaceActivities.workspace, work, claim.stages["workspace"])
         self._spend("workspace", prepared)
-        worked: AgentResult = await perform(AgentActivities.agent, work, claim.stages["agent"])
+        worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"])
         self._spend("agent", worked)
         if worked.agent_exit is AgentExit.STARVED:
             return None
-        taken = await perform(DiffActivities.diff, work, claim.stages["diff"])
+        taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"])
         self._spend("diff", taken)
         if taken.grade_id is not None:  # nothing was changed on a task that is known to need a change
             self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
@@ -140,20 +140,20 @@ class Rollout:
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
                 )
-                self.grade = await perform(GradeActivities.grade, work, claim.stages["grade"], keep=True)
+                self.grade = await run_activity(GradeActivities.grade, work, claim.stages["grade"], keep=True)
                 self._spend("grade", self.grade)
                 return
             except ActivityError as error:
-                kind, reason = cause(error)
+                kind, reason = failure_cause(error)
                 if kind == "Cancelled":
                     raise
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
 
-    async def _boot(self, claim: Claim, role: SandboxRole) -> Box:
+    async def _boot(self, claim: Claim, role: SandboxRole) -> LiveSandbox:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
-        return await perform(BootActivities.boot, wanted, options, summary=f"{role} box")
+        return await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
 
     def _spend(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
@@ -174,7 +174,7 @@ class Rollout:
             reason=reason,
             used_seconds=self.used_seconds,
         )
-        result = await perform(RecordActivities.finalise, ending, claim.stages["record"], keep=True)
+        result = await run_activity(RecordActivities.finalise, ending, claim.stages["record"], keep=True)
         changes = [OUTCOME.value_set(result.outcome.value)]
         workflow.upsert_search_attributes(
             changes if result.reward is None else [*changes, REWARD.value_set(result.reward)]
@@ -186,4 +186,4 @@ class Rollout:
     async def _release(self, claim: Claim) -> None:
         """Ends whatever boxes are left of a try that failed; where all goes well `diff` and `grade` end theirs."""
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
-        await perform(BootActivities.release, boxes, claim.stages["release"], keep=True)
+        await run_activity(BootActivities.release, boxes, claim.stages["release"], keep=True)

@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         StageOptions,
     )
     from ratchet.types import REWARDED_OUTCOMES, GroupState
-    from workflows.options import FIRST_STAGE, attributes, child, perform, to_the_end
+    from workflows.options import FIRST_STAGE, child_options, run_activity, search_attributes, shielded
     from workflows.rollout import Rollout
 
 
@@ -34,7 +34,7 @@ async def run_member(
     rollout_id: int, workflow_id: str, run_id: str, task: str, harness: str, step: int
 ) -> RolloutResult | None:
     """One member as a child; None where it ended without a result (failed, terminated, or cancelled by hand)."""
-    arguments = child(workflow_id, attributes(run_id, task, harness, step), f"{harness} on {task}")
+    arguments = child_options(workflow_id, search_attributes(run_id, task, harness, step), f"{harness} on {task}")
     try:
         return await workflow.execute_child_workflow(Rollout.run, RolloutInput(rollout_id=rollout_id), **arguments)
     except ChildWorkflowError as error:
@@ -57,7 +57,7 @@ async def run_with_replacements(
         except WorkflowAlreadyStartedError:  # started by a group or an evaluation that was terminated
             elsewhere = True
         ended = MemberInput(rollout_id=member[0], elsewhere=elsewhere)
-        replacement = await perform(RecordActivities.replace_member, ended, record)
+        replacement = await run_activity(RecordActivities.replace_member, ended, record)
         if replacement.running:
             await workflow.sleep(LOOK_AGAIN)
         else:
@@ -81,20 +81,20 @@ class RolloutGroup:
             if not is_cancelled_exception(error):
                 raise
             options = plan.stages["record"] if plan else FIRST_STAGE
-            await to_the_end(perform(RecordActivities.cancel_group, input, options, keep=True))
+            await shielded(run_activity(RecordActivities.cancel_group, input, options, keep=True))
             raise
         await self._wake(plan.run_id)
         return result
 
     async def _plan(self, input: GroupInput) -> GroupPlan:
-        plan = await perform(RecordActivities.plan_group, input, FIRST_STAGE)
+        plan = await run_activity(RecordActivities.plan_group, input, FIRST_STAGE)
         workflow.set_current_details(plan.summary)
         return plan
 
     async def _members(self, plan: GroupPlan) -> GroupResult:
         await asyncio.gather(*(self._member(plan, *member) for member in plan.members))
         settled = GroupInput(group_id=plan.group_id)
-        return await perform(RecordActivities.settle_group, settled, plan.stages["record"], keep=True)
+        return await run_activity(RecordActivities.settle_group, settled, plan.stages["record"], keep=True)
 
     async def _member(self, plan: GroupPlan, rollout_id: int, workflow_id: str) -> None:
         record = plan.stages["record"]

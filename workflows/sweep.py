@@ -10,7 +10,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.sweep import SweepActivities
     from ratchet.payloads import StageOptions, SweepInput, SweepResult
-    from workflows.options import perform
+    from workflows.options import run_activity
 
 _OPTIONS = StageOptions(queue="control", start_to_close_seconds=300, heartbeat_seconds=60, max_tries=3)
 
@@ -19,4 +19,4 @@ _OPTIONS = StageOptions(queue="control", start_to_close_seconds=300, heartbeat_s
 class Sweep:
     @workflow.run
     async def run(self, input: SweepInput) -> SweepResult:
-        return await perform(SweepActivities.sweep, input, _OPTIONS)
+        return await run_activity(SweepActivities.sweep, input, _OPTIONS)

@@ -42,7 +42,15 @@ with workflow.unsafe.imports_passed_through():
     )
     from ratchet.types import RunState, Wish
     from workflows.evaluate import Evaluate
-    from workflows.options import FIRST_STAGE, attributes, cause, child, perform, stop_if_cancelled, to_the_end
+    from workflows.options import (
+        FIRST_STAGE,
+        child_options,
+        failure_cause,
+        run_activity,
+        search_attributes,
+        shielded,
+        stop_if_cancelled,
+    )
     from workflows.rollout_group import RolloutGroup
 
 
@@ -61,7 +69,7 @@ class TrainRun:
     async def run(self, input: TrainRunInput) -> str:
         run_id = input.run_id or workflow.info().workflow_id.removeprefix("run/")
         prepare = PrepareRunInput(input=input, run_id=run_id)
-        plan = await perform(RunActivities.prepare_run, prepare, FIRST_STAGE, keep=True)
+        plan = await run_activity(RunActivities.prepare_run, prepare, FIRST_STAGE, keep=True)
         try:
             stop_if_cancelled()
             await self._end(plan, await self._steps(plan), "")
@@ -71,7 +79,7 @@ class TrainRun:
                 raise
             if not isinstance(error, ActivityError | ChildWorkflowError):
                 raise
-            kind, reason = cause(error)
+            kind, reason = failure_cause(error)
             await self._stop(plan, RunState.FAILED, reason)
             raise ApplicationError(reason, type=kind, non_retryable=True) from error
         return plan.run_id
@@ -105,7 +113,7 @@ class TrainRun:
     async def _view(self, plan: RunPlan, make_groups: bool = True) -> RunView:
         self.woken = False
         look = ViewRunInput(run_id=plan.run_id, make_groups=make_groups)
-        view = await perform(RunActivities.view_run, look, plan.stages["record"], keep=not make_groups)
+        view = await run_activity(RunActivities.view_run, look, plan.stages["record"], keep=not make_groups)
         workflow.set_current_details(
             f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
         )
@@ -127,8 +135,8 @@ class TrainRun:
         self.started &= {group.workflow_id for group in view.open_groups}
 
     async def _start_group(self, plan: RunPlan, group: StartedGroup) -> None:
-        searchable = attributes(plan.run_id, group.task, group.harness, group.step)
-        arguments = child(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
+        searchable = search_attributes(plan.run_id, group.task, group.harness, group.step)
+        arguments = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
         # Started before a continue-as-new or a restart: adopted.
         with contextlib.suppress(WorkflowAlreadyStartedError):
             await workflow.start_child_workflow(RolloutGroup.run, GroupInput(group_id=group.group_id), **arguments)
@@ -136,21 +144,24 @@ class TrainRun:
     async def _step(self, plan: RunPlan) -> bool:
         """Plans, starts the next groups beside it, waits for the learner, brings the engines to the new version."""
         run = RunInput(run_id=plan.run_id)
-        planned = await perform(LearnActivities.plan, run, plan.stages["record"])
+        planned = await run_activity(LearnActivities.plan, run, plan.stages["record"])
         if planned.step is None:
             return False
         await self._start_groups(plan, await self._view(plan))
         step = StepInput(run_id=plan.run_id, step=planned.step)
-        await perform(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
+        await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
         await self._sync(plan, planned.step)
         return True
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
-        engines = await perform(LearnActivities.find_engines, run, plan.stages["learn"])
+        engines = await run_activity(LearnActivities.find_engines, run, plan.stages["learn"])
         syncs = [SyncInput(run_id=plan.run_id, step=step, engine_id=engine) for engine in engines.engine_ids]
         await asyncio.gather(
-            *(perform(LearnActivities.sync, sync, plan.stages["learn"], summary=f"version {step}") for sync in syncs)
+            *(
+                run_activity(LearnActivities.sync, sync, plan.stages["learn"], summary=f"version {step}")
+                for sync in syncs
+            )
         )
 
     async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
@@ -159,8 +170,10 @@ class TrainRun:
         return all(await asyncio.gather(*(self._evaluation(plan, evaluation) for evaluation in due)))
 
     async def _evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
-        searchable = attributes(plan.run_id, step=evaluation.step)
-        arguments = child(f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}")
+        searchable = search_attributes(plan.run_id, step=evaluation.step)
+        arguments = child_options(
+            f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}"
+        )
         try:
             await workflow.execute_child_workflow(
                 Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments
@@ -189,8 +202,8 @@ class TrainRun:
             await self._cancel_groups(await self._view(plan, make_groups=False))
             await self._end(plan, state, reason)
 
-        await to_the_end(stop())
+        await shielded(stop())
 
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
-        await perform(RunActivities.end_run, ending, plan.stages["record"], keep=True)
+        await run_activity(RunActivities.end_run, ending, plan.stages["record"], keep=True)

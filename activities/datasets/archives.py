@@ -21,7 +21,7 @@ class File:
     executable: bool = False
 
 
-def packed(files: Mapping[str, File]) -> str:
+def pack_archive(files: Mapping[str, File]) -> str:
     """`metadata.repository_archive` or `tests_archive`, in order of the names."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
@@ -32,7 +32,7 @@ def packed(files: Mapping[str, File]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def unpacked(archive: Path) -> dict[str, File]:
+def unpack_archive(archive: Path) -> dict[str, File]:
     """Regular files below the archive's one top directory. Nothing is written anywhere."""
     found: dict[str, File] = {}
     with tarfile.open(archive) as tar:

@@ -207,7 +207,7 @@ class _Finder(ast.NodeVisitor):
         self._add("loop_exit", self._start(node), self._end(node), "break")
 
 
-def sites(source: bytes) -> Iterator[Site]:
+def find_sites(source: bytes) -> Iterator[Site]:
     """Every edit in the order of the text. Raises SyntaxError where the source is none of this Python's."""
     finder = _Finder(source)
     finder.visit(ast.parse(source))
@@ -218,9 +218,9 @@ def sites(source: bytes) -> Iterator[Site]:
         yield Site(operator, function, index, source.count(b"\n", 0, start) + 1, start, end, text)
 
 
-def plant(source: bytes, operator: str, function: str, index: int) -> bytes:
+def plant_bug(source: bytes, operator: str, function: str, index: int) -> bytes:
     """The source with one bug in it. Raises DatasetError where there is no such site."""
-    for site in sites(source):
+    for site in find_sites(source):
         if (site.operator, site.function, site.index) == (operator, function, index):
             return site.apply(source)
     raise DatasetError(f"no site {operator} {index} in {function}: the source is another one than the recipe's")

@@ -19,10 +19,10 @@ _CHUNK_BYTES = 1 << 20
 
 def _raws(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
     if path.is_dir():
-        return harbor.read(path, dataset)
+        return harbor.read_harbor(path, dataset)
     if path.suffix in (".parquet", ".pq"):
-        return parquet.read(path, dataset)
-    return jsonl.read(path, dataset)
+        return parquet.read_parquet(path, dataset)
+    return jsonl.read_jsonl(path, dataset)
 
 
 def read_rows(dataset: DatasetConfig, digest: str) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from activities.datasets.archives import File, packed
+from activities.datasets.archives import File, pack_archive
 from activities.datasets.base import Problem, Raw
 from ratchet.config import DatasetConfig
 
@@ -28,7 +28,7 @@ def is_task(path: Path) -> bool:
     return (path / "instruction.md").is_file() and (path / "tests").is_dir()
 
 
-def read(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
+def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
     directories = [path] if is_task(path) else sorted(child for child in path.iterdir() if child.is_dir())
     number = 0
     for directory in directories:
@@ -80,6 +80,6 @@ def _task(directory: Path, number: int) -> Raw | Problem:
 
 
 def archive_of(root: Path, names: list[str]) -> str:
-    return packed(
+    return pack_archive(
         {name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names}
     )

@@ -15,7 +15,7 @@ from activities.datasets.swe_rows import is_foreign, translated
 from ratchet.config import DatasetConfig
 
 
-def read(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
+def read_jsonl(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield _line(line, number, path, dataset)

@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from activities.datasets.archives import File, packed, unpacked
-from activities.datasets.bug_planting import plant
+from activities.datasets.archives import File, pack_archive, unpack_archive
+from activities.datasets.bug_planting import plant_bug
 from activities.datasets.package_sources import source_archive
 from ratchet.errors import DatasetError
 
@@ -31,7 +31,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Bug(_Model):
+class PackageBug(_Model):
     """One planted bug. `sha256`: of the file with it. `symptoms`: what the runner says of some of `fail_to_pass`, in a line each."""
 
     label: str = Field(pattern=r"^[a-z0-9._-]+$")
@@ -44,7 +44,7 @@ class Bug(_Model):
     symptoms: list[str] = []
 
 
-class Recipe(_Model):
+class PackageRecipe(_Model):
     """One package. `import_path`: the directory that goes on the module path; `tests`: files or directories that are hidden.
 
     `passing`: test file → names in it, without parameters, that pass on the sources as they are.
@@ -57,7 +57,7 @@ class Recipe(_Model):
     import_path: str
     tests: list[str] = Field(min_length=1)
     passing: dict[str, list[str]] = {}
-    bugs: list[Bug] = []
+    bugs: list[PackageBug] = []
 
     @property
     def workdir(self) -> str:
@@ -73,7 +73,7 @@ class Recipe(_Model):
         return f"COLUMNS=250 PYTHONPATH={path} {python} -B -m pytest {options} {' '.join(self.tests)}"
 
 
-def read_recipes(path: Path) -> list[Recipe]:
+def read_recipes(path: Path) -> list[PackageRecipe]:
     """One file, or every `*.json` of a directory. Raises DatasetError with the file's name."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
@@ -81,7 +81,7 @@ def read_recipes(path: Path) -> list[Recipe]:
     recipes = []
     for file in files:
         try:
-            recipes.append(Recipe.model_validate_json(file.read_bytes()))
+            recipes.append(PackageRecipe.model_validate_json(file.read_bytes()))
         except (ValidationError, OSError) as error:
             raise DatasetError(f"{file}: is no recipe: {' '.join(str(error).split())[:400]}") from None
     return recipes
@@ -94,7 +94,7 @@ def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str
     try:
         with unfinished.open("wb") as file:
             for recipe in read_recipes(recipes):
-                for row in rows(recipe, cache, image, python, only):
+                for row in recipe_rows(recipe, cache, image, python, only):
                     file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
                     labels.append(row["label"])
         if unknown := only - set(labels):
@@ -105,9 +105,9 @@ def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str
     return labels
 
 
-def sources(recipe: Recipe, cache: Path) -> dict[str, File]:
+def recipe_sources(recipe: PackageRecipe, cache: Path) -> dict[str, File]:
     """The package's files as published, without what building it left there."""
-    files = unpacked(source_archive(recipe.package, recipe.file, recipe.sha256, cache))
+    files = unpack_archive(source_archive(recipe.package, recipe.file, recipe.sha256, cache))
     return {
         name: file
         for name, file in files.items()
@@ -115,26 +115,26 @@ def sources(recipe: Recipe, cache: Path) -> dict[str, File]:
     }
 
 
-def rows(
-    recipe: Recipe, cache: Path, image: str = "host", python: str = PYTHON, only: frozenset[str] = frozenset()
+def recipe_rows(
+    recipe: PackageRecipe, cache: Path, image: str = "host", python: str = PYTHON, only: frozenset[str] = frozenset()
 ) -> Iterator[dict[str, Any]]:
     """Rows in the form of the JSONL format. Raises DatasetError where archive and recipe do not fit."""
     bugs = [bug for bug in recipe.bugs if not only or bug.label in only]
     if not bugs:
         return
-    files = sources(recipe, cache)
+    files = recipe_sources(recipe, cache)
     tests = {name: file for name, file in files.items() if recipe.is_test(name)}
     shown = {name: file for name, file in files.items() if name not in tests}
-    hidden = {"test_files": sorted(tests), "tests_archive": packed(tests)}
+    hidden = {"test_files": sorted(tests), "tests_archive": pack_archive(tests)}
     names = [f"{file}::{name}" for file, listed in recipe.passing.items() for name in listed]
     for bug in bugs:
         yield {
-            "prompt": statement(recipe, bug, python),
+            "prompt": problem_statement(recipe, bug, python),
             "label": bug.label,
             "metadata": {
                 "image": image,
                 "workdir": recipe.workdir,
-                "problem_statement": statement(recipe, bug, python),
+                "problem_statement": problem_statement(recipe, bug, python),
                 "package": recipe.package,
                 "version": recipe.version,
                 "operator": bug.operator,
@@ -150,12 +150,12 @@ def rows(
         }
 
 
-def _planted(recipe: Recipe, bug: Bug, files: dict[str, File]) -> dict[str, str]:
+def _planted(recipe: PackageRecipe, bug: PackageBug, files: dict[str, File]) -> dict[str, str]:
     if bug.file not in files:
         raise DatasetError(f"{bug.label}: {recipe.file} has no source {bug.file}")
     original = files[bug.file]
     try:
-        broken = plant(original.content, bug.operator, bug.function, bug.index)
+        broken = plant_bug(original.content, bug.operator, bug.function, bug.index)
     except SyntaxError as error:
         raise DatasetError(f"{bug.label}: this Python cannot read {bug.file}: {error}; use a newer one") from None
     if hashlib.sha256(broken).hexdigest() != bug.sha256:
@@ -163,7 +163,7 @@ def _planted(recipe: Recipe, bug: Bug, files: dict[str, File]) -> dict[str, str]
             f"{bug.label}: planting gave another file than the recipe's; the recipe was made with another version of this program"
         )
     return {
-        "repository_archive": packed({**files, bug.file: File(broken, original.executable)}),
+        "repository_archive": pack_archive({**files, bug.file: File(broken, original.executable)}),
         "gold_patch": gold_patch(bug.file, broken, original.content),
     }
 
@@ -192,7 +192,7 @@ Find the cause in the sources and mend it. Every other test of the suite passes 
 """
 
 
-def statement(recipe: Recipe, bug: Bug, python: str) -> str:
+def problem_statement(recipe: PackageRecipe, bug: PackageBug, python: str) -> str:
     told = {symptom.partition(" - ")[0].partition("[")[0] for symptom in bug.symptoms}
     lines = [*bug.symptoms, *(name for name in bug.fail_to_pass if name not in told)][:12]
     count = len(bug.fail_to_pass)

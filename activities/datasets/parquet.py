@@ -18,7 +18,7 @@ _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 
 
-def read(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
+def read_parquet(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
     import pyarrow
     from pyarrow import parquet
 

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from activities.graders.base import TestFiles, Verdict, tail
-from activities.graders.test_evidence import Judged, all_tests, judge_sessions
-from activities.graders.test_runner import Observed, observe
+from activities.graders.test_evidence import Judgement, all_tests, judge_sessions
+from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 
@@ -52,7 +52,7 @@ async def grade_command(
     own = spec.get("integrity") or {}
     witness = bool(own.get("witness", True))
     started = time.monotonic()
-    observed = await observe(box, command, workdir, timeout_seconds, witness)
+    observed = await run_tests(box, command, workdir, timeout_seconds, witness)
     seconds, log = time.monotonic() - started, tail(observed.log)
     ended = not_ended(observed, timeout_seconds)
     if ended:
@@ -64,7 +64,7 @@ async def grade_command(
     return _verdict(observed, judged, log, seconds)
 
 
-def not_ended(observed: Observed, timeout_seconds: float) -> str:
+def not_ended(observed: RunnerReport, timeout_seconds: float) -> str:
     """Why the command gave no exit code, empty if it did. Raises GraderFailedError where the machine and not the patch is to blame."""
     if observed.starved:
         raise GraderFailedError(
@@ -75,7 +75,7 @@ def not_ended(observed: Observed, timeout_seconds: float) -> str:
     return "" if observed.exit_code is not None else f"the tests took longer than {timeout_seconds:.0f} s"
 
 
-def _verdict(observed: Observed, judged: Judged, log: str, seconds: float) -> Verdict:
+def _verdict(observed: RunnerReport, judged: Judgement, log: str, seconds: float) -> Verdict:
     solved = observed.exit_code == 0 and judged.ok
     reason = judged.reason if observed.exit_code == 0 and not judged.ok else f"exit code {observed.exit_code}"
     return Verdict(

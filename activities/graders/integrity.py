@@ -28,7 +28,7 @@ class Finding:
 
 
 @dataclass(slots=True, frozen=True)
-class Policy:
+class PatchPolicy:
     """What the task says. `test_files` None: the task does not list its tests, so any directory might hold some."""
 
     test_files: frozenset[str] | None = None
@@ -36,7 +36,7 @@ class Policy:
     deny: tuple[str, ...] = ()
 
     @classmethod
-    def of_task(cls, spec: dict[str, Any], test_files: Iterable[str] | None) -> "Policy":
+    def of_task(cls, spec: dict[str, Any], test_files: Iterable[str] | None) -> "PatchPolicy":
         own = spec.get("integrity") or {}
         listed = None if test_files is None else frozenset(test_files)
         return cls(listed, tuple(own.get("allow", ())), tuple(own.get("deny", ())))
@@ -58,12 +58,12 @@ def _glob(pattern: str) -> re.Pattern[str]:
     return re.compile(out.replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + r"\Z", re.DOTALL)
 
 
-def matches(path: str, patterns: Sequence[str]) -> bool:
+def matches_pattern(path: str, patterns: Sequence[str]) -> bool:
     return any(_glob(pattern).match(path) for pattern in patterns)
 
 
 def needs_packages(changes: Sequence[FileChange]) -> bool:
-    """Whether the base's packages have to be known before `screen` can tell a shadowing module from a submodule."""
+    """Whether the base's packages have to be known before `screen_patch` can tell a shadowing module from a submodule."""
     return any(_shadowing_name(change) is not None for change in changes)
 
 
@@ -94,7 +94,7 @@ def _is_shadow(change: FileChange, packages: frozenset[str], existing: frozenset
     return not inside and not already_there
 
 
-def _is_test(change: FileChange, policy: Policy) -> bool:
+def _is_test(change: FileChange, policy: PatchPolicy) -> bool:
     """A listed test, or something put in the place of one of its directories (a link, a file, a submodule)."""
     if policy.test_files is None:
         return False
@@ -104,11 +104,11 @@ def _is_test(change: FileChange, policy: Policy) -> bool:
 
 
 def _applies(
-    rule: Rule, change: FileChange, policy: Policy, packages: frozenset[str], existing: frozenset[str]
+    rule: Rule, change: FileChange, policy: PatchPolicy, packages: frozenset[str], existing: frozenset[str]
 ) -> bool:
     if rule.kind == "test":
         return _is_test(change, policy)
-    if not matches(change.path, rule.patterns):
+    if not matches_pattern(change.path, rule.patterns):
         return False
     if rule.kind == "added":
         return change.added
@@ -127,7 +127,9 @@ def _pytest_would_load(path: str, test_files: frozenset[str] | None) -> bool:
     return any(not directory or test.startswith(directory + "/") for test in test_files)
 
 
-def screen(changes: Sequence[FileChange], policy: Policy, existing: frozenset[str] = frozenset()) -> Screened:
+def screen_patch(
+    changes: Sequence[FileChange], policy: PatchPolicy, existing: frozenset[str] = frozenset()
+) -> Screened:
     """Applies every rule to every change. `existing`: the base's Python files, needed where `needs_packages` says so."""
     inits = {path for path in existing if path.endswith("__init__.py")}
     inits |= {change.path for change in changes if change.path.endswith("__init__.py") and not change.deleted}
@@ -149,13 +151,15 @@ _DENIED = Rule("denied", "any", (), "the task's own list")
 _SUBMODULE = Rule("submodule", "git", (), "a commit of another repository, whose files are nowhere")
 
 
-def _rule_for(change: FileChange, policy: Policy, packages: frozenset[str], existing: frozenset[str]) -> Rule | None:
-    if matches(change.path, policy.deny):
+def _rule_for(
+    change: FileChange, policy: PatchPolicy, packages: frozenset[str], existing: frozenset[str]
+) -> Rule | None:
+    if matches_pattern(change.path, policy.deny):
         return _DENIED
     if GITLINK in change.modes:
         return _SUBMODULE
     for rule in RULES:
         if _applies(rule, change, policy, packages, existing):
-            allowed = rule.kind != "test" and matches(change.path, policy.allow)
+            allowed = rule.kind != "test" and matches_pattern(change.path, policy.allow)
             return None if allowed else rule
     return None

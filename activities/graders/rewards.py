@@ -17,7 +17,7 @@ from ratchet.import_path import import_object
 
 
 @dataclass(slots=True, frozen=True)
-class Facts:
+class RewardFacts:
     """Of the rollout, beside its verdict. `agent_exit`: a value of `ratchet.types.AgentExit`, None where it is not known."""
 
     agent_exit: str | None
@@ -28,10 +28,10 @@ class Facts:
 
 
 Components = dict[str, float]
-RewardFunction = Callable[[Verdict, Facts], tuple[float, Components]]
+RewardFunction = Callable[[Verdict, RewardFacts], tuple[float, Components]]
 
 
-def solved(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def solved(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     """1 or 0."""
     value = float(verdict.solved)
     return value, {"solved": value}
@@ -41,14 +41,14 @@ def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
     return otherwise if counts is None or counts[1] == 0 else counts[0] / counts[1]
 
 
-def fraction(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def fraction(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     """The share of fail-to-pass tests that pass, and 0 as soon as a pass-to-pass test broke; without lists the same as `solved`."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = float(_share(verdict.pass_to_pass, 1.0) == 1.0)
     return fixed * kept, {"solved": float(verdict.solved), "fail_to_pass": fixed, "pass_to_pass_kept": kept}
 
 
-def weighted(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def weighted(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     """Half for being solved, three tenths for the share of fail-to-pass, two tenths for the share of pass-to-pass."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = _share(verdict.pass_to_pass, float(verdict.solved))
@@ -59,7 +59,7 @@ def weighted(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
 BY_NAME: dict[str, RewardFunction] = {"solved": solved, "fraction": fraction, "weighted": weighted}
 
 
-def find(name: str) -> RewardFunction:
+def find_reward(name: str) -> RewardFunction:
     """Raises ConfigError for a name that is neither ours nor `module:function`."""
     if name in BY_NAME:
         return BY_NAME[name]
@@ -76,9 +76,9 @@ def find(name: str) -> RewardFunction:
     return function
 
 
-def reward(name: str, verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def compute_reward(name: str, verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     """The value, finite, and its components. Raises ConfigError where the run's own function breaks or gives no finite number."""
-    function = find(name)
+    function = find_reward(name)
     if not verdict.rejected:
         return _called(name, function, verdict, facts)
     nothing = replace(
@@ -92,7 +92,7 @@ def reward(name: str, verdict: Verdict, facts: Facts) -> tuple[float, Components
     return min(value, bound), {**components, "rejected": 1.0}
 
 
-def _called(name: str, function: RewardFunction, verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def _called(name: str, function: RewardFunction, verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     try:
         value, components = function(verdict, facts)
         number, parts = float(value), {str(key): float(part) for key, part in components.items()}

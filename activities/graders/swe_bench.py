@@ -14,8 +14,8 @@ from activities.graders.base import PASSED, TestFiles, Verdict, tail
 from activities.graders.eval_cmd import listed_test_files, not_ended
 from activities.graders.log_parsers import parser
 from activities.graders.patches import split
-from activities.graders.test_evidence import all_tests, look_up, truth
-from activities.graders.test_runner import Observed, observe
+from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
+from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 
 
@@ -33,18 +33,18 @@ class SweBenchGrader:
     async def grade(self, box: Sandbox, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
         row = spec["swe_bench"]
         started = time.monotonic()
-        observed = await observe(box, row["test_cmd"], workdir, timeout_seconds)
+        observed = await run_tests(box, row["test_cmd"], workdir, timeout_seconds)
         seconds = time.monotonic() - started
         outcomes = outcomes_of(observed, str(row.get("log_parser") or "pytest"))
         return judge_lists(observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, seconds)
 
 
-def outcomes_of(observed: Observed, log_parser: str) -> dict[str, str]:
+def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
     return all_tests(observed) if observed.sessions else parser(log_parser)(observed.log)
 
 
 def judge_lists(
-    observed: Observed,
+    observed: RunnerReport,
     outcomes: dict[str, str],
     fail_to_pass: list[str],
     pass_to_pass: list[str],
@@ -53,7 +53,7 @@ def judge_lists(
 ) -> Verdict:
     """Counts the two lists; solved is all of both, and a runner that told the truth."""
     tests = {name: look_up(outcomes, name) for name in [*fail_to_pass, *pass_to_pass]}
-    ended, believed = not_ended(observed, timeout_seconds), truth(observed)
+    ended, believed = not_ended(observed, timeout_seconds), is_runner_truthful(observed)
     counts = [(sum(tests[name] in PASSED for name in names), len(names)) for names in (fail_to_pass, pass_to_pass)]
     if not believed.ok:  # what a changed runner counted is worth nothing
         counts = [(0, expected) for _, expected in counts]

@@ -19,7 +19,7 @@ import orjson
 from activities.graders.base import TestFiles, Verdict
 from activities.graders.swe_bench import judge_lists
 from activities.graders.test_evidence import all_tests, look_up
-from activities.graders.test_runner import STATE, Observed, observe
+from activities.graders.test_runner import RUNNER_STATE, RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 
@@ -42,7 +42,7 @@ class SweBenchProGrader:
         row = spec["swepro"]
         command = _command(row["run_script"], row["selected_test_files_to_run"], row.get("env_cmds") or "")
         started = time.monotonic()
-        observed = await observe(box, command, workdir, timeout_seconds)
+        observed = await run_tests(box, command, workdir, timeout_seconds)
         outcomes = await _parse(box, row["parser_script"], observed)
         outcomes = confirmed(outcomes, all_tests(observed))
         return judge_lists(
@@ -63,9 +63,9 @@ def _command(run_script: str, test_files: list[str], env_cmds: str) -> str:
     return f'{env_cmds}\nscript=$(mktemp) && cat > "$script" <<\'{end}\'\n{run_script}\n{end}\nbash "$script" {files}\n'
 
 
-async def _parse(box: Sandbox, parser_script: str, observed: Observed) -> dict[str, str]:
+async def _parse(box: Sandbox, parser_script: str, observed: RunnerReport) -> dict[str, str]:
     """Runs the row's parser over the log: `parser.py STDOUT STDERR OUTPUT`, as upstream calls it."""
-    directory = f"{STATE}/parser"
+    directory = f"{RUNNER_STATE}/parser"
     await box.write_file(f"{directory}/parser.py", parser_script, user="root")
     await box.write_file(f"{directory}/stdout.log", observed.log, user="root")
     await box.write_file(f"{directory}/stderr.log", "", user="root")

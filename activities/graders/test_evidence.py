@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from activities.graders.base import PASSED
 from activities.graders.integrity_rules import TAMPERED
-from activities.graders.test_runner import Observed, Session
+from activities.graders.test_runner import RunnerReport, RunnerSession
 
 _FOREIGN_PLACES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
 @dataclass(slots=True, frozen=True)
-class Judged:
+class Judgement:
     """`ok`: nothing speaks against the runner's word. `rule`: an integrity rule that the run itself broke."""
 
     ok: bool
@@ -23,51 +23,53 @@ class Judged:
     rule: str = ""
 
 
-def judge_sessions(observed: Observed, required: bool, expected: Sequence[str] = ()) -> Judged:
+def judge_sessions(observed: RunnerReport, required: bool, expected: Sequence[str] = ()) -> Judgement:
     """Every session of pytest that the command started must have ended, truthfully and with success.
 
     `required`: pytest must have run at all, because the command names it; `expected`: node ids that must have passed.
     """
     sessions = observed.top_sessions
     if not sessions:
-        return Judged(not required, "pytest never started, or not as itself" if required else "")
+        return Judgement(not required, "pytest never started, or not as itself" if required else "")
     for session in sessions:
         judged = _judge_session(session)
         if not judged.ok:
             return judged
     tests = all_tests(observed)
     if not any(outcome == "passed" for outcome in tests.values()):
-        return Judged(False, "no test passed")
+        return Judgement(False, "no test passed")
     missing = [name for name in expected if tests.get(name) not in PASSED]
     if missing:
-        return Judged(False, f"{len(missing)} of {len(expected)} expected tests did not pass, first {missing[0]}")
-    return Judged(True, "")
+        return Judgement(False, f"{len(missing)} of {len(expected)} expected tests did not pass, first {missing[0]}")
+    return Judgement(True, "")
 
 
-def truth(observed: Observed) -> Judged:
+def is_runner_truthful(observed: RunnerReport) -> Judgement:
     """Only whether the runner can be believed; failing tests are somebody else's matter."""
     for session in observed.top_sessions:
         if session.exit is None:
-            return Judged(False, "pytest began and never ended: it was stopped from inside")
+            return Judgement(False, "pytest began and never ended: it was stopped from inside")
         if session.canary == "passed":
-            return Judged(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
-    return Judged(True, "")
+            return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
+    return Judgement(True, "")
 
 
-def _judge_session(session: Session) -> Judged:
-    believed = truth(Observed(0, "", [session]))
+def _judge_session(session: RunnerSession) -> Judgement:
+    believed = is_runner_truthful(RunnerReport(0, "", [session]))
     if not believed.ok:
         return believed
     failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
     if failed:
-        return Judged(False, f"{len(failed)} tests failed, first {failed[0]}")
+        return Judgement(False, f"{len(failed)} tests failed, first {failed[0]}")
     foreign = [name for name in session.tests if skipped_by_product(session, name)]
     if foreign:
-        return Judged(False, f"{len(foreign)} tests were skipped from inside the code under test, first {foreign[0]}")
-    return Judged(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
+        return Judgement(
+            False, f"{len(foreign)} tests were skipped from inside the code under test, first {foreign[0]}"
+        )
+    return Judgement(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
 
 
-def skipped_by_product(session: Session, name: str) -> bool:
+def skipped_by_product(session: RunnerSession, name: str) -> bool:
     """A skip or expected failure that was raised neither in the test's own file nor in a conftest.py, nor by an installed package."""
     if session.tests[name] not in ("skipped", "xfailed") or not session.places.get(name):
         return False
@@ -77,7 +79,7 @@ def skipped_by_product(session: Session, name: str) -> bool:
     return place.rpartition("/")[2] != own.rpartition("/")[2]
 
 
-def all_tests(observed: Observed) -> dict[str, str]:
+def all_tests(observed: RunnerReport) -> dict[str, str]:
     """Node id → outcome over all top sessions, the later session's word last; a skip by the product counts as failed."""
     found: dict[str, str] = {}
     for session in observed.top_sessions:

@@ -20,7 +20,7 @@ import orjson
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 
-STATE = "/run/ratchet"
+RUNNER_STATE = "/run/ratchet"
 _NUM_TOKENS = 500
 _TOKEN_BYTES = 16
 _HEAD_BYTES, _TAIL_BYTES = 6_000_000, 2_000_000
@@ -31,7 +31,7 @@ _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
 
 
 @dataclass(slots=True)
-class Session:
+class RunnerSession:
     """One run of pytest as its witness saw it. `tests`: node id → outcome, the worst where one was told twice. `exit` None: no end."""
 
     token: str
@@ -45,17 +45,17 @@ class Session:
 
 
 @dataclass(slots=True, frozen=True)
-class Observed:
+class RunnerReport:
     """What came of a test command. `exit_code` None: it ran out of time. `starved`: it had to wait for a core most of its time."""
 
     exit_code: int | None
     log: str
-    sessions: list[Session]
+    sessions: list[RunnerSession]
     starved: bool = False
     lost: bool = False
 
     @property
-    def top_sessions(self) -> list[Session]:
+    def top_sessions(self) -> list[RunnerSession]:
         """Without those that tests started themselves."""
         return [session for session in self.sessions if not session.nested]
 
@@ -69,7 +69,7 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
         "NONCE": nonce,
         "TOKENS": " ".join(tokens),
         "SECONDS_ALLOWED": f"{seconds:.3f}",
-        "COMMAND_FILE": f"{STATE}/command",
+        "COMMAND_FILE": f"{RUNNER_STATE}/command",
         "WORKDIR": workdir,
         "HEAD_BYTES": str(_HEAD_BYTES),
         "TAIL_BYTES": str(_TAIL_BYTES),
@@ -78,11 +78,11 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     for name, text in (("command", command), ("ratchet_witness.py", _resource("ratchet_witness.py"))):
         end = f"END_{secrets.token_hex(8)}"
-        lines.append(f"cat > {STATE}/{name} <<'{end}'\n{text}\n{end}")
+        lines.append(f"cat > {RUNNER_STATE}/{name} <<'{end}'\n{text}\n{end}")
     return "\n".join([*lines, _resource("run_tests.sh")])
 
 
-async def observe(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> Observed:
+async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> RunnerReport:
     """Runs `command` as the box's unprivileged user; its processes are dead when this returns.
 
     Raises GraderFailedError where the box cannot run it at all, and the box's own errors.
@@ -90,10 +90,13 @@ async def observe(box: Sandbox, command: str, workdir: str, seconds: float, witn
     nonce, tokens = secrets.token_hex(_TOKEN_BYTES), [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
     if witness:  # a command that sets the module path itself must not lose the witness
         command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}/run/ratchet-witness:", command)
-    await box.write_file(f"{STATE}/run", _script(nonce, tokens, command, workdir, seconds, witness), user="root")
+    await box.write_file(f"{RUNNER_STATE}/run", _script(nonce, tokens, command, workdir, seconds, witness), user="root")
     try:
         result = await box.exec(
-            f"chmod 700 {STATE} && bash {STATE}/run", user="root", check=False, timeout=seconds + _OVERHEAD_SECONDS
+            f"chmod 700 {RUNNER_STATE} && bash {RUNNER_STATE}/run",
+            user="root",
+            check=False,
+            timeout=seconds + _OVERHEAD_SECONDS,
         )
         output, code = result.stdout, result.exit_code
         if code == 70:
@@ -103,20 +106,20 @@ async def observe(box: Sandbox, command: str, workdir: str, seconds: float, witn
     return _read(output, nonce, frozenset(tokens), seconds, code)
 
 
-def _read(output: str, nonce: str, tokens: frozenset[str], seconds: float, code: int | None) -> Observed:
+def _read(output: str, nonce: str, tokens: frozenset[str], seconds: float, code: int | None) -> RunnerReport:
     _, found, rest = output.partition(f"{nonce} log\n")
     end = re.search(rf"^{nonce} end (\d+) ([01]) (\d+) (\d+)$", rest, re.MULTILINE)
     if not found or end is None:
-        return Observed(code if code is None else 1, output, [], lost=True)
+        return RunnerReport(code if code is None else 1, output, [], lost=True)
     log, _, frames = rest[: end.start()].partition(f"\n{nonce} frames\n")
     exit_code, timed_out, waited = int(end[1]), end[2] == "1", int(end[4])
     starved = timed_out and waited / 1e9 > _STARVED_SHARE * seconds
-    return Observed(None if timed_out else exit_code, log, _sessions(frames, tokens), starved)
+    return RunnerReport(None if timed_out else exit_code, log, _sessions(frames, tokens), starved)
 
 
-def _sessions(frames: str, tokens: frozenset[str]) -> list[Session]:
+def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
     """Sessions in the order in which they began. Lines without a token that was given out are nobody's."""
-    found: dict[tuple[str, int], Session] = {}
+    found: dict[tuple[str, int], RunnerSession] = {}
     open_top: tuple[str, int] | None = None
     for line in frames.splitlines():
         token, _, body = line.partition(" ")
@@ -128,7 +131,7 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[Session]:
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             continue
         if frame["kind"] == "begin" and key not in found:
-            found[key] = Session(token, key[1], nested=open_top is not None, root=str(frame.get("root", "")))
+            found[key] = RunnerSession(token, key[1], nested=open_top is not None, root=str(frame.get("root", "")))
             open_top = open_top or key
         elif key in found:
             _take(found[key], frame)
@@ -140,7 +143,7 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[Session]:
 _WORST_FIRST = ("failed", "skipped", "xfailed", "xpassed", "passed")
 
 
-def _take(session: Session, frame: dict[str, Any]) -> None:
+def _take(session: RunnerSession, frame: dict[str, Any]) -> None:
     if frame["kind"] == "end" and session.exit is None:
         session.exit, session.canary = int(frame["exit"]), str(frame["canary"])
     if frame["kind"] != "test":

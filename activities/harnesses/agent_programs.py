@@ -4,7 +4,7 @@ Why here: a program is pinned once, for the layer on this machine, for the uploa
 Called by: the harnesses (`install`), and `stack.agent_programs`, which fetches.
 
 A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: mounted by the local gateway, baked into a template, or
-uploaded by `ensure`. The host keeps the same directory below `~/.cache/ratchet/agents`.
+uploaded by `ensure_program`. The host keeps the same directory below `~/.cache/ratchet/agents`.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def _program(name: str, command: str, pinned: str, tarball: str | None, node_tar
     )
 
 
-async def ensure(box: Sandbox, program: AgentProgram) -> None:
+async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
     """The program is in the box; uploads it where the box came without. Safe to run again, and by several at once."""
     found = await box.exec(f"test -x {shlex.quote(program.box_path)}", user="root", check=False)
     if found.exit_code == 0:
@@ -106,7 +106,7 @@ async def ensure(box: Sandbox, program: AgentProgram) -> None:
         raise ConfigError(
             f"{program.name} is neither in the box nor on this worker's machine; run `ratchet agents fetch {fetch}`"
         )
-    archive = await asyncio.to_thread(packed, program)
+    archive = await asyncio.to_thread(pack_program, program)
     incoming = f"/var/tmp/{program.directory_name}.tgz"
     await box.write_file(incoming, archive, user="root")
     # Unpacked beside its place and renamed: a try that died half way leaves nothing that looks complete.
@@ -118,7 +118,7 @@ async def ensure(box: Sandbox, program: AgentProgram) -> None:
     )
 
 
-def packed(program: AgentProgram) -> Path:
+def pack_program(program: AgentProgram) -> Path:
     """The host's directory as one archive, made at the first upload and kept."""
     import tarfile
 

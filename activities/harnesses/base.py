@@ -21,7 +21,7 @@ from activities.sandboxes.base import Sandbox
 from ratchet.errors import ConfigError
 from ratchet.types import AgentExit
 
-Dialect = Literal["messages", "chat", "responses"]
+WireProtocol = Literal["messages", "chat", "responses"]
 
 MAX_TRANSCRIPT_BYTES = 16 << 20
 
@@ -100,7 +100,7 @@ class BaseHarness(ABC):
     """
 
     name: ClassVar[str]
-    dialect: ClassVar[Dialect]
+    dialect: ClassVar[WireProtocol]
     """The wire protocol that the program speaks with the adapter."""
     options: ClassVar[type[BaseModel]] = NoOptions
     """What `HarnessSpec.extra` may hold."""

@@ -94,7 +94,7 @@ class ClaudeCode(FetchedHarness):
         return {"command.sh": (exports(self.environment(spec)) + command).encode(), "prompt.txt": spec.prompt.encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_end(await last_output(box, attempt), exit_code)
+        return read_claude_code_exit(await last_output(box, attempt), exit_code)
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -130,7 +130,7 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
     return window
 
 
-def read_end(output: bytes, exit_code: int) -> AgentExit:
+def read_claude_code_exit(output: bytes, exit_code: int) -> AgentExit:
     """Its closing event says it; a program that ended without one crashed."""
     result = next((event for event in reversed(json_lines(output)) if event.get("type") == "result"), None)
     if result is None:

@@ -65,7 +65,7 @@ class Codex(FetchedHarness):
         }
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_end(await last_output(box, attempt))
+        return read_codex_exit(await last_output(box, attempt))
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -83,7 +83,7 @@ class Codex(FetchedHarness):
         return Transcript(data, num_turns=kinds.count("agent_message"), num_steps=steps, usage=usage)
 
 
-def read_end(output: bytes) -> AgentExit:
+def read_codex_exit(output: bytes) -> AgentExit:
     """`turn.completed` or `turn.failed` is its last word; a program that ended without either crashed."""
     for event in reversed(json_lines(output)):
         if event.get("type") == "turn.completed":

@@ -24,4 +24,4 @@ class FetchedHarness(BaseHarness):
         return self._program.version
 
     async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
-        await agent_programs.ensure(box, self._program)
+        await agent_programs.ensure_program(box, self._program)

@@ -77,7 +77,7 @@ class MiniSweAgent(FetchedHarness):
         }
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_end(errors)
+        return read_mini_swe_agent_exit(errors)
 
     def read_transcript(self, data: bytes) -> Transcript:
         try:
@@ -90,7 +90,7 @@ class MiniSweAgent(FetchedHarness):
         )
 
 
-def read_end(errors: str) -> AgentExit:
+def read_mini_swe_agent_exit(errors: str) -> AgentExit:
     """The last line of `command.sh` is the trajectory's exit status: `Submitted`, a limit, or an exception's name."""
     found = _EXIT_STATUS.findall(errors)
     status = found[-1] if found else ""

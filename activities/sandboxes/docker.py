@@ -19,7 +19,7 @@ from aiodocker.exceptions import DockerError
 
 from activities.sandboxes.base import BoxLimits, Capabilities, Sandbox, SandboxInfo
 from activities.sandboxes.docker_box import DEADLINE_FILE, DockerSandbox
-from activities.sandboxes.docker_errors import remove, require_running, service_errors
+from activities.sandboxes.docker_errors import remove_container, require_running, service_errors
 from activities.sandboxes.docker_settings import EGRESS_LABEL
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError
 
@@ -158,7 +158,7 @@ class DockerProvider:
     async def kill(self, sandbox_id: str) -> bool:
         try:
             with service_errors(sandbox_id):
-                await remove(self._docker().containers.container(sandbox_id))
+                await remove_container(self._docker().containers.container(sandbox_id))
         except SandboxGoneError:
             return False
         return True

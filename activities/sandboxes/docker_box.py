@@ -19,7 +19,7 @@ from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from activities.sandboxes.base import CommandResult
-from activities.sandboxes.docker_errors import remove, require_running, service_errors
+from activities.sandboxes.docker_errors import remove_container, require_running, service_errors
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
 
 _CANNOT_START, _KILLED, _MISSING, _NO_FILE, _CUT = 126, 137, 144, 145, 146
@@ -174,7 +174,7 @@ class DockerSandbox:
 
     async def kill(self) -> None:
         with contextlib.suppress(SandboxGoneError), service_errors(self.id):
-            await remove(self._container)
+            await remove_container(self._container)
 
     async def close(self) -> None:
         """The provider holds the connections."""

@@ -16,7 +16,7 @@ from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxG
 _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
 
 
-async def remove(container: DockerContainer) -> None:
+async def remove_container(container: DockerContainer) -> None:
     """One that is being removed already is on its way; a missing one raises."""
     try:
         await container.delete(force=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Tool, Wishes
+from adapter.conversation import Answer, Message, RequestOptions, Tool
 
 Fields = dict[str, msgspec.Raw]
 """A request's top level: each field's bytes as they came."""
@@ -36,7 +36,7 @@ class InvalidRequestError(ValueError):
     """The request cannot be served; the message says which part of it and why."""
 
 
-class Stream(Protocol):
+class SseWriter(Protocol):
     """One answer as server-sent events: `opening`, `ping` while the model thinks, then `closing` or `failed`."""
 
     def opening(self, prompt_tokens: int) -> bytes: ...
@@ -75,15 +75,15 @@ class Dialect(Protocol):
         """A run of items of one side, the first of which is number `first` of the history. Never empty. Raises InvalidRequestError."""
         ...
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
+    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         """Raises InvalidRequestError."""
         ...
 
-    def reply(self, wishes: Wishes, answer: Answer) -> bytes:
+    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
         """The whole answer as one JSON body."""
         ...
 
-    def stream(self, wishes: Wishes) -> Stream: ...
+    def stream(self, wishes: RequestOptions) -> SseWriter: ...
 
     def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
         """HTTP status and body."""
@@ -98,7 +98,7 @@ class _Side(msgspec.Struct):
 _SIDE = msgspec.json.Decoder(_Side)
 
 
-def side_of(item: msgspec.Raw) -> _Side:
+def role_of(item: msgspec.Raw) -> _Side:
     """Role and type of an item, without reading the rest of it. Raises InvalidRequestError where it is no object."""
     try:
         return _SIDE.decode(item)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Tool, ToolCall, Wishes
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -25,8 +25,8 @@ from adapter.dialects.base import (
     items_of,
     object_at,
     positive,
+    role_of,
     sdk_retries,
-    side_of,
 )
 from ratchet.types import TurnKind
 
@@ -53,7 +53,7 @@ class ChatDialect:
         return items_of(self.history, history)
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        return bool(side_of(item).role == "assistant")
+        return bool(role_of(item).role == "assistant")
 
     def head(self, fields: Fields) -> tuple[str, list[Tool]]:
         tools = enumerate(field_at(fields, "tools", list, []))
@@ -65,13 +65,13 @@ class ChatDialect:
             for at, value in enumerate(items, start=first)
         ]
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
+    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         if field_at(fields, "n", int, 1) != 1:
             raise InvalidRequestError("n: only 1 is served")
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
         stop = field_at(fields, "stop", (str, list), [])
         lane = headers.get("x-claude-code-agent-id", "")
-        return Wishes(
+        return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
             max_tokens=positive(max_tokens, "max_tokens"),
@@ -92,7 +92,7 @@ class ChatDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: Wishes, answer: Answer) -> bytes:
+    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
         choice = {
             "index": 0,
             "message": _wire_message(answer.message),
@@ -102,7 +102,7 @@ class ChatDialect:
         frame = _frame(wishes, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
         return orjson.dumps(frame | {"choices": [choice], "usage": _usage(answer)})
 
-    def stream(self, wishes: Wishes) -> "ChatStream":
+    def stream(self, wishes: RequestOptions) -> "ChatStream":
         return ChatStream(self, wishes)
 
     def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
@@ -111,7 +111,7 @@ class ChatDialect:
 
 
 class ChatStream:
-    def __init__(self, dialect: ChatDialect, wishes: Wishes) -> None:
+    def __init__(self, dialect: ChatDialect, wishes: RequestOptions) -> None:
         self._dialect, self._wishes, self._id = dialect, wishes, f"chatcmpl-{uuid4().hex[:24]}"
 
     def opening(self, prompt_tokens: int) -> bytes:
@@ -229,7 +229,7 @@ def _wire_message(message: Message) -> dict[str, Any]:
     return wire
 
 
-def _frame(wishes: Wishes, completion_id: str, created: int, kind: str) -> dict[str, Any]:
+def _frame(wishes: RequestOptions, completion_id: str, created: int, kind: str) -> dict[str, Any]:
     return {"id": completion_id, "object": kind, "created": created, "model": wishes.model}
 
 

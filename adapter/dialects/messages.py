@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Tool, ToolCall, Wishes
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -26,8 +26,8 @@ from adapter.dialects.base import (
     items_of,
     object_at,
     positive,
+    role_of,
     sdk_retries,
-    side_of,
 )
 from ratchet.types import TurnKind
 
@@ -57,7 +57,7 @@ class MessagesDialect:
         return items_of(self.history, history)
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        return bool(side_of(item).role == "assistant")
+        return bool(role_of(item).role == "assistant")
 
     def head(self, fields: Fields) -> tuple[str, list[Tool]]:
         system = _text(field_at(fields, "system", (str, list), ""), "system")
@@ -69,12 +69,12 @@ class MessagesDialect:
             parsed += _messages(object_at(value, f"messages.{at}"), f"messages.{at}")
         return parsed
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
+    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         kind = choice.get("type", "auto")
         stops = field_at(fields, "stop_sequences", list, [])
         lane = headers.get("x-claude-code-agent-id", "")
-        return Wishes(
+        return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
             max_tokens=positive(field_at(fields, "max_tokens", int), "max_tokens"),
@@ -89,12 +89,12 @@ class MessagesDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: Wishes, answer: Answer) -> bytes:
+    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
         head = _head(wishes, f"msg_{answer.turn_id}")
         return orjson.dumps(head | {"content": _blocks(answer.message), "usage": usage} | _end(answer))
 
-    def stream(self, wishes: Wishes) -> "MessagesStream":
+    def stream(self, wishes: RequestOptions) -> "MessagesStream":
         return MessagesStream(self, wishes)
 
     def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
@@ -103,7 +103,7 @@ class MessagesDialect:
 
 
 class MessagesStream:
-    def __init__(self, dialect: MessagesDialect, wishes: Wishes) -> None:
+    def __init__(self, dialect: MessagesDialect, wishes: RequestOptions) -> None:
         self._dialect, self._wishes = dialect, wishes
 
     def opening(self, prompt_tokens: int) -> bytes:
@@ -238,7 +238,7 @@ def _stream_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
     return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
 
 
-def _head(wishes: Wishes, message_id: str) -> dict[str, Any]:
+def _head(wishes: RequestOptions, message_id: str) -> dict[str, Any]:
     return {"id": message_id, "type": "message", "role": "assistant", "model": wishes.model}
 
 

@@ -15,20 +15,20 @@ from typing import Any
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Tool, ToolCall, Wishes
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
     InvalidRequestError,
-    Stream,
+    SseWriter,
     arguments_of,
     field_at,
     field_of,
     items_of,
     object_at,
     positive,
+    role_of,
     sdk_retries,
-    side_of,
 )
 from adapter.dialects.chat import STATUS, choice_of, function_tool
 from adapter.dialects.responses_stream import ResponsesStream, response_of
@@ -55,7 +55,7 @@ class ResponsesDialect:
         return items_of(self.history, history)
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        side = side_of(item)
+        side = role_of(item)
         return side.role == "assistant" or (isinstance(side.type, str) and side.type in _ANSWER_TYPES)
 
     def head(self, fields: Fields) -> tuple[str, list[Tool]]:
@@ -69,7 +69,7 @@ class ResponsesDialect:
             _message(object_at(value, f"input[{at}]"), f"input[{at}]") for at, value in enumerate(items, start=first)
         ]
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> Wishes:
+    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         if field_at(fields, "previous_response_id", str) or field_at(fields, "background", bool, False):
             raise InvalidRequestError(
                 "this service keeps no responses: send the whole history as `input`, without previous_response_id"
@@ -77,7 +77,7 @@ class ResponsesDialect:
         tools = field_at(fields, "tools", list, [])
         sub_agent = headers.get("x-openai-subagent", "")
         lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
-        return Wishes(
+        return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
             max_tokens=positive(field_at(fields, "max_output_tokens", int), "max_output_tokens"),
@@ -93,10 +93,10 @@ class ResponsesDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: Wishes, answer: Answer) -> bytes:
+    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
         return orjson.dumps(response_of(wishes, f"resp_{answer.turn_id}", answer))
 
-    def stream(self, wishes: Wishes) -> Stream:
+    def stream(self, wishes: RequestOptions) -> SseWriter:
         return ResponsesStream(wishes)
 
     def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:

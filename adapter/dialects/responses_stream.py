@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import orjson
 
-from adapter.conversation import Answer, Wishes
+from adapter.conversation import Answer, RequestOptions
 from adapter.dialects.base import Failure, event
 
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
 
 
 def response_of(
-    wishes: Wishes, response_id: str, answer: Answer | None, error: dict[str, str] | None = None
+    wishes: RequestOptions, response_id: str, answer: Answer | None, error: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """The response object; without `answer` as it is while the model thinks."""
     cut = answer is not None and answer.finish == "length"
@@ -47,7 +47,7 @@ def response_of(
     }
 
 
-def output_of(wishes: Wishes, answer: Answer) -> list[dict[str, Any]]:
+def output_of(wishes: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     """Reasoning, text, calls, in this order; their ids follow from the turn's."""
     message, turn = answer.message, answer.turn_id
     items: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ def output_of(wishes: Wishes, answer: Answer) -> list[dict[str, Any]]:
 
 
 class ResponsesStream:
-    def __init__(self, wishes: Wishes) -> None:
+    def __init__(self, wishes: RequestOptions) -> None:
         self._wishes, self._id, self._number = wishes, f"resp_{uuid4().hex}", 0
 
     def opening(self, prompt_tokens: int) -> bytes:

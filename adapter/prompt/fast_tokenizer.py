@@ -27,7 +27,7 @@ PATTERNS = frozenset({_GPT2, _QWEN2, _LLAMA3})
 _LONGEST = 50_000  # characters: tiktoken gives up on some hundred thousand blanks in a row
 
 
-class FastTokens:
+class FastTokenizer:
     def __init__(self, tokenizer: Any, description: Mapping[str, Any]) -> None:
         """`description`: the parsed tokenizer.json of `tokenizer`. Raises ValueError with what stands against it."""
         import tiktoken

@@ -6,11 +6,11 @@ Called by: `prompts.py`.
 
 from collections.abc import Sequence
 
-from adapter.conversation import Unit
+from adapter.conversation import MessageRun
 from adapter.dialects.base import InvalidRequestError
 
 
-def check_history(units: Sequence[Unit], num_skipped: int) -> None:
+def validate_history(units: Sequence[MessageRun], num_skipped: int) -> None:
     """`units` follow `num_skipped` that were checked before. Raises InvalidRequestError."""
     if not num_skipped and units[0].assistant:
         raise InvalidRequestError("the first message must not be the assistant's")
@@ -26,7 +26,7 @@ def check_history(units: Sequence[Unit], num_skipped: int) -> None:
             _check_results(unit, called)
 
 
-def _calls(unit: Unit) -> set[str]:
+def _calls(unit: MessageRun) -> set[str]:
     ids = [call.id for call in unit.messages[0].tool_calls]
     twice = next((one for one in ids if ids.count(one) > 1), None)
     if twice is not None:
@@ -34,7 +34,7 @@ def _calls(unit: Unit) -> set[str]:
     return set(ids)
 
 
-def _check_results(unit: Unit, called: set[str] | None) -> None:
+def _check_results(unit: MessageRun, called: set[str] | None) -> None:
     """`called` None: the calls before were read with an earlier request."""
     answered: set[str] = set()
     for message in unit.messages:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
-from adapter.prompt.token_buffer import Buffer, Stream
+from adapter.prompt.token_buffer import TokenBuffer, TokenStream
 from engine.client import IdsText
 from ratchet.store.arrays import Ids
 
@@ -21,11 +21,11 @@ _LANES = 2  # remembered per session: an agent and one sub-agent; about six byte
 class _Written:
     """The first `length` ids of a buffer."""
 
-    buffer: Buffer
+    buffer: TokenBuffer
     length: int = 0
     texts: list[bytes] = field(default_factory=list)
 
-    def reach(self, prompt: Stream) -> None:
+    def reach(self, prompt: TokenStream) -> None:
         if prompt.length > self.length:
             self.texts.append(_numbers(prompt.ids[self.length :], first=not self.length))
             self.length = prompt.length
@@ -34,12 +34,12 @@ class _Written:
 
 
 @dataclass(slots=True)
-class WireText:
+class IdsJson:
     """One session's. A prompt that does not go on from the lane's last one is written whole."""
 
     _last: OrderedDict[str, _Written] = field(default_factory=OrderedDict)
 
-    def of(self, prompt: Stream, lane: str) -> IdsText:
+    def of(self, prompt: TokenStream, lane: str) -> IdsText:
         written = self._last.pop(lane, None)
         if written is None or written.buffer is not prompt.buffer or written.length > prompt.length:
             written = _Written(prompt.buffer)

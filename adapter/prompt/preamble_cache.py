@@ -15,7 +15,7 @@ import xxhash
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
-from adapter.conversation import Head, Tool
+from adapter.conversation import Preamble, Tool
 from adapter.dialects.base import Dialect, Fields, InvalidRequestError
 
 _SIZE = 512
@@ -23,15 +23,15 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Heads:
+class PreambleCache:
     """Shared by all sessions of a process; the oldest go first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, bytes], Head] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes], Preamble] = OrderedDict()
         self._good_tools: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, dialect: Dialect, fields: Fields) -> Head:
+    def of(self, dialect: Dialect, fields: Fields) -> Preamble:
         """Raises InvalidRequestError where the tools cannot be used."""
         digest = xxhash.xxh3_128()
         for name in dialect.head_fields:
@@ -45,14 +45,14 @@ class Heads:
             self._remember(self._known, key, head)
         return head
 
-    def _checked(self, dialect: Dialect, fields: Fields) -> Head:
+    def _checked(self, dialect: Dialect, fields: Fields) -> Preamble:
         try:
             system, tools = dialect.head(fields)
             digest = xxhash.xxh3_128_digest(orjson.dumps(tools))
             if digest not in self._good_tools:
                 check_tools(tools)
                 self._remember(self._good_tools, digest, None)
-            return Head.of(system, tools)
+            return Preamble.of(system, tools)
         except orjson.JSONDecodeError as error:
             raise InvalidRequestError(f"the body is no JSON: {error}") from error
         except (RecursionError, TypeError) as error:

@@ -15,26 +15,26 @@ from hashlib import blake2b
 
 import structlog
 
-from adapter.conversation import Unit, Wishes, answer_from_json
+from adapter.conversation import MessageRun, RequestOptions, answer_from_json
 from adapter.dialects.base import Dialect
-from adapter.prompt.history_validation import check_history
-from adapter.prompt.ids_json import WireText
-from adapter.prompt.preamble_cache import Heads
+from adapter.prompt.history_validation import validate_history
+from adapter.prompt.ids_json import IdsJson
+from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import Reader, Reading
-from adapter.prompt.template_segments import NotLocalError
-from adapter.prompt.token_buffer import Stream
+from adapter.prompt.request_parser import ParsedRequest, RequestParser
+from adapter.prompt.template_segments import NotSegmentableError
+from adapter.prompt.token_buffer import TokenStream
 from adapter.settings import AdapterSettings
 from adapter.turns.forks import cause_of, kind_of
-from adapter.turns.routing import Router
-from adapter.turns.tree import Grown, Join, Tree
+from adapter.turns.routing import EngineRouter
+from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.store import sessions, turns
 from ratchet.store.arrays import Ids, ids_from_bytes, unpack_json
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
 from ratchet.types import ForkCause, TurnKind
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 _THREAD_FROM_CHARS = 8_000  # less text is rendered and tokenised in a few milliseconds, without the detour
 _THREAD_FROM_BYTES = 32_000  # less JSON is parsed in a millisecond
 _LOADED_AT_ONCE = 20
@@ -43,7 +43,7 @@ _LOADED_AT_ONCE = 20
 class PromptTooLongError(Exception):
     """Less than `min_response_tokens` would be left for the answer. No row is written."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, wishes: Wishes) -> None:
+    def __init__(self, prompt_tokens: int, max_tokens: int, wishes: RequestOptions) -> None:
         super().__init__(f"prompt is too long: {prompt_tokens} tokens > {max_tokens} maximum")
         self.prompt_tokens, self.max_tokens, self.wishes = prompt_tokens, max_tokens, wishes
 
@@ -60,13 +60,13 @@ class UnknownModelError(Exception):
 
 
 @dataclass(slots=True)
-class Live:
+class LiveSession:
     """What this process keeps of a session. Nothing of it matters: all is read again from the store after a restart."""
 
     session: SessionRow
-    reader: Reader
-    tree: Tree = field(default_factory=Tree)
-    wire: WireText = field(default_factory=WireText)
+    reader: RequestParser
+    tree: TurnTree = field(default_factory=TurnTree)
+    wire: IdsJson = field(default_factory=IdsJson)
     loaded: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
@@ -102,26 +102,26 @@ class _Made:
 class _Asked:
     """A request that was read and tokenised; nothing in the session has changed by it."""
 
-    reading: Reading
+    reading: ParsedRequest
     found: _Found | None
     made: _Made
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedCall:
     """A call with its exact prompt, its place in the tree and the engine that will most likely serve it.
 
     `after`: the turn whose answer `new_units` follow, None where they are the whole history.
     """
 
-    reading: Reading
+    reading: ParsedRequest
     kind: TurnKind
-    stream: Stream
-    join: Join
+    stream: TokenStream
+    join: AttachPoint
     fork_cause: ForkCause | None
     thinks: bool
     after: int | None
-    new_units: Sequence[Unit]
+    new_units: Sequence[MessageRun]
     new_keys: list[bytes]
     max_tokens: int
     engine_id: int | None = None
@@ -143,19 +143,19 @@ class Prepared:
         return blake2b(self.reading.keys[-1] + self.kind.encode(), digest_size=16).digest()
 
 
-class Prompts:
-    def __init__(self, settings: AdapterSettings, database: Database, renderer: Renderer, router: Router) -> None:
+class PromptBuilder:
+    def __init__(self, settings: AdapterSettings, database: Database, renderer: Renderer, router: EngineRouter) -> None:
         self._settings, self._database, self._renderer, self._router = settings, database, renderer, router
-        self._heads = Heads()
-        self._live: OrderedDict[int, Live] = OrderedDict()
+        self._heads = PreambleCache()
+        self._live: OrderedDict[int, LiveSession] = OrderedDict()
         if renderer.full_because is not None:
-            LOG.warning(
+            _LOG.warning(
                 "every prompt is rendered and tokenised in full: the chat template is not made of parts",
                 why=renderer.full_because,
             )
 
-    def live(self, session: SessionRow) -> Live:
-        live = self._live.setdefault(session.id, Live(session, Reader(self._heads)))
+    def live(self, session: SessionRow) -> LiveSession:
+        live = self._live.setdefault(session.id, LiveSession(session, RequestParser(self._heads)))
         self._live.move_to_end(session.id)
         while len(self._live) > self._settings.max_sessions:
             idle = next((key for key, one in self._live.items() if not one.num_calls and key != session.id), None)
@@ -166,7 +166,9 @@ class Prompts:
 
     # ------------------------------------------------------------ one request
 
-    async def prepare(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Prepared:
+    async def prepare(
+        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> PreparedCall:
         """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError."""
         asked = await self._asked(live, body, dialect, headers)
         wishes, limits, num_tokens = asked.reading.wishes, live.session.limits, asked.made.num_tokens
@@ -179,19 +181,19 @@ class Prompts:
         prepared.engine_id = likely.id if likely else None
         return prepared
 
-    async def count(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
+    async def count(self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""
         return (await self._asked(live, body, dialect, headers)).made.num_tokens
 
-    async def _asked(self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> _Asked:
+    async def _asked(self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> _Asked:
         reading, found = await self._read(live, body, dialect, headers)
         wishes = reading.wishes
         if wishes.model not in ("", live.session.model):
             raise UnknownModelError(f"model {wishes.model!r} is not served here; use {live.session.model!r}")
-        check_history(reading.units, reading.num_skipped)
+        validate_history(reading.units, reading.num_skipped)
         return _Asked(reading, found, await self._make(live, reading, found))
 
-    def _placed(self, live: Live, asked: _Asked) -> Prepared:
+    def _placed(self, live: LiveSession, asked: _Asked) -> PreparedCall:
         """The prompt's place in the tree as it is now, after all waiting."""
         reading, found, made, tree = asked.reading, asked.found, asked.made, live.tree
         if made.base is None:
@@ -205,11 +207,13 @@ class Prompts:
         cause = cause_of(tree, join, stream.length, wishes.lane, reading.units, reading.keys, made.dropped, kind)
         new_keys = [key for key in reading.keys[:-1] if key not in tree.seen] + [reading.keys[-1]]
         after = None if found is None else found.turn_id
-        return Prepared(reading, kind, stream, join, cause, made.thinks, after, _behind(reading, found), new_keys, 0)
+        return PreparedCall(
+            reading, kind, stream, join, cause, made.thinks, after, _behind(reading, found), new_keys, 0
+        )
 
     async def _read(
-        self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str]
-    ) -> tuple[Reading, _Found | None]:
+        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> tuple[ParsedRequest, _Found | None]:
         """The request, and the last stored turn that it goes on from. Read whole where that turn's stream cannot begin the prompt."""
         whole = self._renderer.pieces is None
         reading = await self._parsed(live, body, dialect, headers, whole)
@@ -222,14 +226,14 @@ class Prompts:
         return reading, found
 
     async def _parsed(
-        self, live: Live, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
-    ) -> Reading:
+        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
+    ) -> ParsedRequest:
         long = len(body) >= _THREAD_FROM_BYTES
         if long and (whole or live.reader.num_new_bytes(body) >= _THREAD_FROM_BYTES):
             return await asyncio.to_thread(live.reader.read, body, dialect, headers, whole)
         return live.reader.read(body, dialect, headers, whole)
 
-    def _find(self, live: Live, reading: Reading) -> _Found | None:
+    def _find(self, live: LiveSession, reading: ParsedRequest) -> _Found | None:
         lane, pieces = reading.wishes.lane, self._renderer.pieces
         newest = live.tree.newest(reading.units, reading.keys, lane)
         if newest is None:
@@ -241,21 +245,23 @@ class Prompts:
         drops = thinks and any(not unit.assistant and pieces.others(unit)[1] for unit in new)  # type: ignore[union-attr]
         return _Found(turn_id, at, stands=pieces is not None and not sampled and not drops)
 
-    def _answered_elsewhere(self, live: Live, reading: Reading) -> bool:
+    def _answered_elsewhere(self, live: LiveSession, reading: ParsedRequest) -> bool:
         """Whether the last answer in this history is unknown here: another process may have given it."""
         for at in range(len(reading.units) - 1, -1, -1):
             if reading.units[at].assistant:
                 return reading.keys[at + 1] not in live.tree.seen
         return False
 
-    async def _make(self, live: Live, reading: Reading, found: _Found | None) -> _Made:
+    async def _make(self, live: LiveSession, reading: ParsedRequest, found: _Found | None) -> _Made:
         new_units = _behind(reading, found)
         num_chars = sum(len(message.text) for unit in new_units for message in unit.messages)
         if found is not None and found.stands and num_chars < _THREAD_FROM_CHARS:
             return self._made(live, reading, found, new_units)
         return await asyncio.to_thread(self._made, live, reading, found, new_units)
 
-    def _made(self, live: Live, reading: Reading, found: _Found | None, new_units: Sequence[Unit]) -> _Made:
+    def _made(
+        self, live: LiveSession, reading: ParsedRequest, found: _Found | None, new_units: Sequence[MessageRun]
+    ) -> _Made:
         try:
             if found is not None and found.stands:
                 node = live.tree.nodes[found.turn_id]
@@ -264,11 +270,11 @@ class Prompts:
                 return _Made(continued.ids, found.turn_id, node.length + len(continued.ids), thinks)
             composed = self._renderer.composed(reading.head, reading.units, self._sampled(live, reading))
             return _Made(composed.ids, None, len(composed.ids), composed.thinks, composed.dropped)
-        except NotLocalError:
+        except NotSegmentableError:
             ids = self._renderer.full(reading.head, reading.units)
             return _Made(ids, None, len(ids), False)
 
-    def _sampled(self, live: Live, reading: Reading) -> dict[int, Ids]:
+    def _sampled(self, live: LiveSession, reading: ParsedRequest) -> dict[int, Ids]:
         """Answers that came back as sent: at their place in a history that was asked with, else wherever they were given."""
         found = {}
         for at, unit in enumerate(reading.units):
@@ -282,7 +288,7 @@ class Prompts:
 
     # ------------------------------------------------------------ from the store
 
-    async def load(self, live: Live) -> None:
+    async def load(self, live: LiveSession) -> None:
         """Brings the tree up to date with the store."""
         async with live.lock:
             template = self._renderer.template
@@ -297,14 +303,16 @@ class Prompts:
                 stored = answer_from_json(row.id, answer)
                 thinks = request["thinks"] or stored.thinks
                 keys = [bytes.fromhex(key) for key in request["keys"]]
-                grown = Grown(keys, stored.message, row.lane, TurnKind(row.kind), self._renderer.ended(sampled), thinks)
-                join = Join(row.parent_turn_id, row.kept_tokens)
+                grown = TurnGrowth(
+                    keys, stored.message, row.lane, TurnKind(row.kind), self._renderer.ended(sampled), thinks
+                )
+                join = AttachPoint(row.parent_turn_id, row.kept_tokens)
                 live.tree.add(row.id, join, live.tree.prompt(join, ids_from_bytes(row.suffix_ids)), sampled, grown)
                 if no % _LOADED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # others go first
             live.loaded = True
 
 
-def _behind(reading: Reading, found: _Found | None) -> list[Unit]:
+def _behind(reading: ParsedRequest, found: _Found | None) -> list[MessageRun]:
     """The units that follow the answer of the turn that was found, or all of them."""
     return reading.units if found is None else reading.units[found.at + 1 :]

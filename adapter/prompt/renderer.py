@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from adapter.conversation import Head, Message, Unit
+from adapter.conversation import Message, MessageRun, Preamble
 from adapter.prompt.chat_template import ChatTemplate
-from adapter.prompt.template_segments import NotLocalError, Pieces
-from adapter.prompt.tokenizer import Tokens
+from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
+from adapter.prompt.tokenizer import PolicyTokenizer
 from ratchet.errors import ConfigError
 from ratchet.store.arrays import Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedPrompt:
     """What follows a stored stream. `drops`: it takes the thinking out of what stands before. `thinks`: of its own answers, one
     whose thinking is shown."""
 
@@ -36,7 +36,7 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class ComposedPrompt:
     """A whole prompt. `thinks`: some answer's thinking is shown. `dropped`: some sampled answer lost its thinking to the template."""
 
     ids: Ids
@@ -49,15 +49,15 @@ class Renderer:
 
     def __init__(self, model_path: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
         """Raises ConfigError where the directory cannot be used. `full_because`: why every prompt is rendered whole, None if not."""
-        self.tokens = Tokens(model_path)
+        self.tokens = PolicyTokenizer(model_path)
         self.template = ChatTemplate(model_path, self.tokens.alias, template_kwargs or {})
-        self.pieces: Pieces | None = None
+        self.pieces: TemplateSegments | None = None
         self.full_because: str | None = None
         self._end_id: int | None = None
         try:
-            pieces = Pieces(self.template)
+            pieces = TemplateSegments(self.template)
             self._check(pieces)
-        except NotLocalError as error:
+        except NotSegmentableError as error:
             self.full_because = str(error)
         else:
             self.pieces = pieces
@@ -80,12 +80,12 @@ class Renderer:
 
     # ------------------------------------------------------------ prompts
 
-    def full(self, head: Head, units: Sequence[Unit]) -> Ids:
+    def full(self, head: Preamble, units: Sequence[MessageRun]) -> Ids:
         """The plain path: everything rendered and tokenised. Raises TemplateRefusedError."""
         messages = [*head.messages(), *(message for unit in units for message in unit.messages)]
         return self.tokens.encode_whole(self.template.render(messages, head.tools, generation_prompt=True))
 
-    def continued(self, units: Sequence[Unit], ended: bool) -> Continued:
+    def continued(self, units: Sequence[MessageRun], ended: bool) -> ContinuedPrompt:
         """The ids behind a stored stream, whose last answer `units` follow. Raises NotLocalError, TemplateRefusedError."""
         pieces = self._pieces()
         texts, last = [], -1
@@ -99,9 +99,9 @@ class Renderer:
                 texts[at] = pieces.answer(unit.messages[0], at > last)
                 thinks = thinks or (at > last and pieces.thinks(unit.messages[0]))
         text = (self._glue if ended else pieces.end) + "".join(texts) + pieces.generation
-        return Continued(self.tokens.encode(text), last >= 0, thinks)
+        return ContinuedPrompt(self.tokens.encode(text), last >= 0, thinks)
 
-    def composed(self, head: Head, units: Sequence[Unit], sampled: Mapping[int, Ids]) -> Composed:
+    def composed(self, head: Preamble, units: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
         """A whole prompt, in which `sampled` stand for the answers at these places. Raises NotLocalError, TemplateRefusedError."""
         pieces = self._pieces()
         laid = pieces.lay(head, units)
@@ -117,25 +117,25 @@ class Renderer:
                 text += laid.texts[at]
                 dropped = dropped or at in sampled
         parts.append(self.tokens.encode(text + pieces.generation))
-        return Composed(np.concatenate(parts), thinks, dropped)
+        return ComposedPrompt(np.concatenate(parts), thinks, dropped)
 
     # ------------------------------------------------------------ at start
 
-    def _pieces(self) -> Pieces:
+    def _pieces(self) -> TemplateSegments:
         if self.pieces is None:
-            raise NotLocalError(self.full_because)
+            raise NotSegmentableError(self.full_because)
         return self.pieces
 
-    def _end_alias(self, pieces: Pieces) -> str:
+    def _end_alias(self, pieces: TemplateSegments) -> str:
         found = self.tokens.added.match(pieces.end)
         if found is None:
-            raise NotLocalError("an answer does not end with a token of its own")
+            raise NotSegmentableError("an answer does not end with a token of its own")
         return found[0]
 
-    def _check(self, pieces: Pieces) -> None:
+    def _check(self, pieces: TemplateSegments) -> None:
         """The text is the sum of its parts, and the ids are the same when the text is cut at added tokens."""
         self._end_alias(pieces)
         for text in pieces.check():
             cut = [self.tokens.encode_whole(stretch) for stretch in self.tokens.added.split(text)]
             if not np.array_equal(self.tokens.encode_whole(text), np.concatenate(cut)):
-                raise NotLocalError("tokenising depends on what stands before an added token")
+                raise NotSegmentableError("tokenising depends on what stands before an added token")

@@ -18,22 +18,22 @@ import numpy as np
 import orjson
 import xxhash
 
-from adapter.conversation import Head, Unit, Wishes, extend_key
+from adapter.conversation import MessageRun, Preamble, RequestOptions, extend_key
 from adapter.dialects.base import Dialect, Fields, InvalidRequestError
-from adapter.prompt.preamble_cache import Heads
+from adapter.prompt.preamble_cache import PreambleCache
 
 _FIELDS = msgspec.json.Decoder(Fields)
 _MAX_MARKS, _MAX_TIPS, _WINDOW_BYTES = 6, 8, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedRequest:
     """`units` follow `num_skipped` units that an earlier call had, too; `keys[i]` stands for the history before units[i]."""
 
-    head: Head
-    wishes: Wishes
+    head: Preamble
+    wishes: RequestOptions
     num_skipped: int
-    units: list[Unit]
+    units: list[MessageRun]
     keys: list[bytes]
 
 
@@ -52,7 +52,7 @@ class _Tip(msgspec.Struct, gc=False):
     """The last request of one conversation: the fields before its messages, and its last marks."""
 
     before: Fields
-    head: Head
+    head: Preamble
     marks: list[_Mark]
     window: bytes
 
@@ -72,10 +72,10 @@ class _Parsed:
     items: list[msgspec.Raw]
 
 
-class Reader:
+class RequestParser:
     """One session's. `heads` is shared by all of a process."""
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: PreambleCache) -> None:
         self._heads = heads
         self._tips: list[_Tip] = []
 
@@ -84,7 +84,7 @@ class Reader:
         mark = self._known(body)[1]
         return len(body) - (mark.end if mark else 0)
 
-    def read(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> Reading:
+    def read(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> ParsedRequest:
         """Raises InvalidRequestError. `whole`: nothing is skipped."""
         tip, mark, digest = _UNKNOWN if whole else self._known(body)
         parsed = _parse(body, dialect, tip, mark)
@@ -95,7 +95,9 @@ class Reader:
         keys = [mark.key if mark else head.key]
         for unit in units:
             keys.append(extend_key(keys[-1], unit.key))
-        reading = Reading(head, dialect.wishes(parsed.fields, headers), mark.num_units if mark else 0, units, keys)
+        reading = ParsedRequest(
+            head, dialect.wishes(parsed.fields, headers), mark.num_units if mark else 0, units, keys
+        )
         kept = [one for one in tip.marks if one.end <= mark.end] if tip and mark else []
         kept += _digested(body, digest, mark.end if mark else 0, _new_marks(parsed, reading, runs, mark))
         if kept:
@@ -120,7 +122,7 @@ class Reader:
                     best = (tip, mark, digest.copy())
         return best
 
-    def _remember(self, body: bytes, marks: list[_Mark], tip: _Tip | None, before: Fields, head: Head) -> None:
+    def _remember(self, body: bytes, marks: list[_Mark], tip: _Tip | None, before: Fields, head: Preamble) -> None:
         first = marks[0].end
         made = _Tip(before, head, marks, body[max(0, first - _WINDOW_BYTES) : first])
         self._tips = [made, *(one for one in self._tips if one is not tip)][:_MAX_TIPS]
@@ -147,7 +149,7 @@ def _next_run(dialect: Dialect, parsed: _Parsed, mark: _Mark) -> bool:
     return bool(parsed.items) and dialect.is_answer(parsed.items[0]) != mark.answer
 
 
-def _units(dialect: Dialect, items: Sequence[msgspec.Raw], first: int) -> tuple[list[Unit], list[int]]:
+def _units(dialect: Dialect, items: Sequence[msgspec.Raw], first: int) -> tuple[list[MessageRun], list[int]]:
     """Runs of items of one side. `first`: the number of items[0] in the body, for messages to people."""
     sides = [dialect.is_answer(item) for item in items]
     units, runs, at = [], [], 0
@@ -158,7 +160,7 @@ def _units(dialect: Dialect, items: Sequence[msgspec.Raw], first: int) -> tuple[
         where = f"{dialect.history}.{first + at}"
         try:
             values = [orjson.loads(memoryview(item)) for item in items[at:end]]
-            units.append(Unit.of(dialect.messages(values, first + at)))
+            units.append(MessageRun.of(dialect.messages(values, first + at)))
         except orjson.JSONDecodeError as error:
             raise InvalidRequestError(f"{where}: {error}") from error
         except (RecursionError, TypeError) as error:
@@ -168,7 +170,7 @@ def _units(dialect: Dialect, items: Sequence[msgspec.Raw], first: int) -> tuple[
     return units, runs
 
 
-def _new_marks(parsed: _Parsed, reading: Reading, runs: Sequence[int], mark: _Mark | None) -> list[_Mark]:
+def _new_marks(parsed: _Parsed, reading: ParsedRequest, runs: Sequence[int], mark: _Mark | None) -> list[_Mark]:
     """One behind each of the last runs; none where a body was mended, for then there is no such place in its bytes."""
     if not _within(parsed.items, parsed.source):
         return []

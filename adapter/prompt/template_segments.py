@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from adapter.conversation import Head, Message, Tool, ToolCall, Unit
+from adapter.conversation import Message, MessageRun, Preamble, Tool, ToolCall
 from adapter.prompt.chat_template import ChatTemplate, TemplateRefusedError
 
 _USER, _TOOL, _ANSWER = Message("user", "zqxu"), Message("tool", "zqxt"), Message("assistant", "zqxa")
@@ -20,19 +20,19 @@ _THOUGHT = Message("assistant", "zqxa", "zqxr")
 _NUM_PROBES = 160
 
 
-class NotLocalError(Exception):
+class NotSegmentableError(Exception):
     """The template cannot be rendered in parts; the message says what gave it away."""
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SegmentedHistory:
     """The parts of a history. `kept[i]`: the template shows the thinking of unit i, if it is an answer that has any."""
 
     texts: list[str]
     kept: list[bool]
 
 
-class Pieces:
+class TemplateSegments:
     def __init__(self, template: ChatTemplate) -> None:
         """Raises NotLocalError."""
         self._template = template
@@ -47,11 +47,11 @@ class Pieces:
 
     # ------------------------------------------------------------ parts
 
-    def opening(self, head: Head, unit: Unit) -> str:
+    def opening(self, head: Preamble, unit: MessageRun) -> str:
         """System text, tools and everything before the first answer."""
         return self._template.render([*head.messages(), *unit.messages], head.tools)
 
-    def others(self, unit: Unit) -> tuple[str, bool]:
+    def others(self, unit: MessageRun) -> tuple[str, bool]:
         """What stands between two answers, and whether it makes the template drop the thinking before it."""
         text = self._render([_USER, _THOUGHT, *unit.messages])
         if self.drops_thinking and text.startswith(self._shown):
@@ -67,11 +67,11 @@ class Pieces:
         """Whether a later question changes how this answer stands."""
         return self.drops_thinking and self.answer(message, True) != self.answer(message, False)
 
-    def lay(self, head: Head, units: Sequence[Unit]) -> Laid:
+    def lay(self, head: Preamble, units: Sequence[MessageRun]) -> SegmentedHistory:
         """A whole history. Raises NotLocalError where its first run holds no question: what is dropped then is the template's secret."""
         texts, last = [self.opening(head, units[0])], 0
         if self.drops_thinking and not self.others(units[0])[1]:
-            raise NotLocalError("the conversation opens without a question")
+            raise NotSegmentableError("the conversation opens without a question")
         for at, unit in enumerate(units[1:], start=1):
             text, drops = ("", False) if unit.assistant else self.others(unit)
             texts.append(text)
@@ -80,7 +80,7 @@ class Pieces:
         for at, unit in enumerate(units):
             if unit.assistant:
                 texts[at] = self.answer(unit.messages[0], kept[at])
-        return Laid(texts, kept)
+        return SegmentedHistory(texts, kept)
 
     # ------------------------------------------------------------ stubs
 
@@ -88,18 +88,18 @@ class Pieces:
         try:
             return self._template.render(messages)
         except TemplateRefusedError as error:
-            raise NotLocalError(str(error)) from error
+            raise NotSegmentableError(str(error)) from error
 
     def _after_answer(self, messages: Sequence[Message]) -> str:
         _, found, rest = self._render(messages).rpartition(_ANSWER.text)
         if not found:
-            raise NotLocalError("an answer's text is not rendered as it is")
+            raise NotSegmentableError("an answer's text is not rendered as it is")
         return rest
 
     def _next_after_tool(self) -> str:
         try:
             return _without_head(self._after_answer([_USER, _ANSWER, _TOOL]), self.end)
-        except NotLocalError:
+        except NotSegmentableError:
             return ""  # a template without tools
 
     # ------------------------------------------------------------ the check at start
@@ -107,7 +107,7 @@ class Pieces:
     def check(self) -> Iterator[str]:
         """Full texts of histories that were equal to the sum of their parts. Raises NotLocalError at the first that is not."""
         if self._template.reads_clock:
-            raise NotLocalError("it reads the clock")
+            raise NotSegmentableError("it reads the clock")
         num_equal = 0
         for head, units in _probes(self._template.literals):
             messages = [*head.messages(), *(message for unit in units for message in unit.messages)]
@@ -116,26 +116,26 @@ class Pieces:
             except TemplateRefusedError:
                 continue
             if full != "".join(self.lay(head, units).texts) + self.generation:
-                raise NotLocalError("a history is not the sum of its parts")
+                raise NotSegmentableError("a history is not the sum of its parts")
             num_equal += 1
             yield full
         if num_equal < _NUM_PROBES // 4:
-            raise NotLocalError("it refuses most ways in which agents talk")
+            raise NotSegmentableError("it refuses most ways in which agents talk")
 
 
 def _without_head(text: str, head: str) -> str:
     if not text.startswith(head):
-        raise NotLocalError("earlier text changes with what follows")
+        raise NotSegmentableError("earlier text changes with what follows")
     return text[len(head) :]
 
 
 def _without_tail(text: str, tail: str) -> str:
     if not text.endswith(tail):
-        raise NotLocalError("later text changes with what stands before")
+        raise NotSegmentableError("later text changes with what stands before")
     return text[: len(text) - len(tail)]
 
 
-def _probes(literals: Sequence[str]) -> Iterator[tuple[Head, list[Unit]]]:
+def _probes(literals: Sequence[str]) -> Iterator[tuple[Preamble, list[MessageRun]]]:
     """Histories in all shapes that agents send; the template's own words stand among the texts, since templates look for them."""
     rng = random.Random(0)
     tools: list[Tool] = [
@@ -159,13 +159,13 @@ def _probes(literals: Sequence[str]) -> Iterator[tuple[Head, list[Unit]]]:
 
     for _ in range(_NUM_PROBES):
         opening = [Message("user", text() or "q") for _ in range(rng.choice((1, 1, 1, 2)))]
-        units = [Unit.of(opening)]
+        units = [MessageRun.of(opening)]
         for _ in range(rng.randrange(4)):
             units += _exchange(rng, text)
-        yield Head.of(rng.choice(["", "system", "sys\ntem "]), tools[: rng.randrange(3)]), units
+        yield Preamble.of(rng.choice(["", "system", "sys\ntem "]), tools[: rng.randrange(3)]), units
 
 
-def _exchange(rng: random.Random, text: Callable[[], str]) -> list[Unit]:
+def _exchange(rng: random.Random, text: Callable[[], str]) -> list[MessageRun]:
     """An answer and what follows it: a question, or results with or without words beside them."""
     arguments = {"path": text(), "n": rng.randrange(9), "deep": {"list": [1, None, True]}}
     calls = tuple(
@@ -177,4 +177,4 @@ def _exchange(rng: random.Random, text: Callable[[], str]) -> list[Unit]:
         others.append(Message("user", text() or "note", beside_tool=True))
     if not others or rng.random() < 0.2:
         others.append(Message(rng.choice(("user", "user", "system")), text() or "next"))
-    return [Unit.of([answer]), Unit.of(others)]
+    return [MessageRun.of([answer]), MessageRun.of(others)]

@@ -12,7 +12,7 @@ from ratchet.store.arrays import Ids
 _SPARE = 1.5  # a buffer that is too small gets half as much again; pages that nobody wrote to take no memory
 
 
-class Buffer:
+class TokenBuffer:
     """Ids that are only ever appended. What stands in it never changes, so streams of any length may share it."""
 
     __slots__ = ("_ids", "used")
@@ -41,28 +41,28 @@ class Buffer:
         return end <= self.used and np.array_equal(self._ids[length:end], new)
 
 
-class Stream(msgspec.Struct, frozen=True, gc=False):
+class TokenStream(msgspec.Struct, frozen=True, gc=False):
     """The first `length` ids of a buffer."""
 
-    buffer: Buffer
+    buffer: TokenBuffer
     length: int
 
     @staticmethod
-    def of(ids: Ids) -> "Stream":
-        return Stream(Buffer(ids), len(ids))
+    def of(ids: Ids) -> "TokenStream":
+        return TokenStream(TokenBuffer(ids), len(ids))
 
     @property
     def ids(self) -> Ids:
         return self.buffer.first(self.length)
 
-    def cut(self, length: int) -> "Stream":
-        return Stream(self.buffer, length)
+    def cut(self, length: int) -> "TokenStream":
+        return TokenStream(self.buffer, length)
 
-    def extended(self, new: Ids) -> "Stream":
+    def extended(self, new: Ids) -> "TokenStream":
         """This stream with `new` behind it: in place where nothing else stands there, or the same; else in a buffer of its own."""
         length = self.length + len(new)
         if self.length == self.buffer.used:
             self.buffer.append(new)
         elif not self.buffer.follows(self.length, new):
-            return Stream.of(np.concatenate([self.ids, new]))
-        return Stream(self.buffer, length)
+            return TokenStream.of(np.concatenate([self.ids, new]))
+        return TokenStream(self.buffer, length)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from adapter.prompt.fast_tokenizer import FastTokens
+from adapter.prompt.fast_tokenizer import FastTokenizer
 from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
 from ratchet.store.arrays import Ids
@@ -31,7 +31,7 @@ _REMEMBERED_FROM = 1024  # characters: shorter stretches are tokenised faster th
 _REMEMBERED_CHARS = 16_000_000
 
 
-class Tokens:
+class PolicyTokenizer:
     """Thread-safe: the memo has a lock, nothing else changes after construction."""
 
     def __init__(self, model_path: Path) -> None:
@@ -97,10 +97,10 @@ class Tokens:
         return ids
 
 
-def _fast(tokenizer: Any, description: dict[str, Any]) -> tuple[FastTokens | None, str | None]:
+def _fast(tokenizer: Any, description: dict[str, Any]) -> tuple[FastTokenizer | None, str | None]:
     """The fast one, or why there is none."""
     try:
-        return FastTokens(tokenizer, description), None
+        return FastTokenizer(tokenizer, description), None
     except ValueError as error:
         return None, str(error)
 

@@ -18,18 +18,18 @@ from uuid import uuid4
 import structlog
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer, Wishes, answer_from_json
+from adapter.conversation import Answer, RequestOptions, answer_from_json
 from adapter.dialects.base import Dialect
-from adapter.output_parser import Outputs
-from adapter.prompt.prompt_builder import Live, Prepared, Prompts, TurnLimitError
+from adapter.output_parser import OutputParser
+from adapter.prompt.prompt_builder import LiveSession, PreparedCall, PromptBuilder, TurnLimitError
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from adapter.turns.leases import Leases
 from adapter.turns.records import completed_turn, lane_key, new_turn
-from adapter.turns.retries import Verdict, judge
-from adapter.turns.routing import Router
-from adapter.turns.tree import Grown, Join
-from adapter.turns.writer import Writer
+from adapter.turns.retries import RetryDecision, decide_retry
+from adapter.turns.routing import EngineRouter
+from adapter.turns.tree import AttachPoint, TurnGrowth
+from adapter.turns.writer import TurnWriter
 from engine.client import Generation, Sampling
 from ratchet.errors import EngineUnavailableError, StoreUnavailableError
 from ratchet.store import turns
@@ -39,34 +39,39 @@ from ratchet.store.sessions import SessionRow, request_id
 from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 _POLL_SECONDS = 0.2
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingCall:
     """One client's hold on a call. `task` yields the answer once the turn is committed; `turn_id` None: which turn that is is not known
     yet."""
 
-    wishes: Wishes
+    wishes: RequestOptions
     prompt_tokens: int
     task: "asyncio.Task[Answer]"
     turn_id: int | None = None
 
 
 @dataclass(slots=True)
-class Running:
+class RunningTurn:
     """A turn that this process generates. It runs to its end, with or without clients."""
 
     task: "asyncio.Task[Answer]"
-    clients: set[Pending] = field(default_factory=set)
+    clients: set[PendingCall] = field(default_factory=set)
 
 
 class Capture:
     def __init__(
-        self, settings: AdapterSettings, database: Database, renderer: Renderer, outputs: Outputs, router: Router
+        self,
+        settings: AdapterSettings,
+        database: Database,
+        renderer: Renderer,
+        outputs: OutputParser,
+        router: EngineRouter,
     ) -> None:
         self._settings, self._database, self._renderer, self._outputs, self._router = (
             settings,
@@ -75,17 +80,19 @@ class Capture:
             outputs,
             router,
         )
-        self._prompts = Prompts(settings, database, renderer, router)
-        self._running: dict[int, Running] = {}
+        self._prompts = PromptBuilder(settings, database, renderer, router)
+        self._running: dict[int, RunningTurn] = {}
         self._owed: set[asyncio.Task[None]] = set()
         self._process = uuid4().hex[:12]
-        self._writer = Writer(database, settings.lease_seconds)
+        self._writer = TurnWriter(database, settings.lease_seconds)
         self.leases = Leases(database, settings.lease_seconds, router)
 
     # ------------------------------------------------------------ entry points
 
-    async def start(self, session: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> Pending:
-        """Begins or joins a call. Raises UnauthorisedError, TurnLimitError, and what `Prompts.prepare` raises."""
+    async def start(
+        self, session: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> PendingCall:
+        """Begins or joins a call. Raises UnauthorisedError, TurnLimitError, and what `PromptBuilder.prepare` raises."""
         live = self._prompts.live(session)
         prepared = await self._prompts.prepare(live, body, dialect, headers)
         wishes = prepared.reading.wishes
@@ -93,14 +100,14 @@ class Capture:
         known = await self._find(live, prepared) if live.spent else None
         if known is None and (turn_id := await self._open(live, prepared, 0)) is not None:
             running = self._begin(live, prepared, turn_id)
-            pending = Pending(wishes, prepared.stream.length, running.task, turn_id)
+            pending = PendingCall(wishes, prepared.stream.length, running.task, turn_id)
             running.clients.add(pending)
             return pending
         known = known or await self._find(live, prepared)
         if known is None:
             raise UnauthorisedError  # neither inserted nor there: the session is closed
-        hold: asyncio.Future[Pending] = asyncio.get_running_loop().create_future()
-        pending = Pending(
+        hold: asyncio.Future[PendingCall] = asyncio.get_running_loop().create_future()
+        pending = PendingCall(
             wishes, prepared.stream.length, asyncio.create_task(self._resolve(live, prepared, known, hold))
         )
         pending.task.add_done_callback(
@@ -119,7 +126,7 @@ class Capture:
         try:
             await self._writer.delivered(answer.turn_id)
         except StoreUnavailableError as error:
-            LOG.warning("delivery not recorded yet", turn=answer.turn_id, reason=str(error))
+            _LOG.warning("delivery not recorded yet", turn=answer.turn_id, reason=str(error))
             task = asyncio.create_task(self._record_delivery(answer.turn_id))
             self._owed.add(task)
             task.add_done_callback(self._owed.discard)
@@ -130,7 +137,7 @@ class Capture:
             with contextlib.suppress(StoreUnavailableError):
                 return await self._writer.delivered(turn_id)
 
-    async def detach(self, pending: Pending) -> None:
+    async def detach(self, pending: PendingCall) -> None:
         """The client has gone, or was told that its call failed. A turn goes on, and the client's retry gets its answer; what was not a
         turn yet becomes none."""
         running = self._running.get(pending.turn_id or 0)
@@ -152,7 +159,7 @@ class Capture:
             async with self._database.begin() as conn:
                 await turns.mark_detached(conn, pending.turn_id, self._process)
         except StoreUnavailableError as error:
-            LOG.warning("lost client not recorded", turn=pending.turn_id, reason=str(error))
+            _LOG.warning("lost client not recorded", turn=pending.turn_id, reason=str(error))
 
     @property
     def busy(self) -> bool:
@@ -167,47 +174,49 @@ class Capture:
 
     # ------------------------------------------------------------ a new call, or a retry
 
-    async def _open(self, live: Live, prepared: Prepared, ordinal: int) -> int | None:
-        """See `Writer.open`. Raises TurnLimitError where the session has had all its turns."""
+    async def _open(self, live: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
+        """See `TurnWriter.open`. Raises TurnLimitError where the session has had all its turns."""
         if live.spent:
             raise TurnLimitError(live.session.limits["max_turns"])
         return await self._writer.open(new_turn(live.session, prepared, ordinal, self._process))
 
-    async def _find(self, live: Live, prepared: Prepared) -> KnownCall | None:
+    async def _find(self, live: LiveSession, prepared: PreparedCall) -> KnownCall | None:
         async with self._database.begin() as conn:
             return await turns.find_call(conn, live.session.id, lane_key(prepared.lane), prepared.digest)
 
-    def _begin(self, live: Live, prepared: Prepared, turn_id: int) -> Running:
-        running = Running(asyncio.create_task(self._run(live, prepared, turn_id)))
+    def _begin(self, live: LiveSession, prepared: PreparedCall, turn_id: int) -> RunningTurn:
+        running = RunningTurn(asyncio.create_task(self._run(live, prepared, turn_id)))
         self._running[turn_id] = running
         live.num_calls += 1
         self.leases.hold(turn_id, live.session.id)
         running.task.add_done_callback(lambda task: self._ended(live, turn_id, running, task))
         return running
 
-    def _ended(self, live: Live, turn_id: int, running: Running, task: "asyncio.Task[Answer]") -> None:
+    def _ended(self, live: LiveSession, turn_id: int, running: RunningTurn, task: "asyncio.Task[Answer]") -> None:
         self._running.pop(turn_id, None)
         live.num_calls -= 1
         if not running.clients or task.cancelled() or task.exception() is not None:
             self.leases.drop(turn_id)  # else the lease is held until the answer is delivered
 
     async def _resolve(
-        self, live: Live, prepared: Prepared, known: KnownCall, hold: "asyncio.Future[Pending]"
+        self, live: LiveSession, prepared: PreparedCall, known: KnownCall, hold: "asyncio.Future[PendingCall]"
     ) -> Answer:
         pending, retry = await hold, prepared.reading.wishes.retry
         deadline = time.monotonic() + self._settings.lease_seconds + _POLL_SECONDS
         while True:
             running = self._running.get(known.id)
             clients_here = None if running is None else len(running.clients)
-            match judge(known, clients_here, known.lease_owner == self._process, retry, time.monotonic() < deadline):
-                case Verdict.AGAIN:
+            match decide_retry(
+                known, clients_here, known.lease_owner == self._process, retry, time.monotonic() < deadline
+            ):
+                case RetryDecision.AGAIN:
                     return await self._answered(await _unbroken(self._again(live, prepared, known, pending)))
-                case Verdict.STORED:
+                case RetryDecision.STORED:
                     return await self._stored(known, pending)
-                case Verdict.JOIN:
+                case RetryDecision.JOIN:
                     assert running is not None
                     return await self._answered(await _unbroken(self._join(running, known, pending)))
-                case Verdict.TAKE_OVER:
+                case RetryDecision.TAKE_OVER:
                     taken = await _unbroken(self._take_over(live, prepared, known, pending))
                     if taken is not None:
                         return await self._answered(taken)
@@ -218,11 +227,13 @@ class Capture:
                 raise UnauthorisedError
             known = latest
 
-    async def _answered(self, running: Running) -> Answer:
+    async def _answered(self, running: RunningTurn) -> Answer:
         """The turn is not this client's alone: it goes on when the client does not."""
         return await asyncio.shield(running.task)
 
-    async def _again(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Running:
+    async def _again(
+        self, live: LiveSession, prepared: PreparedCall, known: KnownCall, pending: PendingCall
+    ) -> RunningTurn:
         while True:
             turn_id = await self._open(live, prepared, known.ordinal + 1)
             if turn_id is not None:
@@ -232,12 +243,12 @@ class Capture:
                 raise UnauthorisedError  # the session is closed
             known = latest
 
-    async def _join(self, running: Running, known: KnownCall, pending: Pending) -> Running:
+    async def _join(self, running: RunningTurn, known: KnownCall, pending: PendingCall) -> RunningTurn:
         self._serve(running, known.id, pending)
         await self._attach(known)
         return running
 
-    def _serve(self, running: Running, turn_id: int, pending: Pending) -> Running:
+    def _serve(self, running: RunningTurn, turn_id: int, pending: PendingCall) -> RunningTurn:
         """This client has the turn from now on; `detach` ends it."""
         pending.turn_id = turn_id
         running.clients.add(pending)
@@ -245,9 +256,9 @@ class Capture:
 
     async def _attach(self, known: KnownCall) -> None:
         async with self._database.begin() as conn:
-            await turns.attach(conn, known.id, self._process, self._settings.lease_seconds)
+            await turns.attach_client(conn, known.id, self._process, self._settings.lease_seconds)
 
-    async def _stored(self, known: KnownCall, pending: Pending | None) -> Answer:
+    async def _stored(self, known: KnownCall, pending: PendingCall | None) -> Answer:
         assert known.answer is not None
         if pending is not None:
             pending.turn_id = known.id
@@ -256,25 +267,27 @@ class Capture:
         assert isinstance(value, dict)
         return answer_from_json(known.id, value)
 
-    async def _take_over(self, live: Live, prepared: Prepared, known: KnownCall, pending: Pending) -> Running | None:
+    async def _take_over(
+        self, live: LiveSession, prepared: PreparedCall, known: KnownCall, pending: PendingCall
+    ) -> RunningTurn | None:
         """The process that held this call is dead: generate for its row, from the prompt that the row recorded. None where another
         process was faster."""
         async with self._database.begin() as conn:
-            if not await turns.take_over(conn, known.id, self._process, self._settings.lease_seconds):
+            if not await turns.take_over_turn(conn, known.id, self._process, self._settings.lease_seconds):
                 return None
             stored = await turns.load_prompt(conn, known.id)
         assert stored is not None
         parent, kept, suffix = stored
         if parent is not None and parent not in live.tree.nodes:
             await self._prompts.load(live)
-        prepared.join = Join(parent, kept)
+        prepared.join = AttachPoint(parent, kept)
         prepared.stream = live.tree.prompt(prepared.join, ids_from_bytes(suffix))
         prepared.engine_id = None
         return self._serve(self._begin(live, prepared, known.id), known.id, pending)
 
     # ------------------------------------------------------------ generation
 
-    async def _run(self, live: Live, prepared: Prepared, turn_id: int) -> Answer:
+    async def _run(self, live: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         """From the open row to the committed one, or to an aborted one. Runs to its end even if every client goes."""
         try:
             return await self._made(live, prepared, turn_id)
@@ -288,11 +301,11 @@ class Capture:
                 await turns.abort_turn(conn, turn_id)
             raise
 
-    async def _made(self, live: Live, prepared: Prepared, turn_id: int) -> Answer:
+    async def _made(self, live: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         started = time.monotonic()
         generation, engine_id = await self._generate(live, prepared, turn_id)
         if not generation.logprobs_valid:
-            LOG.error(
+            _LOG.error(
                 "logprobs are incomplete or clamped: the turn is kept and not trained", turn=turn_id, engine=engine_id
             )
         ids = generation.token_ids
@@ -313,9 +326,9 @@ class Capture:
         )
         if await self._complete(live, answer, generation, engine_id):
             ended, thinks = self._renderer.ended(ids), prepared.thinks or answer.thinks
-            grown = Grown(prepared.new_keys, answer.message, prepared.lane, prepared.kind, ended, thinks)
+            grown = TurnGrowth(prepared.new_keys, answer.message, prepared.lane, prepared.kind, ended, thinks)
             live.tree.add(turn_id, prepared.join, prepared.stream, ids, grown)
-            LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
+            _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer
         async with self._database.begin() as conn:
             known = await turns.get_call(conn, turn_id)
@@ -323,7 +336,7 @@ class Capture:
             raise UnauthorisedError  # sealed meanwhile
         return await self._stored(known, None)
 
-    async def _generate(self, live: Live, prepared: Prepared, turn_id: int) -> tuple[Generation, int]:
+    async def _generate(self, live: LiveSession, prepared: PreparedCall, turn_id: int) -> tuple[Generation, int]:
         """Asks engines until one answers. Raises UnauthorisedError when the session is sealed meanwhile."""
         sampling = Sampling(prepared.max_tokens, live.session.temperature, self._renderer.stop_ids)
         while True:
@@ -343,7 +356,7 @@ class Capture:
                 if ask.done() and (generation := ask.result()).finish_reason != "abort":
                     return generation, engine.id
             except EngineUnavailableError as error:
-                LOG.info("engine lost, asking another", turn=turn_id, reason=str(error)[:200])
+                _LOG.info("engine lost, asking another", turn=turn_id, reason=str(error)[:200])
             finally:
                 ask.cancel()
                 gone.cancel()
@@ -354,13 +367,13 @@ class Capture:
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError
 
-    async def _complete(self, live: Live, answer: Answer, generation: Generation, engine_id: int) -> bool:
+    async def _complete(self, live: LiveSession, answer: Answer, generation: Generation, engine_id: int) -> bool:
         done = completed_turn(live.session, answer, generation, engine_id, self.leases.waited(answer.turn_id))
         while True:
             try:
                 return await self._writer.complete(done)
             except StoreUnavailableError as error:  # the sample is paid for: keep it until the store is back
-                LOG.warning("turn not stored yet", turn=done.id, reason=str(error))
+                _LOG.warning("turn not stored yet", turn=done.id, reason=str(error))
                 await asyncio.sleep(_POLL_SECONDS)
 
 

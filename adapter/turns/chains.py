@@ -20,7 +20,7 @@ TRAIN_KINDS = frozenset({TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION}
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TrainSpan:
     """Tokens [start, start + length) of a chain; the fields are those of `chain_span`."""
 
     turn_id: int
@@ -32,11 +32,11 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class TokenChain:
     """`num_trained` 0: the chain is context only and does not count in K."""
 
     leaf_turn_id: int
-    spans: tuple[Span, ...]
+    spans: tuple[TrainSpan, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -55,14 +55,14 @@ def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS
 
 def build_chains(
     turns: Sequence[TurnMeta], drift: Drift = "branch", train_kinds: Collection[TurnKind] = TRAIN_KINDS
-) -> list[Chain]:
+) -> list[TokenChain]:
     """All chains of one attempt, in the order of their leaves.
 
     `turns` are the completed ones, parents before children. A whole output is trained in the first chain that holds it; an
     output that a fork cuts through is context there. Under `branch` the cut turn keeps a chain of its own in which it is
     whole; under `drop` what drifted away is gone.
     """
-    streams: dict[int, tuple[Span, ...]] = {}
+    streams: dict[int, tuple[TrainSpan, ...]] = {}
     for turn in turns:
         streams[turn.id] = _stream(turn, streams)
     by_id = {turn.id: turn for turn in turns}
@@ -77,13 +77,13 @@ def build_chains(
             if train:
                 trained.add(turn.id)
             spans.append(replace(span, trained=train))
-        chains.append(Chain(leaf.id, tuple(spans)))
+        chains.append(TokenChain(leaf.id, tuple(spans)))
     return chains
 
 
-def _stream(turn: TurnMeta, streams: dict[int, tuple[Span, ...]]) -> tuple[Span, ...]:
+def _stream(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tuple[TrainSpan, ...]:
     """The spans of a turn's prompt and output, none of them trained yet; empty ones are left out."""
-    spans: list[Span] = []
+    spans: list[TrainSpan] = []
     if turn.parent_turn_id is not None:
         for span in streams[turn.parent_turn_id]:
             if span.start >= turn.kept_tokens:
@@ -91,7 +91,7 @@ def _stream(turn: TurnMeta, streams: dict[int, tuple[Span, ...]]) -> tuple[Span,
             spans.append(replace(span, length=min(span.length, turn.kept_tokens - span.start)))
     for sampled, length in ((False, turn.num_suffix), (True, turn.num_sampled)):
         if length:
-            spans.append(Span(turn.id, sampled, False, sum(one.length for one in spans), length))
+            spans.append(TrainSpan(turn.id, sampled, False, sum(one.length for one in spans), length))
     return tuple(spans)
 
 

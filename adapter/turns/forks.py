@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from adapter.conversation import Unit, Wishes
-from adapter.turns.tree import Join, Tree
+from adapter.conversation import MessageRun, RequestOptions
+from adapter.turns.tree import AttachPoint, TurnTree
 from ratchet.types import ForkCause, TurnKind
 
 # How the pinned CLIs ask for a summary of the conversation, and for its title. A new version that words it otherwise shows as `edit`.
@@ -20,7 +20,7 @@ _TITLE = re.compile(r"(?:generate|write|create) a (?:concise|short|succinct|brie
 _TELLING_LINE = 40  # characters: a line this long that comes back in a new opening was taken from the summary
 
 
-def kind_of(wishes: Wishes, system: str, units: Sequence[Unit]) -> TurnKind:
+def kind_of(wishes: RequestOptions, system: str, units: Sequence[MessageRun]) -> TurnKind:
     """Compaction and titles are known by what they ask for, sub-agents by their lane. What a tool returned asks for nothing."""
     last = units[-1].messages[-1]
     question = last.text if last.role == "user" else ""
@@ -36,11 +36,11 @@ def _makes_titles(system: str) -> bool:
 
 
 def cause_of(
-    tree: Tree,
-    join: Join,
+    tree: TurnTree,
+    join: AttachPoint,
     prompt_tokens: int,
     lane: str,
-    units: Sequence[Unit],
+    units: Sequence[MessageRun],
     keys: Sequence[bytes],
     dropped: bool,
     kind: TurnKind = TurnKind.MAIN,
@@ -64,7 +64,7 @@ def cause_of(
 
 
 def _of_first_change(
-    tree: Tree, join: Join, prompt_tokens: int, lane: str, units: Sequence[Unit], keys: Sequence[bytes]
+    tree: TurnTree, join: AttachPoint, prompt_tokens: int, lane: str, units: Sequence[MessageRun], keys: Sequence[bytes]
 ) -> ForkCause:
     """An equal message with other tokens is drift, another message an edit."""
     for at, unit in enumerate(units):
@@ -79,7 +79,7 @@ def _of_first_change(
     return ForkCause.DRIFT
 
 
-def _of_opening(tree: Tree, lane: str, units: Sequence[Unit], otherwise: ForkCause) -> ForkCause:
+def _of_opening(tree: TurnTree, lane: str, units: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:
     """A conversation that begins with what the last answer of its lane said goes on after a compaction."""
     kind, answer = tree.last_answers.get(lane, (None, ""))
     opening = "\n".join(message.text for message in units[0].messages)

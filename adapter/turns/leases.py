@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from adapter.turns.routing import Router
+from adapter.turns.routing import EngineRouter
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions, turns
 from ratchet.store.database import Database
 
-LOG = structlog.get_logger("ratchet.adapter")
+_LOG = structlog.get_logger("ratchet.adapter")
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Held:
 
 
 class Leases:
-    def __init__(self, database: Database, lease_seconds: float, router: Router) -> None:
+    def __init__(self, database: Database, lease_seconds: float, router: EngineRouter) -> None:
         self._database, self._lease_seconds, self._router = database, lease_seconds, router
         self._held: dict[int, _Held] = {}
         self._waits: dict[int, float] = {}  # by session, in seconds, not yet stored
@@ -68,7 +68,7 @@ class Leases:
                 async with self._database.begin() as conn:
                     await turns.release_leases(conn, held)
             except StoreUnavailableError as error:
-                LOG.warning("leases not released, they will run out", reason=str(error))
+                _LOG.warning("leases not released, they will run out", reason=str(error))
 
     async def _renew(self) -> None:
         last = time.monotonic()
@@ -87,7 +87,7 @@ class Leases:
                     for session_id in stored:
                         del self._waits[session_id]
             except StoreUnavailableError as error:
-                LOG.warning("leases not renewed", reason=str(error))
+                _LOG.warning("leases not renewed", reason=str(error))
 
     def _count(self, seconds: float) -> None:
         waiting: set[int] = set()
@@ -102,4 +102,4 @@ class Leases:
 def _report(task: "asyncio.Task[None]") -> None:
     """Without this loop every lease runs out; calls still end well, but the cause must not stay hidden."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        LOG.error("leases are renewed no more", exc_info=error)
+        _LOG.error("leases are renewed no more", exc_info=error)

@@ -7,7 +7,7 @@ Called by: `capture.py`.
 from hashlib import blake2b
 
 from adapter.conversation import Answer, answer_to_json, message_to_json
-from adapter.prompt.prompt_builder import Prepared
+from adapter.prompt.prompt_builder import PreparedCall
 from engine.client import Generation
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json
 from ratchet.store.sessions import SessionRow
@@ -16,7 +16,7 @@ from ratchet.store.turns import CompletedTurn, NewTurn
 _LANE_CHARS = 100
 
 
-def new_turn(session: SessionRow, prepared: Prepared, ordinal: int, process: str) -> NewTurn:
+def new_turn(session: SessionRow, prepared: PreparedCall, ordinal: int, process: str) -> NewTurn:
     """`ordinal`: how many times this very request was answered before."""
     join = prepared.join
     return NewTurn(
@@ -64,7 +64,7 @@ def lane_key(lane: str) -> str:
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
-def _request(prepared: Prepared) -> dict[str, object]:
+def _request(prepared: PreparedCall) -> dict[str, object]:
     """What the row keeps of a request: what is new in it, and what another process needs to go on from it."""
     head, new = prepared.reading.head, [message for unit in prepared.new_units for message in unit.messages]
     request: dict[str, object] = {

@@ -13,7 +13,7 @@ from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
 
-class Verdict(StrEnum):
+class RetryDecision(StrEnum):
     AGAIN = "again"  # meant as such: a new sample in a row of its own
     STORED = "stored"  # the answer that the row has
     JOIN = "join"  # the answer that this process is generating
@@ -21,18 +21,18 @@ class Verdict(StrEnum):
     WAIT = "wait"  # look again
 
 
-def judge(known: KnownCall, clients_here: int | None, ours: bool, retry: bool, in_time: bool) -> Verdict:
+def decide_retry(known: KnownCall, clients_here: int | None, ours: bool, retry: bool, in_time: bool) -> RetryDecision:
     """`clients_here`: how many wait for it in this process, None where it is not generated here. `ours`: its lease has this process's
     name. `retry`: the SDK says so. `in_time`: a lease that nobody renews may not have run out yet."""
     if known.state is TurnState.ABORTED or (known.delivered and not retry):
-        return Verdict.AGAIN
+        return RetryDecision.AGAIN
     attached = known.attached if clients_here is None else clients_here > 0
     if attached and not retry:
         # In flight in our name and not generated here: it is just being opened, or was let go and its lease runs out.
         told_apart = clients_here is not None or (ours and known.state is TurnState.COMPLETED)
-        return Verdict.AGAIN if told_apart or not in_time else Verdict.WAIT
+        return RetryDecision.AGAIN if told_apart or not in_time else RetryDecision.WAIT
     if known.state is TurnState.COMPLETED:
-        return Verdict.STORED
+        return RetryDecision.STORED
     if clients_here is not None:
-        return Verdict.JOIN
-    return Verdict.WAIT if known.leased else Verdict.TAKE_OVER
+        return RetryDecision.JOIN
+    return RetryDecision.WAIT if known.leased else RetryDecision.TAKE_OVER

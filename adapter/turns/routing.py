@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.2
 _AVOID_SECONDS = 2.0
 
 
-class Router:
+class EngineRouter:
     """A view of the engines that is at most a second old, shared by all calls of the process."""
 
     def __init__(self, database: Database) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from adapter.conversation import Message, Unit, extend_key
-from adapter.prompt.token_buffer import Buffer, Stream
+from adapter.conversation import Message, MessageRun, extend_key
+from adapter.prompt.token_buffer import TokenBuffer, TokenStream
 from ratchet.store.arrays import Ids
 from ratchet.types import TurnKind
 
 
-class Node(msgspec.Struct, gc=False):
+class TreeNode(msgspec.Struct, gc=False):
     """A completed turn, of no interest to the garbage collector: a collection must not take longer the more turns there are.
 
     `stream`: its prompt and output. `ended`: with the template's own end. `thinks`: an answer in it shows thinking, which a later
@@ -29,7 +29,7 @@ class Node(msgspec.Struct, gc=False):
     parent_id: int | None
     kept_tokens: int
     prompt_tokens: int
-    stream: Stream
+    stream: TokenStream
     ended: bool
     thinks: bool
     lane: str
@@ -42,7 +42,7 @@ class Node(msgspec.Struct, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class AttachPoint:
     """Where a prompt joins the tree: `kept_tokens` of the parent's stream stand, what follows them in the prompt is new."""
 
     parent_turn_id: int | None
@@ -50,7 +50,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class TurnGrowth:
     """What a completed turn adds beside its tokens: the keys of its request's histories, and its answer."""
 
     keys: Sequence[bytes]
@@ -62,13 +62,13 @@ class Grown:
 
 
 @dataclass(slots=True)
-class Tree:
-    nodes: dict[int, Node] = field(default_factory=dict)
+class TurnTree:
+    nodes: dict[int, TreeNode] = field(default_factory=dict)
     seen: set[bytes] = field(default_factory=set)
     """Keys of all histories that were ever asked with or answered."""
     last_answers: dict[str, tuple[TurnKind, str]] = field(default_factory=dict)
     """Per lane, the kind and the text of the newest turn's answer."""
-    _buffers: dict[Buffer, int] = field(default_factory=dict)
+    _buffers: dict[TokenBuffer, int] = field(default_factory=dict)
     """In the order of their first turns, each with the length of its longest turn: what follows that is a prompt in flight."""
     _after: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _loose: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
@@ -81,22 +81,22 @@ class Tree:
     def sampled(self, turn_id: int) -> Ids:
         return self.stream(turn_id)[self.nodes[turn_id].prompt_tokens :]
 
-    def prompt(self, join: Join, suffix: Ids) -> Stream:
+    def prompt(self, join: AttachPoint, suffix: Ids) -> TokenStream:
         """The stream of a prompt that joins the tree there and goes on with `suffix`."""
         if join.parent_turn_id is None:
-            return Stream.of(suffix)
+            return TokenStream.of(suffix)
         return self.nodes[join.parent_turn_id].stream.cut(join.kept_tokens).extended(suffix)
 
     # ------------------------------------------------------------ reading
 
-    def newest(self, units: Sequence[Unit], keys: Sequence[bytes], lane: str) -> tuple[int, int] | None:
+    def newest(self, units: Sequence[MessageRun], keys: Sequence[bytes], lane: str) -> tuple[int, int] | None:
         """(turn, place in `units` of its answer) of the last stored turn whose request and answer begin this history."""
         for at in range(len(units) - 1, -1, -1):
             if units[at].assistant and (turn_id := self.answered(keys[at], units[at], lane)) is not None:
                 return turn_id, at
         return None
 
-    def answered(self, key: bytes, unit: Unit, lane: str) -> int | None:
+    def answered(self, key: bytes, unit: MessageRun, lane: str) -> int | None:
         """The turn that gave this answer to the history `key`: strictly equal, or the only one that is loosely equal."""
         found = self._after.get(extend_key(key, unit.key))
         if found:
@@ -104,11 +104,11 @@ class Tree:
         loose = self._loose.get(extend_key(key, unit.loose_key), ())
         return loose[0] if len(loose) == 1 else None
 
-    def answers_like(self, key: bytes, unit: Unit) -> bool:
+    def answers_like(self, key: bytes, unit: MessageRun) -> bool:
         """Whether the history `key` was ever answered with about this."""
         return bool(self._loose.get(extend_key(key, unit.loose_key)))
 
-    def elsewhere(self, unit: Unit, lane: str) -> int | None:
+    def elsewhere(self, unit: MessageRun, lane: str) -> int | None:
         """The newest turn of the session that gave exactly this answer, tool-call ids included, whatever it was asked."""
         found = self._anywhere.get(unit.key)
         return self._nearest(found, lane) if found else None
@@ -117,7 +117,7 @@ class Tree:
         same_lane = [turn_id for turn_id in found if self.nodes[turn_id].lane == lane]
         return (same_lane or found)[-1]
 
-    def join(self, ids: Ids, base: int | None) -> Join:
+    def join(self, ids: Ids, base: int | None) -> AttachPoint:
         """Attaches a prompt to the stored stream with which it shares most tokens, the first of them if several do.
 
         `base`: a turn whose stream is known to begin it; then only what was asked after that turn is compared.
@@ -130,14 +130,14 @@ class Tree:
             if common > kept:
                 kept, owner = common, one
         if owner is None:
-            return Join(None, 0)
+            return AttachPoint(None, 0)
         node = min(
             (one for one in self.nodes.values() if one.stream.buffer is owner and one.length >= kept),
             key=lambda one: one.turn_id,
         )
-        return Join(node.turn_id, kept)
+        return AttachPoint(node.turn_id, kept)
 
-    def ends_at(self, join: Join) -> bool:
+    def ends_at(self, join: AttachPoint) -> bool:
         """Whether the prompt goes on from its parent's whole stream, and no other turn does."""
         if join.parent_turn_id is None:
             return False
@@ -146,7 +146,7 @@ class Tree:
             self.nodes[one].kept_tokens < parent.length for one in parent.children
         )
 
-    def _below(self, ids: Ids, base: int) -> Join:
+    def _below(self, ids: Ids, base: int) -> AttachPoint:
         kept, parent, waiting = self.nodes[base].length, base, list(self.nodes[base].children)
         while waiting:
             node = self.nodes[waiting.pop(0)]
@@ -155,16 +155,16 @@ class Tree:
             common = kept + common_prefix(ids[kept:], self.stream(node.turn_id)[kept:])
             if common > kept:
                 kept, parent, waiting = common, node.turn_id, list(node.children)
-        return Join(parent, kept)
+        return AttachPoint(parent, kept)
 
     # ------------------------------------------------------------ growing
 
-    def add(self, turn_id: int, join: Join, prompt: Stream, sampled: Ids, grown: Grown) -> None:
+    def add(self, turn_id: int, join: AttachPoint, prompt: TokenStream, sampled: Ids, grown: TurnGrowth) -> None:
         """Adds a completed turn."""
         if turn_id in self.nodes:
             return
         stream = prompt.extended(sampled)
-        self.nodes[turn_id] = Node(
+        self.nodes[turn_id] = TreeNode(
             turn_id,
             join.parent_turn_id,
             join.kept_tokens,
@@ -180,8 +180,8 @@ class Tree:
             self.nodes[join.parent_turn_id].children += (turn_id,)
         self._know(turn_id, grown)
 
-    def _know(self, turn_id: int, grown: Grown) -> None:
-        unit, request = Unit.of([grown.answer]), grown.keys[-1]
+    def _know(self, turn_id: int, grown: TurnGrowth) -> None:
+        unit, request = MessageRun.of([grown.answer]), grown.keys[-1]
         self.seen.update(grown.keys)
         self.seen.add(extend_key(request, unit.key))
         self.last_answers[grown.lane] = (grown.kind, grown.answer.text)

@@ -29,7 +29,7 @@ class _Write:
     done: "asyncio.Future[Any]"
 
 
-class Writer:
+class TurnWriter:
     def __init__(self, database: Database, lease_seconds: float) -> None:
         self._database, self._lease_seconds = database, lease_seconds
         self._waiting: list[_Write] = []
@@ -83,12 +83,12 @@ class Writer:
                 write.done.set_result(result)
 
     async def _commit(self, batch: Sequence[_Write], wait: bool) -> list[Any]:
-        """What became of each: see `turns.Written`; `_BUSY` where it was not written yet."""
+        """What became of each: see `turns.WrittenTurns`; `_BUSY` where it was not written yet."""
         new = [write.what for write in batch if isinstance(write.what, NewTurn)]
         done = [write.what for write in batch if isinstance(write.what, CompletedTurn)]
         delivered = [write.what for write in batch if isinstance(write.what, int)]
         async with self._database.begin() as conn:
-            written = await turns.write(conn, new, done, delivered, self._lease_seconds, wait)
+            written = await turns.write_turns(conn, new, done, delivered, self._lease_seconds, wait)
         opened, completed = iter(written.opened), iter(written.completed)
         results: list[Any] = []
         for write in batch:

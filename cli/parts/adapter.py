@@ -6,16 +6,16 @@ from stack.parts import Stack
 from stack.serving_plan import load_plan
 
 
-def command() -> None:
+def adapter() -> None:
     """The adapter: agent protocols in, exact tokens out."""
-    from adapter.app import serve
+    from adapter.app import serve_adapter
     from adapter.settings import AdapterSettings
 
     stack = Stack()
     plan = load_plan(stack)
     environment = stack.environment()
     asyncio.run(
-        serve(
+        serve_adapter(
             AdapterSettings(
                 model_path=plan.model_path,
                 database_url=environment["RATCHET_DATABASE_URL"],

@@ -5,7 +5,7 @@ import asyncio
 from stack.parts import Stack
 
 
-def command() -> None:
+def egress() -> None:
     """Opens the adapter's port, and nothing else, in boxes that are containers. Runs beside the Docker daemon, as root."""
     from activities.sandboxes.docker_settings import adapter_address
     from stack.docker_egress import DockerEgress

@@ -7,7 +7,7 @@ from stack.parts import Stack
 from stack.serving_plan import load_plan
 
 
-def command() -> None:
+def engine() -> None:
     """vLLM, started from the newest published policy, registered and kept in step."""
     from engine.process import EngineSettings
     from engine.server import run_engine

@@ -6,19 +6,19 @@ from ratchet import paths
 from stack.parts import Stack
 
 
-def command() -> None:
+def gateway() -> None:
     """The local sandbox gateway."""
     from activities.harnesses.agent_programs import BOX_AGENTS, agents_directory
     from activities.sandboxes.e2b import image_metadata_key
     from sandbox_gateway import machine_probe
     from sandbox_gateway.python_layer import ensure_python_layer
-    from sandbox_gateway.serve import serve
+    from sandbox_gateway.serve import serve_gateway
     from sandbox_gateway.settings import GatewaySettings
 
     stack = Stack()
-    machine_probe.require()
+    machine_probe.require_sandbox_support()
     agents_directory().mkdir(mode=0o755, parents=True, exist_ok=True)
-    serve(
+    serve_gateway(
         GatewaySettings(
             root_directory=stack.home / "boxes",
             api_key=stack.environment()["E2B_API_KEY"],

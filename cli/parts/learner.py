@@ -5,9 +5,9 @@ import asyncio
 from stack.parts import Stack
 
 
-def command() -> None:
+def learner() -> None:
     """The learner service: trains whatever run is running."""
-    from training.service import run_service
+    from training.service import run_learner_service
 
     stack = Stack()
-    asyncio.run(run_service(stack.environment()["RATCHET_DATABASE_URL"]))
+    asyncio.run(run_learner_service(stack.environment()["RATCHET_DATABASE_URL"]))

@@ -3,9 +3,9 @@
 from stack.parts import Stack
 
 
-def command() -> None:
+def postgres() -> None:
     """The embedded Postgres, in the state directory."""
     from stack import postgres
 
     stack = Stack()
-    postgres.run(stack.home / "postgres", stack.ports["postgres"])
+    postgres.run_postgres(stack.home / "postgres", stack.ports["postgres"])

@@ -14,7 +14,7 @@ _NODE = {"gcs_server", "raylet"}
 LOOK_SECONDS = 2.0
 
 
-def command() -> None:
+def ray() -> None:
     """The Ray head that the learner's ranks run on."""
     stack = Stack()
     port = stack.ports["ray"]

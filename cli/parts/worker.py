@@ -9,7 +9,7 @@ from ratchet.temporal_settings import QUEUES
 from stack.parts import Stack
 
 
-def command(
+def worker(
     queue: Annotated[
         list[str] | None, typer.Option(help="Task queue. Repeat the option for several; default: all.")
     ] = None,

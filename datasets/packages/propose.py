@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from activities.datasets.archives import File, packed
-from activities.datasets.bug_planting import Site, sites
-from activities.datasets.package_recipes import PYTHON, Bug, Recipe, sources
+from activities.datasets.archives import File, pack_archive
+from activities.datasets.bug_planting import Site, find_sites
+from activities.datasets.package_recipes import PYTHON, PackageBug, PackageRecipe, recipe_sources
 from activities.graders.base import PASSED
-from activities.graders.test_evidence import all_tests, look_up, truth
-from activities.graders.test_runner import Observed, observe
+from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
+from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet import paths
 from stack.private_gateway import private_gateway
@@ -38,7 +38,7 @@ _MAX_SYMPTOMS = 4
 _BOX_SECONDS = 3600
 
 
-def names(observed: Observed) -> dict[str, str]:
+def names(observed: RunnerReport) -> dict[str, str]:
     """Outcome of every test function, whatever its parameters: the worst of them."""
     tests = all_tests(observed)
     return {name: look_up(tests, name) for name in {re.split(r"[\[ ]", test, maxsplit=1)[0] for test in tests}}
@@ -55,7 +55,7 @@ def symptoms(log: str, broken: list[str]) -> list[str]:
     return list(found.values())[:_MAX_SYMPTOMS]
 
 
-def candidates(recipe: Recipe, files: dict[str, File], seed: int) -> Iterator[tuple[str, Site]]:
+def candidates(recipe: PackageRecipe, files: dict[str, File], seed: int) -> Iterator[tuple[str, Site]]:
     """Sites of the package's own modules in random order, operators in turns, one a function."""
     order = random.Random(f"{recipe.package}{seed}")
     by_operator: dict[str, list[tuple[str, Site]]] = {}
@@ -65,7 +65,7 @@ def candidates(recipe: Recipe, files: dict[str, File], seed: int) -> Iterator[tu
             r"(^|/)(docs?|examples?|setup\.py|conftest\.py|tools|bench\w*|_version\.py)(/|$)", name
         )
         if inside and name.endswith(".py") and not recipe.is_test(name):
-            for site in sites(file.content):
+            for site in find_sites(file.content):
                 by_operator.setdefault(site.operator, []).append((name, site))
     for found in by_operator.values():
         order.shuffle(found)
@@ -79,21 +79,21 @@ def candidates(recipe: Recipe, files: dict[str, File], seed: int) -> Iterator[tu
 class Workshop:
     """A box with the whole package in it."""
 
-    def __init__(self, box: Sandbox, recipe: Recipe, files: dict[str, File]) -> None:
+    def __init__(self, box: Sandbox, recipe: PackageRecipe, files: dict[str, File]) -> None:
         self.box, self.recipe, self.files = box, recipe, files
 
     async def unpack(self) -> None:
-        await self.box.write_file("/tmp/files.b64", packed(self.files), user="root")
+        await self.box.write_file("/tmp/files.b64", pack_archive(self.files), user="root")
         directory = self.recipe.workdir
         await self.box.exec(
             f"mkdir -p {directory} && base64 -d /tmp/files.b64 | tar -xz -C {directory} && chown -R agent: {directory}",
             user="root",
         )
 
-    async def run(self, seconds: float) -> Observed:
-        return await observe(self.box, self.recipe.command(PYTHON), self.recipe.workdir, seconds)
+    async def run(self, seconds: float) -> RunnerReport:
+        return await run_tests(self.box, self.recipe.command(PYTHON), self.recipe.workdir, seconds)
 
-    async def with_bug(self, file: str, content: bytes, seconds: float) -> Observed:
+    async def with_bug(self, file: str, content: bytes, seconds: float) -> RunnerReport:
         path = f"{self.recipe.workdir}/{file}"
         await self.box.write_file(path, content, user="agent")
         try:
@@ -116,7 +116,7 @@ def reads_a_clock(file: File) -> bool:
 async def survey(workshop: Workshop) -> tuple[dict[str, list[str]], float]:
     """What passes on the sources as they are, twice, and how long a run takes."""
     runs, started = [await workshop.run(600) for _ in range(2)], time.monotonic()
-    assert all(truth(one).ok and one.sessions for one in runs), runs[-1].log[-2000:]
+    assert all(is_runner_truthful(one).ok and one.sessions for one in runs), runs[-1].log[-2000:]
     good = [{name for name, outcome in names(one).items() if outcome in PASSED} for one in runs]
     started = time.monotonic()
     await workshop.run(600)
@@ -129,9 +129,11 @@ async def survey(workshop: Workshop) -> tuple[dict[str, list[str]], float]:
     return passing, time.monotonic() - started
 
 
-async def bugs(workshop: Workshop, passing: dict[str, list[str]], seconds: float, wanted: int, seed: int) -> list[Bug]:
+async def bugs(
+    workshop: Workshop, passing: dict[str, list[str]], seconds: float, wanted: int, seed: int
+) -> list[PackageBug]:
     expected = {f"{file}::{name}" for file, listed in passing.items() for name in listed}
-    kept: list[Bug] = []
+    kept: list[PackageBug] = []
     taken: set[tuple[str, str]] = set()
     for tried, (file, site) in enumerate(candidates(workshop.recipe, workshop.files, seed)):
         if len(kept) == wanted or tried == 12 * wanted:
@@ -145,7 +147,7 @@ async def bugs(workshop: Workshop, passing: dict[str, list[str]], seconds: float
         missing = [name for name in broken if name not in found]
         good = (
             observed.exit_code == 1
-            and truth(observed).ok
+            and is_runner_truthful(observed).ok
             and 0 < len(broken) <= max(2, _MAX_SHARE * len(expected))
             and not missing
         )
@@ -157,7 +159,7 @@ async def bugs(workshop: Workshop, passing: dict[str, list[str]], seconds: float
             taken.add((file, site.function))
             label = f"{workshop.recipe.package}-{workshop.recipe.version}-{hashlib.sha256(content).hexdigest()[:8]}"
             kept.append(
-                Bug(
+                PackageBug(
                     label=label, file=file, operator=site.operator, function=site.function, index=site.index,
                     sha256=hashlib.sha256(content).hexdigest(), fail_to_pass=broken, symptoms=symptoms(observed.log, broken),
                 )
@@ -165,8 +167,8 @@ async def bugs(workshop: Workshop, passing: dict[str, list[str]], seconds: float
     return kept
 
 
-async def propose(recipe: Recipe, wanted: int, seed: int) -> Recipe:
-    files = sources(recipe, paths.cache())
+async def propose(recipe: PackageRecipe, wanted: int, seed: int) -> PackageRecipe:
+    files = recipe_sources(recipe, paths.cache())
     with tempfile.TemporaryDirectory() as directory, private_gateway(Path(directory), max_boxes=2) as provider:
         async with await provider.create(
             "host", ttl_seconds=_BOX_SECONDS, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
@@ -183,7 +185,7 @@ async def propose(recipe: Recipe, wanted: int, seed: int) -> Recipe:
             )
 
 
-def written(recipe: Recipe) -> str:
+def written(recipe: PackageRecipe) -> str:
     """JSON with a line a test file and a line a fact of a bug."""
     values = recipe.model_dump()
     passing = ",\n".join(
@@ -210,7 +212,7 @@ def main() -> None:
     parser.add_argument("--wanted", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
-    recipe = Recipe(
+    recipe = PackageRecipe(
         package=told.package, version=told.version, file=told.file or f"{told.package}-{told.version}.tar.gz", sha256=told.sha256,
         import_path=told.import_path, tests=told.tests,
     )  # fmt: skip

@@ -14,25 +14,25 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 
-from ratchet.store.schema import Installation
+from ratchet.store.schema import InstallationTable
 
 BEAT_SECONDS = 2.0
 _GAP_SECONDS = 10.0
 
 
 def _missing() -> ColumnElement[Any]:
-    silent = func.extract("epoch", func.now() - Installation.adapter_seen_at)
+    silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
     return case((silent > _GAP_SECONDS, silent), else_=0.0)
 
 
-async def beat(connection: AsyncConnection) -> None:
+async def heartbeat_adapters(connection: AsyncConnection) -> None:
     """An adapter is there."""
-    here = {"adapter_away_seconds": Installation.adapter_away_seconds + _missing(), "adapter_seen_at": func.now()}
+    here = {"adapter_away_seconds": InstallationTable.adapter_away_seconds + _missing(), "adapter_seen_at": func.now()}
     await connection.execute(
-        insert(Installation).values(singleton=True).on_conflict_do_update(index_elements=["singleton"], set_=here)
+        insert(InstallationTable).values(singleton=True).on_conflict_do_update(index_elements=["singleton"], set_=here)
     )
 
 
-def away_seconds() -> ColumnElement[Any]:
+def adapters_away_seconds() -> ColumnElement[Any]:
     """The sum up to now, as an expression; 0 where no adapter has ever been."""
-    return func.coalesce(select(Installation.adapter_away_seconds + _missing()).scalar_subquery(), 0.0)
+    return func.coalesce(select(InstallationTable.adapter_away_seconds + _missing()).scalar_subquery(), 0.0)

@@ -11,12 +11,12 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Admission, Task
+from ratchet.store.schema import AdmissionTable, TaskTable
 
 
-async def store(connection: AsyncConnection, values: dict[str, Any]) -> None:
+async def store_admission(connection: AsyncConnection, values: dict[str, Any]) -> None:
     """The newest admission of a task by a grader version replaces the one before."""
-    statement = insert(Admission).values(**values)
+    statement = insert(AdmissionTable).values(**values)
     changed = {name: statement.excluded[name] for name in ("admitted", "reason", "evidence", "gold_seconds")}
     await connection.execute(
         statement.on_conflict_do_update(
@@ -26,17 +26,23 @@ async def store(connection: AsyncConnection, values: dict[str, Any]) -> None:
 
 
 async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, grader_version: str) -> bool:
-    statement = select(Admission.admitted).where(
-        Admission.task_id == task_id, Admission.grader == grader, Admission.grader_version == grader_version
+    statement = select(AdmissionTable.admitted).where(
+        AdmissionTable.task_id == task_id,
+        AdmissionTable.grader == grader,
+        AdmissionTable.grader_version == grader_version,
     )
     return bool((await connection.execute(statement)).scalar_one_or_none())
 
 
-async def of_dataset(
+async def admissions_of_dataset(
     connection: AsyncConnection, dataset_digest: str, versions: Sequence[tuple[str, str]]
-) -> dict[int, Admission]:
+) -> dict[int, AdmissionTable]:
     """Task id → its admission by the present version of its grader; tasks that were never examined are not in it."""
-    statement = select(Admission).join(Task, Task.id == Admission.task_id).where(Task.dataset_digest == dataset_digest)
+    statement = (
+        select(AdmissionTable)
+        .join(TaskTable, TaskTable.id == AdmissionTable.task_id)
+        .where(TaskTable.dataset_digest == dataset_digest)
+    )
     current = set(versions)
-    rows = [Admission(**row._mapping) for row in await connection.execute(statement)]
+    rows = [AdmissionTable(**row._mapping) for row in await connection.execute(statement)]
     return {row.task_id: row for row in rows if (row.grader, row.grader_version) in current}

@@ -14,7 +14,7 @@ from sqlalchemy import ARRAY, BigInteger, any_, delete, func, insert, literal, s
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
-from ratchet.store.schema import Chain, ChainSpan, Turn
+from ratchet.store.schema import ChainSpanTable, ChainTable, TurnTable
 from ratchet.types import policy_step
 
 
@@ -46,9 +46,9 @@ class ChainLike(Protocol):
     def num_trained(self) -> int: ...
 
 
-async def replace(connection: AsyncConnection, rollout_id: int, built: Sequence[ChainLike]) -> None:
+async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Sequence[ChainLike]) -> None:
     """The rollout's chains are these and no others."""
-    await connection.execute(delete(Chain).where(Chain.rollout_id == rollout_id))
+    await connection.execute(delete(ChainTable).where(ChainTable.rollout_id == rollout_id))
     if not built:
         return
     rows = [
@@ -61,7 +61,7 @@ async def replace(connection: AsyncConnection, rollout_id: int, built: Sequence[
         }
         for no, chain in enumerate(built)
     ]
-    inserted = await connection.execute(insert(Chain).returning(Chain.id, Chain.no), rows)
+    inserted = await connection.execute(insert(ChainTable).returning(ChainTable.id, ChainTable.no), rows)
     id_of = {row.no: row.id for row in inserted}
     spans = [
         {
@@ -77,7 +77,7 @@ async def replace(connection: AsyncConnection, rollout_id: int, built: Sequence[
         for no, chain in enumerate(built)
         for number, span in enumerate(chain.spans)
     ]
-    await connection.execute(insert(ChainSpan), spans)
+    await connection.execute(insert(ChainSpanTable), spans)
 
 
 def steps_of_spans(spans: Sequence[dict[str, Any]] | None, length: int) -> npt.NDArray[np.int32]:
@@ -94,10 +94,16 @@ async def trained_tokens(
 ) -> dict[int, int]:
     """T_i per rollout: tokens that are trained in some chain and were sampled under `min_policy_step` or newer. One query, no arrays."""
     statement = (
-        select(Chain.rollout_id, ChainSpan.length, ChainSpan.source_start, Turn.num_sampled, Turn.version_spans)
-        .join(ChainSpan, ChainSpan.chain_id == Chain.id)
-        .join(Turn, Turn.id == ChainSpan.turn_id)
-        .where(Chain.rollout_id.in_(rollout_ids), ChainSpan.trained)
+        select(
+            ChainTable.rollout_id,
+            ChainSpanTable.length,
+            ChainSpanTable.source_start,
+            TurnTable.num_sampled,
+            TurnTable.version_spans,
+        )
+        .join(ChainSpanTable, ChainSpanTable.chain_id == ChainTable.id)
+        .join(TurnTable, TurnTable.id == ChainSpanTable.turn_id)
+        .where(ChainTable.rollout_id.in_(rollout_ids), ChainSpanTable.trained)
     )
     totals: dict[int, int] = {}
     for rollout_id, length, source_start, num_sampled, version_spans in await connection.execute(statement):
@@ -106,13 +112,13 @@ async def trained_tokens(
     return totals
 
 
-async def longest(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, int]:
+async def longest_chains(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, int]:
     """Per rollout, the tokens of its longest chain up to the last trained one: what a forward pass must hold at once."""
-    ends = select(Chain.rollout_id, func.max(ChainSpan.start + ChainSpan.length)).join(
-        ChainSpan, ChainSpan.chain_id == Chain.id
+    ends = select(ChainTable.rollout_id, func.max(ChainSpanTable.start + ChainSpanTable.length)).join(
+        ChainSpanTable, ChainSpanTable.chain_id == ChainTable.id
     )
     rows = await connection.execute(
-        ends.where(Chain.rollout_id.in_(rollout_ids), ChainSpan.trained).group_by(Chain.rollout_id)
+        ends.where(ChainTable.rollout_id.in_(rollout_ids), ChainSpanTable.trained).group_by(ChainTable.rollout_id)
     )
     return {row[0]: int(row[1]) for row in rows}
 
@@ -136,24 +142,29 @@ class ChainArrays:
     temperatures: npt.NDArray[np.float64]
 
 
-async def read(
+async def read_chains(
     connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True
 ) -> list[ChainArrays]:
     """The chains of these rollouts, `trained_only`: those that train something, in order of (rollout, chain). Two queries whatever
     their number."""
     spans = (
         await connection.execute(
-            select(Chain.rollout_id, Chain.no.label("chain_no"), Chain.num_tokens, ChainSpan)
-            .join(ChainSpan, ChainSpan.chain_id == Chain.id)
-            .where(Chain.rollout_id.in_(rollout_ids), Chain.num_trained > (0 if trained_only else -1))
-            .order_by(Chain.rollout_id, Chain.no, ChainSpan.no)
+            select(ChainTable.rollout_id, ChainTable.no.label("chain_no"), ChainTable.num_tokens, ChainSpanTable)
+            .join(ChainSpanTable, ChainSpanTable.chain_id == ChainTable.id)
+            .where(ChainTable.rollout_id.in_(rollout_ids), ChainTable.num_trained > (0 if trained_only else -1))
+            .order_by(ChainTable.rollout_id, ChainTable.no, ChainSpanTable.no)
         )
     ).all()
     # One array parameter: Postgres takes 32767 parameters in a statement, and a step may have more turns.
     turn_ids = literal(sorted({row.turn_id for row in spans}), ARRAY(BigInteger))
     columns = select(
-        Turn.id, Turn.suffix_ids, Turn.sampled_ids, Turn.logprobs, Turn.version_spans, Turn.temperature
-    ).where(Turn.id == any_(turn_ids))
+        TurnTable.id,
+        TurnTable.suffix_ids,
+        TurnTable.sampled_ids,
+        TurnTable.logprobs,
+        TurnTable.version_spans,
+        TurnTable.temperature,
+    ).where(TurnTable.id == any_(turn_ids))
     turns = {row.id: row for row in await connection.execute(columns)}
     chains: dict[tuple[int, int], ChainArrays] = {}
     for span in spans:

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import runs
-from ratchet.store.schema import Checkpoint
+from ratchet.store.schema import CheckpointTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,11 +29,17 @@ class CheckpointRow:
         return asdict(self)
 
 
-async def list_of(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
+async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
     """Newest first."""
     first = await runs.newest_version(connection, run_id, 0)
-    columns = (Checkpoint.step, Checkpoint.epoch, Checkpoint.uri, Checkpoint.world_size, Checkpoint.num_threads)
+    columns = (
+        CheckpointTable.step,
+        CheckpointTable.epoch,
+        CheckpointTable.uri,
+        CheckpointTable.world_size,
+        CheckpointTable.num_threads,
+    )
     rows = await connection.execute(
-        select(*columns).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc())
+        select(*columns).where(CheckpointTable.run_id == run_id).order_by(CheckpointTable.step.desc())
     )
     return [CheckpointRow(*row, first.uri if first else "") for row in rows]

@@ -11,49 +11,53 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import groups
-from ratchet.store.schema import Evaluation, Rollout, RolloutGroup, Task
+from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, TaskTable
 from ratchet.types import Purpose
 
 
-async def begin(connection: AsyncConnection, values: dict[str, Any]) -> bool:
+async def begin_evaluation(connection: AsyncConnection, values: dict[str, Any]) -> bool:
     """False where the evaluation exists already."""
-    return (await connection.execute(insert(Evaluation).values(**values).on_conflict_do_nothing())).rowcount == 1
+    return (await connection.execute(insert(EvaluationTable).values(**values).on_conflict_do_nothing())).rowcount == 1
 
 
-async def end(connection: AsyncConnection, run_id: str, label: str) -> None:
-    statement = update(Evaluation).where(
-        Evaluation.run_id == run_id, Evaluation.label == label, Evaluation.ended_at.is_(None)
+async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -> None:
+    statement = update(EvaluationTable).where(
+        EvaluationTable.run_id == run_id, EvaluationTable.label == label, EvaluationTable.ended_at.is_(None)
     )
     await connection.execute(statement.values(ended_at=func.now()))
 
 
-async def ended(connection: AsyncConnection, run_id: str) -> set[str]:
-    statement = select(Evaluation.label).where(Evaluation.run_id == run_id, Evaluation.ended_at.is_not(None))
+async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:
+    statement = select(EvaluationTable.label).where(
+        EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None)
+    )
     return set((await connection.execute(statement)).scalars())
 
 
 def _of(run_id: str, label: str) -> ColumnElement[bool]:
-    return and_(RolloutGroup.run_id == run_id, RolloutGroup.purpose == Purpose.EVAL, RolloutGroup.label == label)
+    return and_(
+        RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL, RolloutGroupTable.label == label
+    )
 
 
-async def open_members(connection: AsyncConnection, run_id: str, label: str) -> list[tuple[int, str, str]]:
+async def open_evaluation_members(connection: AsyncConnection, run_id: str, label: str) -> list[tuple[int, str, str]]:
     """(rollout id, workflow id, task label) of the members that have no reward yet and no replacement."""
     statement = (
-        select(Rollout.id, Rollout.workflow_id, Task.label)
-        .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
-        .join(Task, Task.id == Rollout.task_id)
+        select(RolloutTable.id, RolloutTable.workflow_id, TaskTable.label)
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .where(_of(run_id, label), groups.wants_running())
-        .order_by(Rollout.id)
+        .order_by(RolloutTable.id)
     )
     return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
 
 
-async def solve_rate(connection: AsyncConnection, run_id: str, label: str) -> tuple[int, int, float | None]:
+async def evaluation_solve_rate(connection: AsyncConnection, run_id: str, label: str) -> tuple[int, int, float | None]:
     """(rollouts, of them with a reward, mean reward)."""
     statement = (
-        select(func.count(), func.count(Rollout.reward), func.avg(Rollout.reward))
-        .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
-        .where(_of(run_id, label), Rollout.replaced_by.is_(None))
+        select(func.count(), func.count(RolloutTable.reward), func.avg(RolloutTable.reward))
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .where(_of(run_id, label), RolloutTable.replaced_by.is_(None))
     )
     total, graded, mean = (await connection.execute(statement)).one()
     return total, graded, None if mean is None else float(mean)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import BatchItem, Chain, Rollout, Turn
+from ratchet.store.schema import BatchItemTable, ChainTable, RolloutTable, TurnTable
 from ratchet.types import ForkCause, TurnState
 
 DRIFT_SHARE = 0.02
@@ -19,7 +19,7 @@ SPARE_CHAINS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Forks:
+class ForkReport:
     """`causes`: turns by cause, `none` for those that extend their lane."""
 
     run_id: str
@@ -44,28 +44,30 @@ class Forks:
         }
 
 
-async def of_run(connection: AsyncConnection, run_id: str, step: int | None = None) -> Forks:
+async def fork_report(connection: AsyncConnection, run_id: str, step: int | None = None) -> ForkReport:
     """Three queries; over the whole run, or over the groups that one step has consumed. Turns of superseded attempts count as well:
     they were forks just the same."""
-    counted_rollouts = Rollout.run_id == run_id
+    counted_rollouts = RolloutTable.run_id == run_id
     if step is not None:
-        consumed = select(BatchItem.group_id).where(BatchItem.run_id == run_id, BatchItem.step == step)
-        counted_rollouts &= Rollout.group_id.in_(consumed)
-    mine = counted_rollouts & (Turn.state == TurnState.COMPLETED)
-    counted = select(Turn.fork_cause, Turn.kind, func.count().label("number")).join(
-        Rollout, Rollout.id == Turn.rollout_id
+        consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+        counted_rollouts &= RolloutTable.group_id.in_(consumed)
+    mine = counted_rollouts & (TurnTable.state == TurnState.COMPLETED)
+    counted = select(TurnTable.fork_cause, TurnTable.kind, func.count().label("number")).join(
+        RolloutTable, RolloutTable.id == TurnTable.rollout_id
     )
     causes: dict[str, int] = {}
     kinds: dict[str, int] = {}
-    for row in await connection.execute(counted.where(mine).group_by(Turn.fork_cause, Turn.kind)):
+    for row in await connection.execute(counted.where(mine).group_by(TurnTable.fork_cause, TurnTable.kind)):
         causes[row.fork_cause or "none"] = causes.get(row.fork_cause or "none", 0) + row.number
         kinds[row.kind] = kinds.get(row.kind, 0) + row.number
     rollouts = await _chains(connection, counted_rollouts)
     trained = sum(trained for _, _, _, trained in rollouts)
-    tokens = select(func.coalesce(func.sum(Chain.num_tokens), 0)).join(Rollout, Rollout.id == Chain.rollout_id)
-    total = int((await connection.execute(tokens.where(counted_rollouts, Chain.num_trained > 0))).scalar_one())
+    tokens = select(func.coalesce(func.sum(ChainTable.num_tokens), 0)).join(
+        RolloutTable, RolloutTable.id == ChainTable.rollout_id
+    )
+    total = int((await connection.execute(tokens.where(counted_rollouts, ChainTable.num_trained > 0))).scalar_one())
     chains = [number for _, number, _, _ in rollouts]
-    return Forks(
+    return ForkReport(
         run_id=run_id,
         num_turns=sum(causes.values()),
         causes=dict(sorted(causes.items(), key=lambda one: -one[1])),
@@ -85,21 +87,23 @@ async def _chains(
     connection: AsyncConnection, counted_rollouts: ColumnElement[bool]
 ) -> list[tuple[int, int, int, int]]:
     """Per ended rollout (id, K, most K that its sub-agents and compactions explain, trained tokens)."""
-    explaining = func.count(Turn.id).filter(Turn.fork_cause.in_([ForkCause.SUB_AGENT, ForkCause.COMPACTION]))
+    explaining = func.count(TurnTable.id).filter(TurnTable.fork_cause.in_([ForkCause.SUB_AGENT, ForkCause.COMPACTION]))
     statement = (
         select(
-            Rollout.id,
-            Rollout.num_chains,
+            RolloutTable.id,
+            RolloutTable.num_chains,
             (explaining + 1 + SPARE_CHAINS).label("explained"),
-            Rollout.num_trained_tokens,
+            RolloutTable.num_trained_tokens,
         )
         .outerjoin(
-            Turn,
-            (Turn.rollout_id == Rollout.id) & (Turn.attempt == Rollout.attempt) & (Turn.state == TurnState.COMPLETED),
+            TurnTable,
+            (TurnTable.rollout_id == RolloutTable.id)
+            & (TurnTable.attempt == RolloutTable.attempt)
+            & (TurnTable.state == TurnState.COMPLETED),
         )
-        .where(counted_rollouts, Rollout.outcome.is_not(None))
-        .group_by(Rollout.id)
-        .order_by(Rollout.id)
+        .where(counted_rollouts, RolloutTable.outcome.is_not(None))
+        .group_by(RolloutTable.id)
+        .order_by(RolloutTable.id)
     )
     return [
         (row.id, row.num_chains, row.explained, row.num_trained_tokens) for row in await connection.execute(statement)

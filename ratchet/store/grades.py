@@ -10,22 +10,24 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Grade, Patch, Rollout
+from ratchet.store.schema import GradeTable, PatchTable, RolloutTable
 
 
-async def store(connection: AsyncConnection, values: dict[str, Any]) -> int:
-    return int((await connection.execute(insert(Grade).values(**values).returning(Grade.id))).scalar_one())
+async def store_grade(connection: AsyncConnection, values: dict[str, Any]) -> int:
+    return int((await connection.execute(insert(GradeTable).values(**values).returning(GradeTable.id))).scalar_one())
 
 
-async def get(connection: AsyncConnection, grade_id: int) -> Grade:
-    return Grade(**(await connection.execute(select(Grade).where(Grade.id == grade_id))).one()._mapping)
+async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:
+    return GradeTable(**(await connection.execute(select(GradeTable).where(GradeTable.id == grade_id))).one()._mapping)
 
 
-async def first_of_patch(connection: AsyncConnection, patch_id: int) -> Grade | None:
+async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> GradeTable | None:
     row = (
-        await connection.execute(select(Grade).where(Grade.patch_id == patch_id).order_by(Grade.id).limit(1))
+        await connection.execute(
+            select(GradeTable).where(GradeTable.patch_id == patch_id).order_by(GradeTable.id).limit(1)
+        )
     ).one_or_none()
-    return Grade(**row._mapping) if row else None
+    return GradeTable(**row._mapping) if row else None
 
 
 async def patches_to_regrade(
@@ -33,13 +35,15 @@ async def patches_to_regrade(
 ) -> Sequence[tuple[int, int, int]]:
     """(rollout id, attempt, patch id) of the last patch of a rollout, or of every rollout of a run that has one and has ended."""
     statement = (
-        select(Rollout.id, Patch.attempt, Patch.id)
-        .join(Patch, Patch.rollout_id == Rollout.id)
-        .where(Rollout.outcome.is_not(None))
-        .order_by(Rollout.id, Patch.attempt.desc())
-        .distinct(Rollout.id)
+        select(RolloutTable.id, PatchTable.attempt, PatchTable.id)
+        .join(PatchTable, PatchTable.rollout_id == RolloutTable.id)
+        .where(RolloutTable.outcome.is_not(None))
+        .order_by(RolloutTable.id, PatchTable.attempt.desc())
+        .distinct(RolloutTable.id)
     )
     statement = (
-        statement.where(Rollout.run_id == run_id) if run_id is not None else statement.where(Rollout.id == rollout_id)
+        statement.where(RolloutTable.run_id == run_id)
+        if run_id is not None
+        else statement.where(RolloutTable.id == rollout_id)
     )
     return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]

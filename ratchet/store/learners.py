@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import Batch, Learner, Run
+from ratchet.store.schema import BatchTable, LearnerTable, RunTable
 from ratchet.types import RunState
 
 PUBLISHING = "publishing"
@@ -29,7 +29,7 @@ class LearnerRow:
     details: dict[str, Any]
 
 
-async def heartbeat(
+async def heartbeat_learner(
     connection: AsyncConnection,
     run_id: str,
     epoch: int,
@@ -47,41 +47,47 @@ async def heartbeat(
         "details": details,
         "heartbeat_at": func.now(),
     }
-    statement = insert(Learner).values(run_id=run_id, **values)
-    known = values | {"details": Learner.details.op("||")(statement.excluded.details)}
-    statement = statement.on_conflict_do_update(index_elements=["run_id"], set_=known, where=Learner.epoch <= epoch)
+    statement = insert(LearnerTable).values(run_id=run_id, **values)
+    known = values | {"details": LearnerTable.details.op("||")(statement.excluded.details)}
+    statement = statement.on_conflict_do_update(
+        index_elements=["run_id"], set_=known, where=LearnerTable.epoch <= epoch
+    )
     return (await connection.execute(statement)).rowcount == 1
 
 
-async def get(connection: AsyncConnection, run_id: str) -> LearnerRow | None:
-    silent = func.extract("epoch", func.now() - Learner.heartbeat_at)
-    statement = select(Learner.epoch, Learner.world_size, Learner.phase, Learner.step, silent, Learner.details)
-    row = (await connection.execute(statement.where(Learner.run_id == run_id))).one_or_none()
+async def get_learner(connection: AsyncConnection, run_id: str) -> LearnerRow | None:
+    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at)
+    statement = select(
+        LearnerTable.epoch, LearnerTable.world_size, LearnerTable.phase, LearnerTable.step, silent, LearnerTable.details
+    )
+    row = (await connection.execute(statement.where(LearnerTable.run_id == run_id))).one_or_none()
     return LearnerRow(row[0], row[1], row[2], row[3], float(row[4]), row[5]) if row else None
 
 
-async def count_failure(connection: AsyncConnection, run_id: str, epoch: int, world_size: int, step: int) -> int:
+async def count_learner_failure(
+    connection: AsyncConnection, run_id: str, epoch: int, world_size: int, step: int
+) -> int:
     """How many learners, this one of `epoch` included, have failed since the checkpoint of `step`; one counts once, whatever its ranks.
 
     Those that were killed said nothing and do not count. The caller holds the run's row.
     """
     details = (
-        await connection.execute(select(Learner.details).where(Learner.run_id == run_id))
+        await connection.execute(select(LearnerTable.details).where(LearnerTable.run_id == run_id))
     ).scalar_one_or_none() or {}
     before = details.get("failures", {})
     before = before if before.get("step") == step else {}
     count = int(before.get("count", 0)) + (before.get("epoch") != epoch)
     failures = {"step": step, "epoch": epoch, "count": count}
-    await heartbeat(connection, run_id, epoch, world_size, "failed", step, {"failures": failures})
+    await heartbeat_learner(connection, run_id, epoch, world_size, "failed", step, {"failures": failures})
     return count
 
 
-async def is_planned(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> bool | None:
+async def is_step_planned(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> bool | None:
     """Whether the step's plan row is there; None where the learner of this epoch has nothing more to do. One query: it is polled."""
     statement = (
-        select(Run.state, Run.epoch, Batch.step)
-        .outerjoin(Batch, and_(Batch.run_id == Run.run_id, Batch.step == step))
-        .where(Run.run_id == run_id)
+        select(RunTable.state, RunTable.epoch, BatchTable.step)
+        .outerjoin(BatchTable, and_(BatchTable.run_id == RunTable.run_id, BatchTable.step == step))
+        .where(RunTable.run_id == run_id)
     )
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.epoch != epoch or row.state not in (RunState.RUNNING, RunState.PAUSED):
@@ -89,17 +95,17 @@ async def is_planned(connection: AsyncConnection, run_id: str, epoch: int, step:
     return row.step is not None
 
 
-async def wanted(connection: AsyncConnection) -> dict[str, float | None]:
+async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float | None]:
     """Runs that need a learner → seconds since one was last heard of, None: never.
 
     Running ones with steps left to commit. A paused run keeps the learner it has, and gets none.
     """
-    silent = func.extract("epoch", func.now() - Learner.heartbeat_at)
+    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at)
     statement = (
-        select(Run.run_id, silent)
-        .outerjoin(Learner, Learner.run_id == Run.run_id)
-        .where(Run.state == RunState.RUNNING, Run.config_name != ADHOC)
-        .where(Run.checkpoint_step < Run.config["training"]["steps"].as_integer())
-        .order_by(Run.created_at)
+        select(RunTable.run_id, silent)
+        .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
+        .where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
+        .where(RunTable.checkpoint_step < RunTable.config["training"]["steps"].as_integer())
+        .order_by(RunTable.created_at)
     )
     return {row[0]: None if row[1] is None else float(row[1]) for row in await connection.execute(statement)}

@@ -10,16 +10,16 @@ from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Metric
+from ratchet.store.schema import MetricTable
 
 
-async def record(
+async def record_metrics(
     connection: AsyncConnection, run_id: str, step: int, values: Mapping[str, float], keep_highest: bool = False
 ) -> None:
     """Again overwrites; `keep_highest`: one number stands for several engines, the worst of them."""
     rows = [{"run_id": run_id, "step": step, "name": name, "value": value} for name, value in values.items()]
-    statement = insert(Metric).values(rows)
-    value = func.greatest(Metric.value, statement.excluded.value) if keep_highest else statement.excluded.value
+    statement = insert(MetricTable).values(rows)
+    value = func.greatest(MetricTable.value, statement.excluded.value) if keep_highest else statement.excluded.value
     await connection.execute(
         statement.on_conflict_do_update(index_elements=["run_id", "step", "name"], set_={"value": value})
     )

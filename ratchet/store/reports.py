@@ -11,19 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.arrays import unpack_text
 from ratchet.store.schema import (
-    Attempt,
-    Batch,
-    BatchItem,
-    Chain,
-    Evaluation,
-    Grade,
-    Patch,
-    Rollout,
-    RolloutGroup,
-    Run,
-    Sandbox,
-    Task,
-    Turn,
+    AttemptTable,
+    BatchItemTable,
+    BatchTable,
+    ChainTable,
+    EvaluationTable,
+    GradeTable,
+    PatchTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    SandboxTable,
+    TaskTable,
+    TurnTable,
 )
 from ratchet.types import Purpose
 
@@ -31,32 +31,32 @@ from ratchet.types import Purpose
 async def list_runs(connection: AsyncConnection) -> list[dict[str, Any]]:
     counts = (
         select(
-            Rollout.run_id,
+            RolloutTable.run_id,
             func.count().label("rollouts"),
-            func.count(Rollout.outcome).label("ended"),
-            func.count(Rollout.reward).label("graded"),
+            func.count(RolloutTable.outcome).label("ended"),
+            func.count(RolloutTable.reward).label("graded"),
         )
-        .group_by(Rollout.run_id)
+        .group_by(RolloutTable.run_id)
         .subquery()
     )
     statement = (
         select(
-            Run.run_id,
-            Run.state,
-            Run.state_reason,
-            Run.config_name,
-            Run.step,
-            Run.checkpoint_step,
-            Run.epoch,
-            Run.created_at,
-            Run.ended_at,
-            cast(Run.config["training"]["steps"].astext, Integer).label("steps"),
+            RunTable.run_id,
+            RunTable.state,
+            RunTable.state_reason,
+            RunTable.config_name,
+            RunTable.step,
+            RunTable.checkpoint_step,
+            RunTable.epoch,
+            RunTable.created_at,
+            RunTable.ended_at,
+            cast(RunTable.config["training"]["steps"].astext, Integer).label("steps"),
             func.coalesce(counts.c.rollouts, 0).label("rollouts"),
             func.coalesce(counts.c.ended, 0).label("ended"),
             func.coalesce(counts.c.graded, 0).label("graded"),
         )
-        .outerjoin(counts, counts.c.run_id == Run.run_id)
-        .order_by(Run.created_at.desc())
+        .outerjoin(counts, counts.c.run_id == RunTable.run_id)
+        .order_by(RunTable.created_at.desc())
     )
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
@@ -65,24 +65,24 @@ async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) ->
     """Newest first."""
     statement = (
         select(
-            Rollout.id,
-            Rollout.workflow_id,
-            Rollout.purpose,
-            Task.label.label("task"),
-            Rollout.outcome,
-            Rollout.outcome_reason,
-            Rollout.reward,
-            Rollout.agent_exit,
-            Rollout.num_turns,
-            Rollout.num_trained_tokens,
-            Rollout.attempt,
-            Rollout.late,
-            Rollout.created_at,
-            Rollout.ended_at,
+            RolloutTable.id,
+            RolloutTable.workflow_id,
+            RolloutTable.purpose,
+            TaskTable.label.label("task"),
+            RolloutTable.outcome,
+            RolloutTable.outcome_reason,
+            RolloutTable.reward,
+            RolloutTable.agent_exit,
+            RolloutTable.num_turns,
+            RolloutTable.num_trained_tokens,
+            RolloutTable.attempt,
+            RolloutTable.late,
+            RolloutTable.created_at,
+            RolloutTable.ended_at,
         )
-        .join(Task, Task.id == Rollout.task_id)
-        .where(Rollout.run_id == run_id)
-        .order_by(Rollout.id.desc())
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .where(RolloutTable.run_id == run_id)
+        .order_by(RolloutTable.id.desc())
         .limit(limit)
     )
     return [dict(row._mapping) for row in await connection.execute(statement)]
@@ -90,64 +90,75 @@ async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) ->
 
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
     """By id or workflow id."""
-    column = Rollout.id == int(name) if name.isdigit() else Rollout.workflow_id == name
-    return (await connection.execute(select(Rollout.id).where(column))).scalar_one_or_none()
+    column = RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name
+    return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
 
 
-async def rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any]:
+async def read_rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any]:
     """Everything about one rollout but its token arrays."""
 
     async def rows(statement: Any) -> list[dict[str, Any]]:
         return [dict(row._mapping) for row in await connection.execute(statement)]
 
     head = (
-        await rows(select(*Rollout.__table__.c, Task.label.label("task")).join(Task).where(Rollout.id == rollout_id))
+        await rows(
+            select(*RolloutTable.__table__.c, TaskTable.label.label("task"))
+            .join(TaskTable)
+            .where(RolloutTable.id == rollout_id)
+        )
     )[0]
     turns = select(
-        Turn.id,
-        Turn.attempt,
-        Turn.lane,
-        Turn.state,
-        Turn.kind,
-        Turn.parent_turn_id,
-        Turn.fork_cause,
-        Turn.prompt_tokens,
-        Turn.num_sampled,
-        Turn.finish_reason,
-        Turn.version_spans,
-        Turn.delivered,
-        Turn.engine_wait_seconds,
-        Turn.created_at,
-        Turn.completed_at,
+        TurnTable.id,
+        TurnTable.attempt,
+        TurnTable.lane,
+        TurnTable.state,
+        TurnTable.kind,
+        TurnTable.parent_turn_id,
+        TurnTable.fork_cause,
+        TurnTable.prompt_tokens,
+        TurnTable.num_sampled,
+        TurnTable.finish_reason,
+        TurnTable.version_spans,
+        TurnTable.delivered,
+        TurnTable.engine_wait_seconds,
+        TurnTable.created_at,
+        TurnTable.completed_at,
     )
-    attempts = select(Attempt.n, Attempt.state, Attempt.agent_exit, Attempt.used_seconds, Attempt.transcript)
-    patches = select(Patch.id, Patch.attempt, Patch.num_bytes, Patch.num_files, Patch.diff)
+    attempts = select(
+        AttemptTable.n, AttemptTable.state, AttemptTable.agent_exit, AttemptTable.used_seconds, AttemptTable.transcript
+    )
+    patches = select(PatchTable.id, PatchTable.attempt, PatchTable.num_bytes, PatchTable.num_files, PatchTable.diff)
     grades = select(
-        Grade.id,
-        Grade.grader,
-        Grade.grader_version,
-        Grade.solved,
-        Grade.rejected,
-        Grade.rule,
-        Grade.reason,
-        Grade.findings,
-        Grade.log,
-        Grade.duration_seconds,
+        GradeTable.id,
+        GradeTable.grader,
+        GradeTable.grader_version,
+        GradeTable.solved,
+        GradeTable.rejected,
+        GradeTable.rule,
+        GradeTable.reason,
+        GradeTable.findings,
+        GradeTable.log,
+        GradeTable.duration_seconds,
     )
     boxes = select(
-        Sandbox.id, Sandbox.role, Sandbox.attempt, Sandbox.state, Sandbox.provider_id, Sandbox.release_reason
+        SandboxTable.id,
+        SandboxTable.role,
+        SandboxTable.attempt,
+        SandboxTable.state,
+        SandboxTable.provider_id,
+        SandboxTable.release_reason,
     )
     story: dict[str, Any] = {
         "rollout": head,
-        "attempts": await rows(attempts.where(Attempt.rollout_id == rollout_id).order_by(Attempt.n)),
-        "turns": await rows(turns.where(Turn.rollout_id == rollout_id).order_by(Turn.id)),
-        "patches": await rows(patches.where(Patch.rollout_id == rollout_id).order_by(Patch.id)),
-        "grades": await rows(grades.where(Grade.rollout_id == rollout_id).order_by(Grade.id)),
-        "boxes": await rows(boxes.where(Sandbox.rollout_id == rollout_id).order_by(Sandbox.id)),
+        "attempts": await rows(attempts.where(AttemptTable.rollout_id == rollout_id).order_by(AttemptTable.n)),
+        "turns": await rows(turns.where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)),
+        "patches": await rows(patches.where(PatchTable.rollout_id == rollout_id).order_by(PatchTable.id)),
+        "grades": await rows(grades.where(GradeTable.rollout_id == rollout_id).order_by(GradeTable.id)),
+        "boxes": await rows(boxes.where(SandboxTable.rollout_id == rollout_id).order_by(SandboxTable.id)),
         "chains": await rows(
-            select(Chain.no, Chain.num_tokens, Chain.num_trained)
-            .where(Chain.rollout_id == rollout_id)
-            .order_by(Chain.no)
+            select(ChainTable.no, ChainTable.num_tokens, ChainTable.num_trained)
+            .where(ChainTable.rollout_id == rollout_id)
+            .order_by(ChainTable.no)
         ),
     }
     for name, column in (("attempts", "transcript"), ("patches", "diff"), ("grades", "log")):
@@ -156,58 +167,74 @@ async def rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any
     return story
 
 
-async def steps(connection: AsyncConnection, run_id: str) -> list[dict[str, Any]]:
+async def read_steps(connection: AsyncConnection, run_id: str) -> list[dict[str, Any]]:
     """The curve: one row per planned step."""
-    statement = select(Batch.step, Batch.state, Batch.epoch, Batch.metrics, Batch.planned_at, Batch.stepped_at).where(
-        Batch.run_id == run_id
-    )
-    return [dict(row._mapping) for row in await connection.execute(statement.order_by(Batch.step))]
+    statement = select(
+        BatchTable.step,
+        BatchTable.state,
+        BatchTable.epoch,
+        BatchTable.metrics,
+        BatchTable.planned_at,
+        BatchTable.stepped_at,
+    ).where(BatchTable.run_id == run_id)
+    return [dict(row._mapping) for row in await connection.execute(statement.order_by(BatchTable.step))]
 
 
 async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[dict[str, Any]]:
     """One row per graded rollout of every evaluation: label, task, family, reward."""
     statement = (
         select(
-            RolloutGroup.label,
-            Evaluation.temperature,
-            Evaluation.step,
-            Task.row_digest.label("task"),
-            Task.spec["family"].astext.label("family"),
-            Rollout.reward,
+            RolloutGroupTable.label,
+            EvaluationTable.temperature,
+            EvaluationTable.step,
+            TaskTable.row_digest.label("task"),
+            TaskTable.spec["family"].astext.label("family"),
+            RolloutTable.reward,
         )
-        .join(RolloutGroup, RolloutGroup.id == Rollout.group_id)
-        .join(Evaluation, (Evaluation.run_id == RolloutGroup.run_id) & (Evaluation.label == RolloutGroup.label))
-        .join(Task, Task.id == Rollout.task_id)
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .join(
+            EvaluationTable,
+            (EvaluationTable.run_id == RolloutGroupTable.run_id) & (EvaluationTable.label == RolloutGroupTable.label),
+        )
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .where(
-            Rollout.run_id == run_id,
-            RolloutGroup.purpose == Purpose.EVAL,
-            Rollout.reward.is_not(None),
-            Rollout.replaced_by.is_(None),
+            RolloutTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.EVAL,
+            RolloutTable.reward.is_not(None),
+            RolloutTable.replaced_by.is_(None),
         )
-        .order_by(RolloutGroup.label, Task.row_no, Rollout.member)
+        .order_by(RolloutGroupTable.label, TaskTable.row_no, RolloutTable.member)
     )
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def progress(connection: AsyncConnection, run_id: str) -> dict[str, Any]:
+async def run_progress(connection: AsyncConnection, run_id: str) -> dict[str, Any]:
     """What `ratchet train` shows while it waits."""
-    run = (await connection.execute(select(Run.state, Run.state_reason, Run.step).where(Run.run_id == run_id))).one()
+    run = (
+        await connection.execute(
+            select(RunTable.state, RunTable.state_reason, RunTable.step).where(RunTable.run_id == run_id)
+        )
+    ).one()
     counts = (
         await connection.execute(
             select(
                 func.count(),
-                func.count(Rollout.outcome),
-                func.count(Rollout.reward),
-                func.count().filter(Rollout.outcome.in_(["infra_failed", "grader_failed"])),
-            ).where(Rollout.run_id == run_id)
+                func.count(RolloutTable.outcome),
+                func.count(RolloutTable.reward),
+                func.count().filter(RolloutTable.outcome.in_(["infra_failed", "grader_failed"])),
+            ).where(RolloutTable.run_id == run_id)
         )
     ).one()
     ended = (
-        select(Evaluation.label)
-        .where(Evaluation.run_id == run_id, Evaluation.ended_at.is_not(None))
-        .order_by(Evaluation.label)
+        select(EvaluationTable.label)
+        .where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
+        .order_by(EvaluationTable.label)
     )
-    dull = select(func.count()).select_from(BatchItem).where(BatchItem.run_id == run_id, BatchItem.use != "trained")
+    dull = (
+        select(func.count())
+        .select_from(BatchItemTable)
+        .where(BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
+    )
     return {
         "state": run.state,
         "reason": run.state_reason,

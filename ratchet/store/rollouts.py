@@ -13,12 +13,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BugError, FencedError
 from ratchet.store import groups, sandboxes
-from ratchet.store.schema import Attempt, BatchItem, Patch, Rollout, RolloutGroup, Session, Turn
+from ratchet.store.schema import (
+    AttemptTable,
+    BatchItemTable,
+    PatchTable,
+    RolloutGroupTable,
+    RolloutTable,
+    SessionTable,
+    TurnTable,
+)
 from ratchet.types import AgentExit, AttemptState, GroupState, Outcome, SessionState, TurnState
 
 
 @dataclass(slots=True, frozen=True)
-class Claimed:
+class ClaimedAttempt:
     run_id: str
     group_id: int | None
     task_id: int
@@ -28,18 +36,20 @@ class Claimed:
     patch_id: int | None
 
 
-async def create_adhoc(connection: AsyncConnection, values: dict[str, Any]) -> int:
+async def create_adhoc_rollout(connection: AsyncConnection, values: dict[str, Any]) -> int:
     """A single rollout; idempotent by workflow id."""
-    statement = pg_insert(Rollout).values(**values).on_conflict_do_nothing().returning(Rollout.id)
+    statement = pg_insert(RolloutTable).values(**values).on_conflict_do_nothing().returning(RolloutTable.id)
     created = (await connection.execute(statement)).scalar_one_or_none()
     if created is not None:
         return int(created)
     return int(
-        (await connection.execute(select(Rollout.id).where(Rollout.workflow_id == values["workflow_id"]))).scalar_one()
+        (
+            await connection.execute(select(RolloutTable.id).where(RolloutTable.workflow_id == values["workflow_id"]))
+        ).scalar_one()
     )
 
 
-async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Claimed:
+async def claim_rollout(connection: AsyncConnection, rollout_id: int, owner: str) -> ClaimedAttempt:
     """Makes `owner` (a Temporal run id) the one whose stages may write.
 
     A rollout with an outcome is returned as it is. One that another workflow run owned (a reset in the UI) gets a new attempt and
@@ -47,15 +57,17 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
     would end them as long as the new life runs. Claiming again with the same owner changes nothing.
     """
     row = (
-        await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))
+        await connection.execute(
+            select(RolloutTable).where(RolloutTable.id == rollout_id).with_for_update(key_share=True)
+        )
     ).one_or_none()
     if row is None:
         raise BugError(f"rollout {rollout_id} has no row")
     attempt = row.attempt
     if row.outcome is None and row.owner != owner:
         await connection.execute(
-            update(Attempt)
-            .where(Attempt.rollout_id == rollout_id, Attempt.state == AttemptState.OPEN)
+            update(AttemptTable)
+            .where(AttemptTable.rollout_id == rollout_id, AttemptTable.state == AttemptState.OPEN)
             .values(state=AttemptState.SUPERSEDED)
         )
         if row.owner is not None:
@@ -63,37 +75,46 @@ async def claim(connection: AsyncConnection, rollout_id: int, owner: str) -> Cla
             await sandboxes.want_release_of_rollout(connection, rollout_id, "taken over by another workflow run")
         attempt += 1
         await connection.execute(
-            update(Rollout)
-            .where(Rollout.id == rollout_id)
-            .values(owner=owner, attempt=attempt, claimed_at=func.coalesce(Rollout.claimed_at, func.now()))
+            update(RolloutTable)
+            .where(RolloutTable.id == rollout_id)
+            .values(owner=owner, attempt=attempt, claimed_at=func.coalesce(RolloutTable.claimed_at, func.now()))
         )
-    patch = select(Patch.id).where(Patch.rollout_id == rollout_id).order_by(Patch.attempt.desc()).limit(1)
+    patch = (
+        select(PatchTable.id).where(PatchTable.rollout_id == rollout_id).order_by(PatchTable.attempt.desc()).limit(1)
+    )
     patch_id = (await connection.execute(patch)).scalar_one_or_none()
-    return Claimed(row.run_id, row.group_id, row.task_id, row.outcome, row.reward, attempt, patch_id)
+    return ClaimedAttempt(row.run_id, row.group_id, row.task_id, row.outcome, row.reward, attempt, patch_id)
 
 
 async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, owner: str) -> None:
     """The n-th attempt exists and all earlier ones are superseded. Raises FencedError if another workflow run owns the rollout."""
-    statement = update(Rollout).where(
-        Rollout.id == rollout_id, Rollout.owner == owner, Rollout.outcome.is_(None), Rollout.attempt <= n
+    statement = update(RolloutTable).where(
+        RolloutTable.id == rollout_id,
+        RolloutTable.owner == owner,
+        RolloutTable.outcome.is_(None),
+        RolloutTable.attempt <= n,
     )
     if (await connection.execute(statement.values(attempt=n))).rowcount != 1:
         raise FencedError(f"rollout {rollout_id} belongs to another workflow run, has ended, or is past attempt {n}")
     await connection.execute(
-        update(Attempt)
-        .where(Attempt.rollout_id == rollout_id, Attempt.n < n, Attempt.state == AttemptState.OPEN)
+        update(AttemptTable)
+        .where(AttemptTable.rollout_id == rollout_id, AttemptTable.n < n, AttemptTable.state == AttemptState.OPEN)
         .values(state=AttemptState.SUPERSEDED)
     )
-    await connection.execute(pg_insert(Attempt).values(rollout_id=rollout_id, n=n).on_conflict_do_nothing())
+    await connection.execute(pg_insert(AttemptTable).values(rollout_id=rollout_id, n=n).on_conflict_do_nothing())
 
 
 async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int) -> int:
     """The fence of this try of a stage: a later try takes a higher one, and this one's writes then match no row."""
     statement = (
-        update(Attempt)
-        .where(Attempt.rollout_id == rollout_id, Attempt.n == attempt, Attempt.state != AttemptState.SUPERSEDED)
-        .values(fence=Attempt.fence + 1)
-        .returning(Attempt.fence)
+        update(AttemptTable)
+        .where(
+            AttemptTable.rollout_id == rollout_id,
+            AttemptTable.n == attempt,
+            AttemptTable.state != AttemptState.SUPERSEDED,
+        )
+        .values(fence=AttemptTable.fence + 1)
+        .returning(AttemptTable.fence)
     )
     fence = (await connection.execute(statement)).scalar_one_or_none()
     if fence is None:
@@ -105,49 +126,57 @@ async def write_attempt(
     connection: AsyncConnection, rollout_id: int, attempt: int, fence: int, values: dict[str, Any]
 ) -> None:
     """Raises FencedError where a later try of a stage, or a later attempt, has taken over."""
-    statement = update(Attempt).where(
-        Attempt.rollout_id == rollout_id,
-        Attempt.n == attempt,
-        Attempt.fence == fence,
-        Attempt.state != AttemptState.SUPERSEDED,
+    statement = update(AttemptTable).where(
+        AttemptTable.rollout_id == rollout_id,
+        AttemptTable.n == attempt,
+        AttemptTable.fence == fence,
+        AttemptTable.state != AttemptState.SUPERSEDED,
     )
     if (await connection.execute(statement.values(**values))).rowcount != 1:
         raise FencedError(f"a later try has taken over attempt {attempt} of rollout {rollout_id}")
 
 
-async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> Attempt:
+async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> AttemptTable:
     row = (
-        await connection.execute(select(Attempt).where(Attempt.rollout_id == rollout_id, Attempt.n == attempt))
+        await connection.execute(
+            select(AttemptTable).where(AttemptTable.rollout_id == rollout_id, AttemptTable.n == attempt)
+        )
     ).one_or_none()
     if row is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} does not exist")
-    return Attempt(**row._mapping)
+    return AttemptTable(**row._mapping)
 
 
 async def store_patch(connection: AsyncConnection, values: dict[str, Any]) -> int:
     """Idempotent by attempt: the first stored patch of an attempt stays."""
     created = (
-        await connection.execute(pg_insert(Patch).values(**values).on_conflict_do_nothing().returning(Patch.id))
+        await connection.execute(
+            pg_insert(PatchTable).values(**values).on_conflict_do_nothing().returning(PatchTable.id)
+        )
     ).scalar_one_or_none()
     if created is not None:
         return int(created)
-    statement = select(Patch.id).where(Patch.rollout_id == values["rollout_id"], Patch.attempt == values["attempt"])
+    statement = select(PatchTable.id).where(
+        PatchTable.rollout_id == values["rollout_id"], PatchTable.attempt == values["attempt"]
+    )
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def get_patch(connection: AsyncConnection, patch_id: int) -> Patch:
-    return Patch(**(await connection.execute(select(Patch).where(Patch.id == patch_id))).one()._mapping)
+async def get_patch(connection: AsyncConnection, patch_id: int) -> PatchTable:
+    return PatchTable(**(await connection.execute(select(PatchTable).where(PatchTable.id == patch_id))).one()._mapping)
 
 
-async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> Patch | None:
+async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> PatchTable | None:
     row = (
-        await connection.execute(select(Patch).where(Patch.rollout_id == rollout_id, Patch.attempt == attempt))
+        await connection.execute(
+            select(PatchTable).where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == attempt)
+        )
     ).one_or_none()
-    return Patch(**row._mapping) if row else None
+    return PatchTable(**row._mapping) if row else None
 
 
 @dataclass(slots=True, frozen=True)
-class Facts:
+class RolloutFacts:
     """What a reward may depend on beside the verdict."""
 
     outcome: str | None
@@ -160,28 +189,37 @@ class Facts:
     owner: str | None
 
 
-async def lock(connection: AsyncConnection, rollout_id: int) -> Facts:
+async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutFacts:
     """The rollout's row lock: the first statement of finalise. Turns may still refer to the row: one that is just being opened holds
     the session that finalise closes next (deadlock)."""
     row = (
-        await connection.execute(select(Rollout).where(Rollout.id == rollout_id).with_for_update(key_share=True))
+        await connection.execute(
+            select(RolloutTable).where(RolloutTable.id == rollout_id).with_for_update(key_share=True)
+        )
     ).one()
-    statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id).order_by(Attempt.n.desc()).limit(1)
+    statement = (
+        select(AttemptTable.agent_exit)
+        .where(AttemptTable.rollout_id == rollout_id)
+        .order_by(AttemptTable.n.desc())
+        .limit(1)
+    )
     agent_exit = (await connection.execute(statement)).scalar_one_or_none()
-    return Facts(row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose, row.owner)
+    return RolloutFacts(
+        row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose, row.owner
+    )
 
 
 async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: int) -> str | None:
-    statement = select(Attempt.agent_exit).where(Attempt.rollout_id == rollout_id, Attempt.n == attempt)
+    statement = select(AttemptTable.agent_exit).where(AttemptTable.rollout_id == rollout_id, AttemptTable.n == attempt)
     return (await connection.execute(statement)).scalar_one_or_none()
 
 
 async def close_sessions(connection: AsyncConnection, rollout_id: int) -> int:
     """Closes every session of the rollout and says how many were open; turns still in flight become `aborted`, so that no late answer
     slips in behind."""
-    closing = update(Session).where(Session.rollout_id == rollout_id, Session.state == SessionState.OPEN)
+    closing = update(SessionTable).where(SessionTable.rollout_id == rollout_id, SessionTable.state == SessionState.OPEN)
     closed = await connection.execute(closing.values(state=SessionState.CLOSED, closed_at=func.now()))
-    aborting = update(Turn).where(Turn.rollout_id == rollout_id, Turn.state == TurnState.IN_FLIGHT)
+    aborting = update(TurnTable).where(TurnTable.rollout_id == rollout_id, TurnTable.state == TurnState.IN_FLIGHT)
     await connection.execute(aborting.values(state=TurnState.ABORTED))
     return closed.rowcount
 
@@ -192,21 +230,25 @@ async def set_outcome(connection: AsyncConnection, rollout_id: int, values: dict
     A member that ends after its group left `open` is `late` and enters no statistics.
     """
     group_state = (
-        select(RolloutGroup.state)
-        .join(Rollout, and_(Rollout.group_id == RolloutGroup.id, Rollout.id == rollout_id))
-        .with_for_update(of=RolloutGroup)
+        select(RolloutGroupTable.state)
+        .join(RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.id == rollout_id))
+        .with_for_update(of=RolloutGroupTable)
     )
     state = (await connection.execute(group_state)).scalar_one_or_none()
     late = state is not None and state != GroupState.OPEN
-    statement = update(Rollout).where(Rollout.id == rollout_id, Rollout.outcome.is_(None)).returning(Rollout.group_id)
+    statement = (
+        update(RolloutTable)
+        .where(RolloutTable.id == rollout_id, RolloutTable.outcome.is_(None))
+        .returning(RolloutTable.group_id)
+    )
     group_id = (await connection.execute(statement.values(**values, late=late, ended_at=func.now()))).scalar_one()
-    sealing = update(Attempt).where(Attempt.rollout_id == rollout_id, Attempt.state == AttemptState.OPEN)
+    sealing = update(AttemptTable).where(AttemptTable.rollout_id == rollout_id, AttemptTable.state == AttemptState.OPEN)
     await connection.execute(sealing.values(state=AttemptState.SEALED))
     if group_id is not None and not late:
-        await groups.settle(connection, group_id, accept_failed=False)
+        await groups.settle_group(connection, group_id, accept_failed=False)
 
 
-def ended(row: Facts) -> tuple[Outcome, float | None, AgentExit | None] | None:
+def ended_result(row: RolloutFacts) -> tuple[Outcome, float | None, AgentExit | None] | None:
     """The stored result of a rollout that has ended, None while it is open."""
     if row.outcome is None:
         return None
@@ -214,15 +256,21 @@ def ended(row: Facts) -> tuple[Outcome, float | None, AgentExit | None] | None:
 
 
 async def temperature_of(connection: AsyncConnection, rollout_id: int) -> float:
-    return float((await connection.execute(select(Rollout.temperature).where(Rollout.id == rollout_id))).scalar_one())
+    return float(
+        (await connection.execute(select(RolloutTable.temperature).where(RolloutTable.id == rollout_id))).scalar_one()
+    )
 
 
-async def run_of(connection: AsyncConnection, rollout_id: int) -> str:
-    return str((await connection.execute(select(Rollout.run_id).where(Rollout.id == rollout_id))).scalar_one())
+async def run_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
+    return str(
+        (await connection.execute(select(RolloutTable.run_id).where(RolloutTable.id == rollout_id))).scalar_one()
+    )
 
 
-async def is_open(connection: AsyncConnection, rollout_id: int) -> bool:
-    return (await connection.execute(select(Rollout.outcome).where(Rollout.id == rollout_id))).scalar_one() is None
+async def is_rollout_open(connection: AsyncConnection, rollout_id: int) -> bool:
+    return (
+        await connection.execute(select(RolloutTable.outcome).where(RolloutTable.id == rollout_id))
+    ).scalar_one() is None
 
 
 @dataclass(slots=True, frozen=True)
@@ -235,28 +283,28 @@ class ClaimedRollout:
 
 async def claimed_and_open(connection: AsyncConnection) -> list[ClaimedRollout]:
     """Rollouts that a workflow has claimed and that have no outcome."""
-    columns = (Rollout.id, Rollout.workflow_id, Rollout.group_id, Rollout.owner)
-    statement = select(*columns).where(Rollout.outcome.is_(None), Rollout.owner.is_not(None))
-    return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(Rollout.id))]
+    columns = (RolloutTable.id, RolloutTable.workflow_id, RolloutTable.group_id, RolloutTable.owner)
+    statement = select(*columns).where(RolloutTable.outcome.is_(None), RolloutTable.owner.is_not(None))
+    return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(RolloutTable.id))]
 
 
-async def paid_by(connection: AsyncConnection, rollout_id: int) -> int | None:
+async def rewarding_grade(connection: AsyncConnection, rollout_id: int) -> int | None:
     """The grade that the rollout's reward came from."""
-    found = (await connection.execute(select(Rollout.grade_id).where(Rollout.id == rollout_id))).scalar_one()
+    found = (await connection.execute(select(RolloutTable.grade_id).where(RolloutTable.id == rollout_id))).scalar_one()
     return None if found is None else int(found)
 
 
-async def pay_again(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> bool:
+async def update_reward(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> bool:
     """A new verdict's reward for a rollout that has ended; False where it was cancelled or replaced, or a step has used its group."""
-    used = select(BatchItem.group_id).where(BatchItem.group_id == Rollout.group_id)
-    planned = select(RolloutGroup.id).where(
-        RolloutGroup.id == Rollout.group_id, RolloutGroup.state.in_(["consumed", "cancelled"])
+    used = select(BatchItemTable.group_id).where(BatchItemTable.group_id == RolloutTable.group_id)
+    planned = select(RolloutGroupTable.id).where(
+        RolloutGroupTable.id == RolloutTable.group_id, RolloutGroupTable.state.in_(["consumed", "cancelled"])
     )
-    statement = update(Rollout).where(
-        Rollout.id == rollout_id,
-        Rollout.outcome.is_not(None),
-        Rollout.outcome != Outcome.CANCELLED,
-        Rollout.replaced_by.is_(None),
+    statement = update(RolloutTable).where(
+        RolloutTable.id == rollout_id,
+        RolloutTable.outcome.is_not(None),
+        RolloutTable.outcome != Outcome.CANCELLED,
+        RolloutTable.replaced_by.is_(None),
         ~used.exists(),
         ~planned.exists(),
     )

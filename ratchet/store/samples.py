@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import chains
 from ratchet.store.chains import ChainArrays
-from ratchet.store.schema import Batch, Rollout, RolloutGroup, Task, Turn
+from ratchet.store.schema import BatchTable, RolloutGroupTable, RolloutTable, TaskTable, TurnTable
 from ratchet.types import REWARDED_OUTCOMES
 
 _PAGE_ROLLOUTS = 32
@@ -48,28 +48,35 @@ class Sample:
         return int(sampled[0]) if len(sampled) else len(self.chain.ids)
 
 
-async def of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
+async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """All of a run, in order of rollouts and chains."""
-    planned = await _planned(connection, select(Batch.step, Batch.members).where(Batch.run_id == run_id))
+    planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
     ids = (
-        select(Rollout.id).where(Rollout.run_id == run_id, Rollout.outcome.in_(REWARDED_OUTCOMES)).order_by(Rollout.id)
+        select(RolloutTable.id)
+        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES))
+        .order_by(RolloutTable.id)
     )
     async for sample in _paged(connection, list((await connection.execute(ids)).scalars()), planned):
         yield sample
 
 
-async def of_step(connection: AsyncConnection, run_id: str, step: int) -> AsyncIterator[Sample]:
+async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -> AsyncIterator[Sample]:
     """Those of one plan row, in its order."""
     planned = await _planned(
-        connection, select(Batch.step, Batch.members).where(Batch.run_id == run_id, Batch.step == step)
+        connection,
+        select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step),
     )
     async for sample in _paged(connection, list(planned), planned):
         yield sample
 
 
-async def steps(connection: AsyncConnection, run_id: str) -> list[int]:
+async def planned_steps(connection: AsyncConnection, run_id: str) -> list[int]:
     return list(
-        (await connection.execute(select(Batch.step).where(Batch.run_id == run_id).order_by(Batch.step))).scalars()
+        (
+            await connection.execute(
+                select(BatchTable.step).where(BatchTable.run_id == run_id).order_by(BatchTable.step)
+            )
+        ).scalars()
     )
 
 
@@ -88,7 +95,7 @@ async def _paged(
     for start in range(0, len(rollout_ids), _PAGE_ROLLOUTS):
         page = rollout_ids[start : start + _PAGE_ROLLOUTS]
         facts = await _facts(connection, page)
-        found = await chains.read(connection, page, trained_only=False)
+        found = await chains.read_chains(connection, page, trained_only=False)
         versions = await _versions(
             connection, {int(one) for chain in found for one in np.unique(chain.turn_ids[chain.sampled])}
         )
@@ -139,16 +146,27 @@ async def _facts(connection: AsyncConnection, rollout_ids: Collection[int]) -> d
         "reward_components",
         "agent_exit",
     )
-    columns = [Rollout.id, Rollout.num_chains, Rollout.temperature, *(getattr(Rollout, name) for name in names)]
-    statement = select(*columns, Task.dataset, Task.label, Task.spec).join(Task, Task.id == Rollout.task_id)
+    columns = [
+        RolloutTable.id,
+        RolloutTable.num_chains,
+        RolloutTable.temperature,
+        *(getattr(RolloutTable, name) for name in names),
+    ]
+    statement = select(*columns, TaskTable.dataset, TaskTable.label, TaskTable.spec).join(
+        TaskTable, TaskTable.id == RolloutTable.task_id
+    )
     rows = await connection.execute(
-        statement.outerjoin(RolloutGroup, RolloutGroup.id == Rollout.group_id).where(Rollout.id.in_(rollout_ids))
+        statement.outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id).where(
+            RolloutTable.id.in_(rollout_ids)
+        )
     )
     return {row.id: row for row in rows}
 
 
 async def _versions(connection: AsyncConnection, turn_ids: Collection[int]) -> dict[int, list[str]]:
-    statement = select(Turn.id, Turn.version_spans).where(Turn.id == any_(literal(sorted(turn_ids), ARRAY(BigInteger))))
+    statement = select(TurnTable.id, TurnTable.version_spans).where(
+        TurnTable.id == any_(literal(sorted(turn_ids), ARRAY(BigInteger)))
+    )
     return {
         row.id: [span["version"] for span in row.version_spans or []] for row in await connection.execute(statement)
     }

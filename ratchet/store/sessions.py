@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.errors import FencedError
-from ratchet.store.adapters import away_seconds
-from ratchet.store.schema import Engine, Rollout, Session, SessionToken, Turn
+from ratchet.store.adapters import adapters_away_seconds
+from ratchet.store.schema import EngineTable, RolloutTable, SessionTable, SessionTokenTable, TurnTable
 from ratchet.types import SessionState, TurnState
 
 
@@ -38,7 +38,7 @@ class SessionRow:
 class SessionProgress:
     """`last_call_age_seconds` None: no call yet. `engine_wait_seconds`: time in which the agent could only wait for an engine.
 
-    `away_seconds`: time since its first token in which no adapter was there.
+    `adapters_away_seconds`: time since its first token in which no adapter was there.
     `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
     """
 
@@ -75,11 +75,11 @@ async def open_session(
         "model": model,
         "limits": limits,
     }
-    statement = insert(Session).values(**values)
+    statement = insert(SessionTable).values(**values)
     same = statement.on_conflict_do_update(
         index_elements=["rollout_id", "attempt"], set_={"attempt": statement.excluded.attempt}
     )
-    return int((await conn.execute(same.returning(Session.id))).scalar_one())
+    return int((await conn.execute(same.returning(SessionTable.id))).scalar_one())
 
 
 async def add_token(conn: AsyncConnection, session_id: int) -> str:
@@ -89,17 +89,17 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
     """
     token = secrets.token_urlsafe(32)
     is_open = (
-        select(Session.id)
-        .where(Session.id == session_id, Session.state == SessionState.OPEN)
+        select(SessionTable.id)
+        .where(SessionTable.id == session_id, SessionTable.state == SessionState.OPEN)
         .with_for_update(read=True)
     )
     alive = is_open.cte("alive")
     columns = select(cast(literal(token_hash(token), LargeBinary), LargeBinary), cast(alive.c.id, BigInteger))
-    added = await conn.execute(insert(SessionToken).from_select(["token_hash", "session_id"], columns))
+    added = await conn.execute(insert(SessionTokenTable).from_select(["token_hash", "session_id"], columns))
     if not added.rowcount:
         raise FencedError(f"session {session_id} is closed: no token can be added")
-    first = update(Session).where(Session.id == session_id, Session.away_before.is_(None))
-    await conn.execute(first.values(away_before=away_seconds()))
+    first = update(SessionTable).where(SessionTable.id == session_id, SessionTable.away_before.is_(None))
+    await conn.execute(first.values(away_before=adapters_away_seconds()))
     return token
 
 
@@ -108,16 +108,16 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     row = (
         await conn.execute(
             select(
-                Session.id,
-                Session.rollout_id,
-                Session.attempt,
-                Session.state,
-                Session.temperature,
-                Session.model,
-                Session.limits,
+                SessionTable.id,
+                SessionTable.rollout_id,
+                SessionTable.attempt,
+                SessionTable.state,
+                SessionTable.temperature,
+                SessionTable.model,
+                SessionTable.limits,
             )
-            .join(SessionToken, SessionToken.session_id == Session.id)
-            .where(SessionToken.token_hash == digest)
+            .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
+            .where(SessionTokenTable.token_hash == digest)
         )
     ).one_or_none()
     if row is None:
@@ -134,48 +134,54 @@ async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) ->
     request id) of the calls to abort there. Running it again is harmless.
     """
     closed = await conn.execute(
-        update(Session)
-        .where(Session.rollout_id == rollout_id, Session.attempt == attempt)
-        .values(state=SessionState.CLOSED, closed_at=func.coalesce(Session.closed_at, func.now()))
-        .returning(Session.id)
+        update(SessionTable)
+        .where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == attempt)
+        .values(state=SessionState.CLOSED, closed_at=func.coalesce(SessionTable.closed_at, func.now()))
+        .returning(SessionTable.id)
     )
     session_id = closed.scalar_one_or_none()
     if session_id is None:
         return []
     aborted = await conn.execute(
-        update(Turn)
-        .where(Turn.session_id == session_id, Turn.state == TurnState.IN_FLIGHT)
+        update(TurnTable)
+        .where(TurnTable.session_id == session_id, TurnTable.state == TurnState.IN_FLIGHT)
         .values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None)
-        .returning(Turn.id, Turn.engine_id)
+        .returning(TurnTable.id, TurnTable.engine_id)
     )
     calls = {row.id: row.engine_id for row in aborted if row.engine_id is not None}
     if not calls:
         return []
-    addresses = await conn.execute(select(Engine.id, Engine.address).where(Engine.id.in_(set(calls.values()))))
+    addresses = await conn.execute(
+        select(EngineTable.id, EngineTable.address).where(EngineTable.id.in_(set(calls.values())))
+    )
     known = {row.id: row.address for row in addresses}
     return [(known[engine_id], request_id(turn_id)) for turn_id, engine_id in calls.items() if engine_id in known]
 
 
-async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> SessionProgress | None:
+async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> SessionProgress | None:
     """How far the agent is; None where it has no session yet. A call in flight counts as "last call" from its start."""
     turns = (
         select(
-            func.count(Turn.id).filter(Turn.state == TurnState.COMPLETED).label("num_turns"),
-            func.extract("epoch", func.now() - func.max(func.coalesce(Turn.completed_at, Turn.created_at))).label(
-                "age"
-            ),
-            func.count(Turn.id).filter(Turn.state == TurnState.IN_FLIGHT).label("num_in_flight"),
+            func.count(TurnTable.id).filter(TurnTable.state == TurnState.COMPLETED).label("num_turns"),
+            func.extract(
+                "epoch", func.now() - func.max(func.coalesce(TurnTable.completed_at, TurnTable.created_at))
+            ).label("age"),
+            func.count(TurnTable.id).filter(TurnTable.state == TurnState.IN_FLIGHT).label("num_in_flight"),
         )
-        .where(Turn.session_id == Session.id)
+        .where(TurnTable.session_id == SessionTable.id)
         .lateral()
     )
-    where = (Session.rollout_id == rollout_id) & (Session.attempt == attempt)
+    where = (SessionTable.rollout_id == rollout_id) & (SessionTable.attempt == attempt)
     first_token = (
-        select(func.min(SessionToken.created_at)).where(SessionToken.session_id == Session.id).scalar_subquery()
+        select(func.min(SessionTokenTable.created_at))
+        .where(SessionTokenTable.session_id == SessionTable.id)
+        .scalar_subquery()
     )
-    opened = func.extract("epoch", func.now() - func.coalesce(first_token, Session.created_at)).label("opened")
-    away = func.greatest(0.0, away_seconds() - func.coalesce(Session.away_before, away_seconds())).label("away")
-    columns = (Session.engine_wait_seconds, away, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
+    opened = func.extract("epoch", func.now() - func.coalesce(first_token, SessionTable.created_at)).label("opened")
+    away = func.greatest(
+        0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
+    ).label("away")
+    columns = (SessionTable.engine_wait_seconds, away, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
     row = (await conn.execute(select(*columns).where(where))).one_or_none()
     if row is None:
         return None
@@ -186,7 +192,7 @@ async def progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> Sess
 
 async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> set[int]:
     """Adds waited seconds to sessions, by id, and says to which: one that somebody has locked is not waited for."""
-    free = select(Session.id).where(Session.id.in_(seconds)).with_for_update(key_share=True, skip_locked=True)
+    free = select(SessionTable.id).where(SessionTable.id.in_(seconds)).with_for_update(key_share=True, skip_locked=True)
     found = list((await conn.execute(free)).scalars()) if seconds else []
     if not found:
         return set()
@@ -196,14 +202,14 @@ async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> s
         .table_valued(column("id", BigInteger), column("seconds", Float), name="added")
         .render_derived()
     )
-    statement = update(Session).where(Session.id == added.c.id)
-    await conn.execute(statement.values(engine_wait_seconds=Session.engine_wait_seconds + added.c.seconds))
+    statement = update(SessionTable).where(SessionTable.id == added.c.id)
+    await conn.execute(statement.values(engine_wait_seconds=SessionTable.engine_wait_seconds + added.c.seconds))
     return set(found)
 
 
 async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) -> int:
     """Raises FencedError where the attempt has no session, which `boot` makes."""
-    statement = select(Session.id).where(Session.rollout_id == rollout_id, Session.attempt == attempt)
+    statement = select(SessionTable.id).where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == attempt)
     session_id = (await conn.execute(statement)).scalar_one_or_none()
     if session_id is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} has no session")
@@ -213,6 +219,6 @@ async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) ->
 async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwargs: Mapping[str, Any]) -> None:
     """The rollout's provenance names the chat template that its prompts are made with, the newest if it changed."""
     noted = {"template_digest": digest, "chat_template_kwargs": dict(kwargs)}
-    differs = Rollout.provenance["template_digest"].astext.is_distinct_from(digest)
-    statement = update(Rollout).where(Rollout.id == rollout_id, differs)
-    await conn.execute(statement.values(provenance=Rollout.provenance.concat(cast(noted, JSONB))))
+    differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
+    statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)
+    await conn.execute(statement.values(provenance=RolloutTable.provenance.concat(cast(noted, JSONB))))

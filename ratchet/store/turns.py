@@ -1,6 +1,6 @@
 """Rows of `turn`: one model call each, written before the engine is asked and completed before the answer's last byte.
 
-Why here: a turn slips in behind a seal unless opening and completing lock the session's row; `write` is the only way to do either.
+Why here: a turn slips in behind a seal unless opening and completing lock the session's row; `write_turns` is the only way to do either.
 Called by: `adapter/turns/writer.py` (opens, completes), `adapter/turns/capture.py` (life of a call), the finalise activity and the viewer.
 
 `lease_expires_at`: somebody generates or delivers until then. `lease_owner`: the call whose client is connected; NULL once it has gone.
@@ -15,7 +15,7 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, TextClause, bin
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import Turn
+from ratchet.store.schema import TurnTable
 from ratchet.types import ForkCause, SessionState, TurnKind, TurnState
 
 
@@ -107,7 +107,7 @@ class KnownCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenTurns:
     """`opened[i]`: the id of the new row; None where the session is closed or the same (digest, ordinal) exists.
 
     `completed[i]`: False where the session was sealed, or another process completed the turn first.
@@ -119,14 +119,14 @@ class Written:
     busy: frozenset[int]
 
 
-async def write(
+async def write_turns(
     conn: AsyncConnection,
     new: Sequence[NewTurn],
     done: Sequence[CompletedTurn],
     delivered: Sequence[int],
     lease_seconds: float,
     wait: bool = False,
-) -> Written:
+) -> WrittenTurns:
     """Opens turns (`in_flight`), completes others and notes deliveries, of any sessions: four statements at most.
 
     All sessions are locked against seals first. One that somebody has locked (a seal, a finalise that derives its chains) is `busy`
@@ -141,7 +141,7 @@ async def write(
     if delivered:
         await conn.execute(_DELIVERED, {"ids": delivered})
     busy = frozenset() if wait else frozenset(asked - states.keys())
-    return Written([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done], busy)
+    return WrittenTurns([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done], busy)
 
 
 async def _lock(conn: AsyncConnection, session_ids: Collection[int], wait: bool) -> dict[int, str]:
@@ -159,7 +159,7 @@ def _call(turn: Any) -> tuple[int, str, bytes, int]:
 def _arrays(names: Sequence[str], statement: str) -> TextClause:
     """`statement` with {names} of `turn`, {rows}: one array for each, as the rows of `given`, and {sets} for all but the first two, by
     which a row is found."""
-    types = {name: Turn.__table__.c[name].type for name in names}
+    types = {name: TurnTable.__table__.c[name].type for name in names}
     compiled = {name: kind.compile(postgresql.dialect()) for name, kind in types.items()}  # type: ignore[no-untyped-call]
     arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
     listed, sets = ", ".join(names), ", ".join(f"{name} = given.{name}" for name in names[2:])
@@ -205,90 +205,106 @@ async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
     """Gives up a call that the engine refused."""
-    statement = update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT)
+    statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
     await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None))
 
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
     """Notes where the call runs now, so that a seal can abort it there."""
     await conn.execute(
-        update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(engine_id=engine_id)
+        update(TurnTable)
+        .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
+        .values(engine_id=engine_id)
     )
 
 
 async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None:
     """The client of this call has gone; generation may go on under the lease, and a retry of the client may join."""
-    await conn.execute(update(Turn).where(Turn.id == turn_id, Turn.lease_owner == owner).values(lease_owner=None))
+    await conn.execute(
+        update(TurnTable).where(TurnTable.id == turn_id, TurnTable.lease_owner == owner).values(lease_owner=None)
+    )
 
 
 async def renew_leases(conn: AsyncConnection, turn_ids: Sequence[int], seconds: float) -> None:
     """One statement for all calls of a process. A lease that has run out stays so: another process may have taken the call. One whose
     row is locked has to wait for the next round: it is being completed, or a seal holds it."""
-    alive = Turn.id.in_(_free(turn_ids, Turn.lease_expires_at > func.now()))
-    await conn.execute(update(Turn).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
+    alive = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at > func.now()))
+    await conn.execute(update(TurnTable).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
 
 
 def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int]:
     """Those that nobody else has locked. Whoever locks many rows at once and waits for none takes part in no deadlock."""
-    return select(Turn.id).where(Turn.id.in_(turn_ids), condition).with_for_update(skip_locked=True, key_share=True)
+    return (
+        select(TurnTable.id)
+        .where(TurnTable.id.in_(turn_ids), condition)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
 
 
-async def take_over(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> bool:
+async def take_over_turn(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> bool:
     """Makes an in-flight call whose lease has run out ours. False where someone else was faster or it is in flight no more."""
-    lapsed = (Turn.state == TurnState.IN_FLIGHT) & (Turn.lease_expires_at < func.now())
+    lapsed = (TurnTable.state == TurnState.IN_FLIGHT) & (TurnTable.lease_expires_at < func.now())
     until = func.now() + timedelta(seconds=seconds)
-    statement = update(Turn).where(Turn.id == turn_id, lapsed).values(lease_owner=owner, lease_expires_at=until)
+    statement = (
+        update(TurnTable).where(TurnTable.id == turn_id, lapsed).values(lease_owner=owner, lease_expires_at=until)
+    )
     return bool((await conn.execute(statement)).rowcount)
 
 
 async def release_leases(conn: AsyncConnection, turn_ids: Sequence[int]) -> None:
     """A process that stops in order: its calls may be taken over at once."""
-    ours = Turn.id.in_(_free(turn_ids, Turn.lease_expires_at.is_not(None)))
-    await conn.execute(update(Turn).where(ours).values(lease_owner=None, lease_expires_at=func.now()))
+    ours = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at.is_not(None)))
+    await conn.execute(update(TurnTable).where(ours).values(lease_owner=None, lease_expires_at=func.now()))
 
 
 async def load_prompt(conn: AsyncConnection, turn_id: int) -> tuple[int | None, int, bytes] | None:
     """(parent turn, kept tokens, suffix ids) as they were stored when the turn was opened."""
     row = (
-        await conn.execute(select(Turn.parent_turn_id, Turn.kept_tokens, Turn.suffix_ids).where(Turn.id == turn_id))
+        await conn.execute(
+            select(TurnTable.parent_turn_id, TurnTable.kept_tokens, TurnTable.suffix_ids).where(TurnTable.id == turn_id)
+        )
     ).one_or_none()
     return None if row is None else (row.parent_turn_id, row.kept_tokens, row.suffix_ids)
 
 
-async def attach(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> None:
+async def attach_client(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> None:
     """A retry's client is connected to this call from now on; a completed turn is leased to it for the delivery."""
-    until = func.greatest(func.coalesce(Turn.lease_expires_at, func.now()), func.now() + timedelta(seconds=seconds))
-    of_completed = Turn.state == TurnState.COMPLETED
+    until = func.greatest(
+        func.coalesce(TurnTable.lease_expires_at, func.now()), func.now() + timedelta(seconds=seconds)
+    )
+    of_completed = TurnTable.state == TurnState.COMPLETED
     await conn.execute(
-        update(Turn).where(Turn.id == turn_id, of_completed).values(lease_owner=owner, lease_expires_at=until)
+        update(TurnTable).where(TurnTable.id == turn_id, of_completed).values(lease_owner=owner, lease_expires_at=until)
     )
     await conn.execute(
-        update(Turn).where(Turn.id == turn_id, Turn.state == TurnState.IN_FLIGHT).values(lease_owner=owner)
+        update(TurnTable)
+        .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
+        .values(lease_owner=owner)
     )
 
 
-_LEASED = func.coalesce(Turn.lease_expires_at > func.now(), False)
+_LEASED = func.coalesce(TurnTable.lease_expires_at > func.now(), False)
 _KNOWN = select(
-    Turn.id,
-    Turn.ordinal,
-    Turn.state,
-    Turn.delivered,
+    TurnTable.id,
+    TurnTable.ordinal,
+    TurnTable.state,
+    TurnTable.delivered,
     _LEASED.label("leased"),
-    (_LEASED & Turn.lease_owner.is_not(None)).label("attached"),
-    Turn.lease_owner,
-    Turn.answer,
+    (_LEASED & TurnTable.lease_owner.is_not(None)).label("attached"),
+    TurnTable.lease_owner,
+    TurnTable.answer,
 )
 
 
 async def find_call(conn: AsyncConnection, session_id: int, lane: str, digest: bytes) -> KnownCall | None:
     """The newest turn with this digest in this lane."""
-    where = (Turn.session_id == session_id) & (Turn.lane == lane) & (Turn.digest == digest)
-    row = (await conn.execute(_KNOWN.where(where).order_by(Turn.ordinal.desc()).limit(1))).one_or_none()
+    where = (TurnTable.session_id == session_id) & (TurnTable.lane == lane) & (TurnTable.digest == digest)
+    row = (await conn.execute(_KNOWN.where(where).order_by(TurnTable.ordinal.desc()).limit(1))).one_or_none()
     return None if row is None else _known(row)
 
 
 async def get_call(conn: AsyncConnection, turn_id: int) -> KnownCall | None:
-    row = (await conn.execute(_KNOWN.where(Turn.id == turn_id))).one_or_none()
+    row = (await conn.execute(_KNOWN.where(TurnTable.id == turn_id))).one_or_none()
     return None if row is None else _known(row)
 
 
@@ -307,18 +323,22 @@ def _known(row: Any) -> KnownCall:
 
 async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collection[int] = ()) -> list[TreeTurn]:
     """The session's completed turns but for `known_ids`, parents before children, with token arrays and texts."""
-    names = [column.label(name) for name, column in ((n, getattr(Turn, n)) for n in TreeTurn.__slots__)]
-    where = (Turn.session_id == session_id) & (Turn.state == TurnState.COMPLETED) & Turn.id.not_in(known_ids)
-    rows = await conn.execute(select(*names).where(where).order_by(Turn.id))
+    names = [column.label(name) for name, column in ((n, getattr(TurnTable, n)) for n in TreeTurn.__slots__)]
+    where = (
+        (TurnTable.session_id == session_id) & (TurnTable.state == TurnState.COMPLETED) & TurnTable.id.not_in(known_ids)
+    )
+    rows = await conn.execute(select(*names).where(where).order_by(TurnTable.id))
     return [TreeTurn(**row._mapping) for row in rows]
 
 
 async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[TurnMeta]:
     """All completed turns of one attempt as `adapter.turns.chains` takes them, parents before children. No arrays are read."""
-    num_suffix = cast(func.octet_length(Turn.suffix_ids) // 4, Turn.kept_tokens.type).label("num_suffix")
-    names = [num_suffix if name == "num_suffix" else getattr(Turn, name) for name in TurnMeta.__slots__]
-    where = (Turn.rollout_id == rollout_id) & (Turn.attempt == attempt) & (Turn.state == TurnState.COMPLETED)
-    rows = await conn.execute(select(*names).where(where).order_by(Turn.id))
+    num_suffix = cast(func.octet_length(TurnTable.suffix_ids) // 4, TurnTable.kept_tokens.type).label("num_suffix")
+    names = [num_suffix if name == "num_suffix" else getattr(TurnTable, name) for name in TurnMeta.__slots__]
+    where = (
+        (TurnTable.rollout_id == rollout_id) & (TurnTable.attempt == attempt) & (TurnTable.state == TurnState.COMPLETED)
+    )
+    rows = await conn.execute(select(*names).where(where).order_by(TurnTable.id))
     return [
         TurnMeta(
             **{

@@ -27,7 +27,7 @@ _DIAL_SECONDS = 2.0
 _HOSTNAME = "box"
 
 
-class Supervisor:
+class BoxProcess:
     """State of one booted box. Everything runs on one thread, one selector."""
 
     def __init__(self, spec: BoxSpec, bubblewrap: str) -> None:
@@ -41,7 +41,9 @@ class Supervisor:
         assemble(spec, user_ns)
         self._cgroup = cgroup_at(spec.cgroup)
         self._cgroup.create(spec.memory_bytes, spec.max_processes)
-        self._namespaces = namespaces.start(bubblewrap, _HOSTNAME, user_ns, self._cgroup, spec.memory_bytes // 4)
+        self._namespaces = namespaces.start_namespaces(
+            bubblewrap, _HOSTNAME, user_ns, self._cgroup, spec.memory_bytes // 4
+        )
         open_egress(spec.egress_ports, self._namespaces, self._selector)
         self._namespaces.enter_pids()
         self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
@@ -146,7 +148,7 @@ def run_box(report: socket.socket, bubblewrap: str) -> None:
     try:
         with open("box.json") as record:
             spec = BoxSpec.from_json(json.load(record)["spec"])
-        supervisor = Supervisor(spec, bubblewrap)
+        supervisor = BoxProcess(spec, bubblewrap)
         gc.freeze()
         report.sendall(json.dumps({"pid": os.getpid()}).encode())
         report.close()

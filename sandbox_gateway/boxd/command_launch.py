@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from sandbox_gateway.boxd import linux_calls, seccomp
 from sandbox_gateway.boxd.cgroups import Cgroup
 from sandbox_gateway.boxd.namespaces import ALL_KINDS, Namespaces, become_box_root
-from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, Message
-from sandbox_gateway.boxd.users import BoxUser, find_user, resolve
+from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, JsonMessage
+from sandbox_gateway.boxd.users import BoxUser, find_user, resolve_path
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH_KEEPER = "RATCHET_PATH"
@@ -44,7 +44,7 @@ class StartRequest:
     """(rows, columns): a terminal takes the place of stdin, stdout and stderr."""
 
     @classmethod
-    def from_message(cls, message: Message) -> "StartRequest":
+    def from_message(cls, message: JsonMessage) -> "StartRequest":
         return cls(
             command=message["command"],
             args=message["args"],
@@ -150,7 +150,7 @@ def _become(
         seccomp.apply()
         _change_user(user)
         os.setsid()
-        _change_directory(resolve(request.cwd or spec.workdir, user))
+        _change_directory(resolve_path(request.cwd or spec.workdir, user))
         for target, source in enumerate(stdio):
             os.dup2(source, target)
         if request.terminal is not None:

@@ -22,9 +22,9 @@ from sandbox_gateway.boxd.processes import Process, ProcessTable
 from sandbox_gateway.boxd.protocol import (
     MAX_MESSAGE_BYTES,
     BoxFaultError,
-    Message,
-    encode,
-    fault,
+    JsonMessage,
+    encode_line,
+    fault_message,
     report_exception,
     send_with_fds,
 )
@@ -73,7 +73,7 @@ class Connection:
             request, self._received = json.loads(self._received), bytearray()
             self._answer(request)
 
-    def _answer(self, request: Message) -> None:
+    def _answer(self, request: JsonMessage) -> None:
         try:
             operation = _OPERATIONS.get(request["op"])
             if request["op"] in ("start", "attach"):
@@ -86,12 +86,12 @@ class Connection:
             else:
                 self._send(operation(self._box, request))
         except BoxFaultError as error:
-            self._send(fault(error.code, error.message))
+            self._send(fault_message(error.code, error.message))
         except OSError as error:
             report_exception()
-            self._send(fault("unavailable", str(error)))
+            self._send(fault_message("unavailable", str(error)))
 
-    def _follow(self, request: Message) -> None:
+    def _follow(self, request: JsonMessage) -> None:
         table = self._box.processes
         if request["op"] == "attach":
             process = table.find(request["pid"], request["tag"])
@@ -115,8 +115,8 @@ class Connection:
         self._has_news = True
         self._flush()
 
-    def _send(self, message: Message) -> None:
-        self._outgoing += encode(message)
+    def _send(self, message: JsonMessage) -> None:
+        self._outgoing += encode_line(message)
         self._flush()
 
     def _flush(self) -> None:
@@ -124,7 +124,7 @@ class Connection:
             while self._outgoing or self._has_news:
                 if not self._outgoing and self._process is not None:
                     self._outgoing, self._has_news = (
-                        encode({"size": self._process.size, "end": self._process.end}),
+                        encode_line({"size": self._process.size, "end": self._process.end}),
                         False,
                     )
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -142,7 +142,7 @@ class Connection:
             self._socket.close()
 
 
-def _list(box: BoxControls, _request: Message) -> Message:
+def _list(box: BoxControls, _request: JsonMessage) -> JsonMessage:
     rows = [
         {
             "pid": p.pid,
@@ -157,49 +157,49 @@ def _list(box: BoxControls, _request: Message) -> Message:
     return {"processes": rows}
 
 
-def _signal(box: BoxControls, request: Message) -> Message:
+def _signal(box: BoxControls, request: JsonMessage) -> JsonMessage:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.send_signal(process, signal.Signals(request["signal"]))
     return {}
 
 
-def _input(box: BoxControls, request: Message) -> Message:
+def _input(box: BoxControls, request: JsonMessage) -> JsonMessage:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
     return {}
 
 
-def _resize(box: BoxControls, request: Message) -> Message:
+def _resize(box: BoxControls, request: JsonMessage) -> JsonMessage:
     rows, columns = request["size"]
     box.processes.resize(box.processes.find_running(request["pid"], request["tag"]), (rows, columns))
     return {}
 
 
-def _close_stdin(box: BoxControls, request: Message) -> Message:
+def _close_stdin(box: BoxControls, request: JsonMessage) -> JsonMessage:
     box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
     return {}
 
 
-def _deadline(box: BoxControls, request: Message) -> Message:
+def _deadline(box: BoxControls, request: JsonMessage) -> JsonMessage:
     box.set_deadline(request["deadline"])
     return {}
 
 
-def _freeze(box: BoxControls, request: Message) -> Message:
+def _freeze(box: BoxControls, request: JsonMessage) -> JsonMessage:
     box.freeze(request["frozen"])
     return {}
 
 
-def _ping(_box: BoxControls, _request: Message) -> Message:
+def _ping(_box: BoxControls, _request: JsonMessage) -> JsonMessage:
     return {"pid": os.getpid()}
 
 
-def _destroy(box: BoxControls, _request: Message) -> Message:
+def _destroy(box: BoxControls, _request: JsonMessage) -> JsonMessage:
     box.shut_down()
     return {}
 
 
-_OPERATIONS: dict[str, Callable[[BoxControls, Message], Message]] = {
+_OPERATIONS: dict[str, Callable[[BoxControls, JsonMessage], JsonMessage]] = {
     "list": _list,
     "signal": _signal,
     "input": _input,

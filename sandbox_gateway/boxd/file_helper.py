@@ -18,8 +18,15 @@ from collections.abc import Callable
 
 from sandbox_gateway.boxd import linux_calls
 from sandbox_gateway.boxd.namespaces import Namespaces, become_box_root
-from sandbox_gateway.boxd.protocol import BoxFaultError, Message, fault, receive_line, report_exception, send_with_fds
-from sandbox_gateway.boxd.users import BoxUser, find_user, make_directories, names_by_id, resolve
+from sandbox_gateway.boxd.protocol import (
+    BoxFaultError,
+    JsonMessage,
+    fault_message,
+    receive_line,
+    report_exception,
+    send_with_fds,
+)
+from sandbox_gateway.boxd.users import BoxUser, find_user, make_directories, names_by_id, resolve_path
 
 _NUM_LISTED_MAX = 50_000
 _REQUEST_SECONDS = 300
@@ -38,7 +45,7 @@ _CODES = {
     errno.EINVAL: "invalid_argument",
 }
 
-Reply = tuple[Message, list[int]]
+Reply = tuple[JsonMessage, list[int]]
 """An answer and the fds to pass beside it."""
 
 
@@ -82,23 +89,23 @@ def _answer(connection: socket.socket) -> None:
         request = json.loads(line)
         reply, fds = _OPERATIONS[request["op"]](request, find_user(request["user"]))
     except BoxFaultError as error:
-        reply, fds = fault(error.code, error.message), []
+        reply, fds = fault_message(error.code, error.message), []
     except OSError as error:
         words = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        reply, fds = fault(_CODES.get(error.errno or 0, "failed_precondition"), words), []
+        reply, fds = fault_message(_CODES.get(error.errno or 0, "failed_precondition"), words), []
     except ValueError as error:
-        reply, fds = fault("invalid_argument", f"path cannot be used: {error}"), []
+        reply, fds = fault_message("invalid_argument", f"path cannot be used: {error}"), []
     send_with_fds(connection, reply, fds)
 
 
-def _open_read(request: Message, user: BoxUser) -> Reply:
-    path = resolve(request["path"], user)
+def _open_read(request: JsonMessage, user: BoxUser) -> Reply:
+    path = resolve_path(request["path"], user)
     fd = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
     return {"path": path, "size": _require_regular(fd, path).st_size}, [fd]
 
 
-def _open_write(request: Message, user: BoxUser) -> Reply:
-    path = resolve(request["path"], user)
+def _open_write(request: JsonMessage, user: BoxUser) -> Reply:
+    path = resolve_path(request["path"], user)
     if os.path.isdir(path):
         raise BoxFaultError("invalid_argument", f"path is a directory: {path}")
     make_directories(os.path.dirname(path), user)
@@ -118,28 +125,28 @@ def _require_regular(fd: int, path: str) -> os.stat_result:
     return status
 
 
-def _stat(request: Message, user: BoxUser) -> Reply:
-    return {"entry": _entry(resolve(request["path"], user), _owner_names())}, []
+def _stat(request: JsonMessage, user: BoxUser) -> Reply:
+    return {"entry": _entry(resolve_path(request["path"], user), _owner_names())}, []
 
 
-def _make_directory(request: Message, user: BoxUser) -> Reply:
-    path = resolve(request["path"], user)
+def _make_directory(request: JsonMessage, user: BoxUser) -> Reply:
+    path = resolve_path(request["path"], user)
     if os.path.isdir(path):
         raise BoxFaultError("already_exists", f"directory already exists: {path}")
     make_directories(path, user)
     return {"entry": _entry(path, _owner_names())}, []
 
 
-def _move(request: Message, user: BoxUser) -> Reply:
-    source, destination = resolve(request["path"], user), resolve(request["destination"], user)
+def _move(request: JsonMessage, user: BoxUser) -> Reply:
+    source, destination = resolve_path(request["path"], user), resolve_path(request["destination"], user)
     os.lstat(source)
     make_directories(os.path.dirname(destination), user)
     os.rename(source, destination)
     return {"entry": _entry(destination, _owner_names())}, []
 
 
-def _remove(request: Message, user: BoxUser) -> Reply:
-    path = resolve(request["path"], user)
+def _remove(request: JsonMessage, user: BoxUser) -> Reply:
+    path = resolve_path(request["path"], user)
     if path == "/":
         raise BoxFaultError("invalid_argument", "the root directory cannot be removed")
     if os.path.isdir(path) and not os.path.islink(path):
@@ -165,8 +172,8 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _list(request: Message, user: BoxUser) -> Reply:
-    top = resolve(request["path"], user)
+def _list(request: JsonMessage, user: BoxUser) -> Reply:
+    top = resolve_path(request["path"], user)
     if not os.path.isdir(top):
         os.stat(top)
         raise BoxFaultError("invalid_argument", f"path is not a directory: {top}")
@@ -193,11 +200,11 @@ def _owner_names() -> tuple[dict[int, str], dict[int, str]]:
     return names_by_id("/etc/passwd"), names_by_id("/etc/group")
 
 
-def _entry(path: str, owners: tuple[dict[int, str], dict[int, str]]) -> Message:
+def _entry(path: str, owners: tuple[dict[int, str], dict[int, str]]) -> JsonMessage:
     """One file as the filesystem RPCs describe it."""
     status = os.lstat(path)
     mode, seconds = status.st_mode, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(status.st_mtime))
-    entry: Message = {
+    entry: JsonMessage = {
         "name": os.path.basename(path) or "/",
         "path": path,
         "size": str(status.st_size),
@@ -218,7 +225,7 @@ def _entry(path: str, owners: tuple[dict[int, str], dict[int, str]]) -> Message:
     return entry
 
 
-_OPERATIONS: dict[str, Callable[[Message, BoxUser], Reply]] = {
+_OPERATIONS: dict[str, Callable[[JsonMessage, BoxUser], Reply]] = {
     "open_read": _open_read,
     "open_write": _open_write,
     "stat": _stat,

@@ -22,7 +22,7 @@ _MAX_REQUEST_BYTES = 4096
 LOG_FILE = "boxd.log"
 
 
-def main(control_fd: int, bubblewrap: str) -> None:
+def run_fork_server(control_fd: int, bubblewrap: str) -> None:
     """Serves boot requests: a message is the box's directory, with the socket for the answer beside it."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

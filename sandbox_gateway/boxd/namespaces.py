@@ -100,7 +100,9 @@ def become_box_root() -> None:
     os.setresuid(0, 0, 0)
 
 
-def start(bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_memory_bytes: int) -> Namespaces:
+def start_namespaces(
+    bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_memory_bytes: int
+) -> Namespaces:
     """Boots the box around the tree at STAGE and returns when its pid 1 runs."""
     info_read, info_write = os.pipe()
     stdin_read, stdin_write = os.pipe()

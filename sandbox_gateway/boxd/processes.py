@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sandbox_gateway.boxd.cgroups import Cgroup
 from sandbox_gateway.boxd.command_launch import Launched, StartRequest, launch, set_terminal_size
 from sandbox_gateway.boxd.namespaces import Namespaces
-from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, Message, clock
+from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, JsonMessage, clock
 
 SPOOL_DIRECTORY = "spool"
 FRAME = struct.Struct(">BI")
@@ -46,7 +46,7 @@ class Process:
         self.timed_out = False
         self.wait_status: int | None = None
         self.linger_until: float | None = None
-        self.end: Message | None = None
+        self.end: JsonMessage | None = None
         self.listeners: set[Callable[[], None]] = set()
 
     def notify(self) -> None:
@@ -230,7 +230,7 @@ class ProcessTable:
             self._selector.unregister(fd)
 
 
-def _end_event(process: Process) -> Message:
+def _end_event(process: Process) -> JsonMessage:
     status = process.wait_status
     assert status is not None, "a process ends once, after it was waited for"
     if os.WIFEXITED(status):

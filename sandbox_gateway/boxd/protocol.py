@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Message = dict[str, Any]
+JsonMessage = dict[str, Any]
 """One decoded JSON object. Its keys depend on `op`; see `control.py` and `file_helper.py`."""
 
 CONTROL_SOCKET = "ctl.sock"
@@ -71,21 +71,21 @@ class BoxSpec:
     extra_path: list[str] = field(default_factory=list)
     """Directories appended to every command's PATH."""
 
-    def to_json(self) -> Message:
+    def to_json(self) -> JsonMessage:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, raw: Message) -> "BoxSpec":
+    def from_json(cls, raw: JsonMessage) -> "BoxSpec":
         pairs = [(str(source), str(target)) for source, target in raw["binds"]]
         owned = [(str(path), int(uid), int(mode)) for path, uid, mode in raw["owned_directories"]]
         return cls(**{**raw, "binds": pairs, "owned_directories": owned})
 
 
-def encode(message: Message) -> bytes:
+def encode_line(message: JsonMessage) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def fault(code: str, message: str) -> Message:
+def fault_message(code: str, message: str) -> JsonMessage:
     return {"fault": [code, message]}
 
 
@@ -102,8 +102,8 @@ def receive_line(connection: socket.socket) -> bytes:
     return bytes(buffer)
 
 
-def send_with_fds(connection: socket.socket, message: Message, fds: list[int]) -> None:
+def send_with_fds(connection: socket.socket, message: JsonMessage, fds: list[int]) -> None:
     if fds:
-        socket.send_fds(connection, [encode(message)], fds)
+        socket.send_fds(connection, [encode_line(message)], fds)
     else:
-        connection.sendall(encode(message))
+        connection.sendall(encode_line(message))

@@ -56,7 +56,7 @@ def read_database(path: str, num_fields: int) -> list[list[str]]:
     return [row for row in rows if len(row) >= num_fields and row[2].isdigit()]
 
 
-def resolve(path: str, user: BoxUser) -> str:
+def resolve_path(path: str, user: BoxUser) -> str:
     """An absolute path: relative ones and `~` start at the user's home. Raises BoxFaultError on paths no kernel takes."""
     if "\0" in path:
         raise BoxFaultError("invalid_argument", "path contains a NUL byte")

@@ -125,7 +125,7 @@ class BugTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Bug:
+class PlantedBug:
     """What a family draws: source with `@@` where the expression stands, the expressions, the intent in words."""
 
     function: str
@@ -137,7 +137,7 @@ class Bug:
     cases: tuple[Arguments, ...]
 
 
-Family = Callable[[random.Random, str, str], Bug]
+Family = Callable[[random.Random, str, str], PlantedBug]
 
 
 def function_name(rng: random.Random, words: Sequence[str]) -> str:
@@ -149,14 +149,14 @@ def other(rng: random.Random, options: Sequence[str], right: str) -> str:
     return rng.choice([option for option in options if option != right])
 
 
-def arithmetic(rng: random.Random, a: str, b: str) -> Bug:
+def arithmetic(rng: random.Random, a: str, b: str) -> PlantedBug:
     operator = rng.choice("+-*")
     verb, words = ARITHMETIC[operator]
     options = [f"{a} {each} {b}" for each in "+-*"]
     right = f"{a} {operator} {b}"
     name = function_name(rng, words)
     source = f"def {name}({a}, {b}):\n    return @@\n"
-    return Bug(
+    return PlantedBug(
         name,
         source,
         other(rng, options, right),
@@ -167,85 +167,87 @@ def arithmetic(rng: random.Random, a: str, b: str) -> Bug:
     )
 
 
-def off_by_one(rng: random.Random, a: str, b: str) -> Bug:
+def off_by_one(rng: random.Random, a: str, b: str) -> PlantedBug:
     name = function_name(rng, ["sum_to", "add_up", "tally"])
     inclusive = rng.random() < 0.5
     options = [f"range({a})", f"range({a} + 1)", f"range({a} - 1)"]
     right = options[1] if inclusive else options[0]
     source = f"def {name}({a}):\n    {b} = 0\n    for i in @@:\n        {b} += i\n    return {b}\n"
     intent = f"It should sum up to {a} {'inclusive' if inclusive else 'exclusive'}."
-    return Bug(name, source, other(rng, options, right), right, options, intent, ((3,), (5,), (8,)))
+    return PlantedBug(name, source, other(rng, options, right), right, options, intent, ((3,), (5,), (8,)))
 
 
-def default_value(rng: random.Random, a: str, b: str) -> Bug:
+def default_value(rng: random.Random, a: str, b: str) -> PlantedBug:
     name = function_name(rng, PLAIN_NAMES)
     right, wrong = rng.sample(range(2, 10), 2)
     options = [f"{b}={number}" for number in range(2, 10)]
     source = f"def {name}({a}, @@):\n    return {a} {rng.choice('+*')} {b}\n"
     intent = f"The default for {b} should be {right}."
-    return Bug(name, source, f"{b}={wrong}", f"{b}={right}", options, intent, ((3,), (5,), (3, 11)))
+    return PlantedBug(name, source, f"{b}={wrong}", f"{b}={right}", options, intent, ((3,), (5,), (3, 11)))
 
 
-def constant(rng: random.Random, a: str, _b: str) -> Bug:
+def constant(rng: random.Random, a: str, _b: str) -> PlantedBug:
     name = function_name(rng, ["to_minutes", "convert", "scale_by", "weigh", "factor"])
     right, wrong = rng.sample(FACTORS, 2)
     options = [f"{a} * {factor}" for factor in FACTORS]
     source = f"def {name}({a}):\n    return @@\n"
-    return Bug(
+    return PlantedBug(
         name, source, f"{a} * {wrong}", f"{a} * {right}", options, f"It should multiply by {right}.", ((3,), (5,))
     )
 
 
-def text_method(rng: random.Random, a: str, _b: str) -> Bug:
+def text_method(rng: random.Random, a: str, _b: str) -> PlantedBug:
     name = function_name(rng, ["clean", "format", "label", "show"])
     method = rng.choice(list(TEXT_METHODS))
     options = [f"{a}.{each}()" for each in TEXT_METHODS]
     right = f"{a}.{method}()"
     source = f"def {name}({a}):\n    return @@\n"
     cases = ((" heLLo world ",), ("aB",), (" Xy",))
-    return Bug(
+    return PlantedBug(
         name, source, other(rng, options, right), right, options, f"The text should have {TEXT_METHODS[method]}.", cases
     )
 
 
-def bool_operator(rng: random.Random, a: str, b: str) -> Bug:
+def bool_operator(rng: random.Random, a: str, b: str) -> PlantedBug:
     name = function_name(rng, ["valid", "ready", "allowed", "open_now"])
     operator, quantity = rng.choice([("and", "both"), ("or", "either")])
     options = [f"{a} {each} {b}" for each in ("and", "or", "is", "in")]
     right, wrong = f"{a} {operator} {b}", f"{a} {'or' if operator == 'and' else 'and'} {b}"
     source = f"def {name}({a}, {b}):\n    return @@\n"
     cases = ((True, False), (False, True), (True, True), (False, False))
-    return Bug(name, source, wrong, right, options, f"It should need {quantity} of {a} and {b}.", cases)
+    return PlantedBug(name, source, wrong, right, options, f"It should need {quantity} of {a} and {b}.", cases)
 
 
-def builtin_function(rng: random.Random, a: str, _b: str) -> Bug:
+def builtin_function(rng: random.Random, a: str, _b: str) -> PlantedBug:
     name = function_name(rng, ["best", "pick", "summary", "measure"])
     builtin = rng.choice(list(BUILTINS))
     options = [f"{each}({a})" for each in BUILTINS]
     right = f"{builtin}({a})"
     source = f"def {name}({a}):\n    return @@\n"
     intent = f"It should return the {BUILTINS[builtin]} of {a}."
-    return Bug(name, source, other(rng, options, right), right, options, intent, (([3, 9, 4],), ([7, 1],)))
+    return PlantedBug(name, source, other(rng, options, right), right, options, intent, (([3, 9, 4],), ([7, 1],)))
 
 
-def position(rng: random.Random, a: str, _b: str) -> Bug:
+def position(rng: random.Random, a: str, _b: str) -> PlantedBug:
     name = function_name(rng, ["head", "tail", "choose", "nth"])
     index = rng.choice(list(POSITIONS))
     options = [f"{a}[{each}]" for each in POSITIONS]
     right = f"{a}[{index}]"
     source = f"def {name}({a}):\n    return @@\n"
     intent = f"It should return the {POSITIONS[index]} of {a}."
-    return Bug(name, source, other(rng, options, right), right, options, intent, (([3, 9, 4, 8],), ([7, 1, 5, 6],)))
+    return PlantedBug(
+        name, source, other(rng, options, right), right, options, intent, (([3, 9, 4, 8],), ([7, 1, 5, 6],))
+    )
 
 
-def initial_value(rng: random.Random, a: str, b: str) -> Bug:
+def initial_value(rng: random.Random, a: str, b: str) -> PlantedBug:
     name = function_name(rng, ["fold", "collect", "accumulate"])
     operator, quantity, start = rng.choice([("+", "sum", "0"), ("*", "product", "1")])
     options = [f"{a} = {each}" for each in "0123"]
     right = f"{a} = {start}"
     source = f"def {name}({b}):\n    @@\n    for i in {b}:\n        {a} {operator}= i\n    return {a}\n"
     intent = f"The {quantity} should start at {start}."
-    return Bug(name, source, other(rng, options, right), right, options, intent, (([3, 9, 4],), ([7, 1],)))
+    return PlantedBug(name, source, other(rng, options, right), right, options, intent, (([3, 9, 4],), ([7, 1],)))
 
 
 FAMILIES: dict[str, Family] = {

@@ -19,8 +19,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCaus
 
 from ratchet.errors import MachineError, UserError
 from stack.tiny_policy.bug_tasks import endless_tasks, held_out_tasks, task_digests, train_tasks
-from stack.tiny_policy.settings import Recipe, recipe_digest, template_text
-from stack.tiny_policy.solve_tasks import play_tasks, solve_rate
+from stack.tiny_policy.settings import TinyPolicySettings, settings_digest, template_text
+from stack.tiny_policy.solve_tasks import measure_solve_rate, play_tasks
 from stack.tiny_policy.tokenizer import train_tokenizer
 from stack.tiny_policy.transcripts import write_transcript
 from stack.tiny_policy.warm_start import fresh_model, warm_start
@@ -51,14 +51,16 @@ class TinyPolicyReport:
     seconds: float
 
 
-def make_tiny_policy(out: Path, seed: int, progress: Progress, recipe: Recipe | None = None) -> TinyPolicyReport:
+def make_tiny_policy(
+    out: Path, seed: int, progress: Progress, recipe: TinyPolicySettings | None = None
+) -> TinyPolicyReport:
     """Makes the policy at `out`, or returns at once if it is there already (same recipe, same seed).
 
     The directory appears whole or not at all. Raises WeakPolicyError when a gate is missed, MachineError when `out` holds
     something that is no tiny policy or cannot be written.
     """
-    recipe = recipe or Recipe()
-    digest = recipe_digest(recipe)
+    recipe = recipe or TinyPolicySettings()
+    digest = settings_digest(recipe)
     existing = read_report(out)
     if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
         progress(f"the tiny policy is there already: {out}")
@@ -91,7 +93,9 @@ def put_in_place(made: Path, out: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def build_policy(folder: Path, recipe: Recipe, digest: str, seed: int, progress: Progress) -> TinyPolicyReport:
+def build_policy(
+    folder: Path, recipe: TinyPolicySettings, digest: str, seed: int, progress: Progress
+) -> TinyPolicyReport:
     started = time.monotonic()
     rng = random.Random(seed)
     tasks = endless_tasks(rng, task_digests([*train_tasks(), *held_out_tasks()]))
@@ -124,7 +128,11 @@ def build_policy(folder: Path, recipe: Recipe, digest: str, seed: int, progress:
 
 
 def checked_solve_rate(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int, temperature: float
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: TinyPolicySettings,
+    seed: int,
+    temperature: float,
 ) -> float:
     """On tasks of its own, the same ones at every temperature."""
     tasks = endless_tasks(random.Random(f"check {seed}"), task_digests([*train_tasks(), *held_out_tasks()]))
@@ -137,10 +145,10 @@ def checked_solve_rate(
         max_turns=recipe.max_turns,
         max_tokens_per_turn=recipe.max_tokens_per_turn,
     )
-    return solve_rate(plays)
+    return measure_solve_rate(plays)
 
 
-def check_gates(report: TinyPolicyReport, recipe: Recipe) -> None:
+def check_gates(report: TinyPolicyReport, recipe: TinyPolicySettings) -> None:
     if report.clean_exact <= recipe.min_clean_exact:
         raise WeakPolicyError(
             f"the warm start with seed {report.seed} follows a correct transcript in only {report.clean_exact:.0%} of the cases "

@@ -29,7 +29,7 @@ NOISY_MIX: Mapping[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TinyPolicySettings:
     """Model and warm start. `initializer_range` is large because copying from the context is the bottleneck: no copying
     circuit forms with the usual 0.02.
     """
@@ -71,7 +71,7 @@ def template_text() -> str:
     return resources.files("stack.tiny_policy").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
-def recipe_digest(recipe: Recipe) -> str:
+def settings_digest(recipe: TinyPolicySettings) -> str:
     """Covers the numbers, the template and, by a sample of transcripts, the tasks, the expert, the prompts and the formats."""
     rng = random.Random(0)
     tasks = endless_tasks(rng, frozenset())

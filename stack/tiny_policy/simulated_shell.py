@@ -19,14 +19,14 @@ def run_command(command: str, files: Files) -> str:
     stripped = command.strip()
     if match := CAT.fullmatch(stripped):
         if match[1] in files:
-            return observe(files[match[1]])
-        return observe(f"cat: {match[1]}: No such file or directory\n", 1)
+            return simulate(files[match[1]])
+        return simulate(f"cat: {match[1]}: No such file or directory\n", 1)
     if match := SUBSTITUTE.fullmatch(stripped):
         old, new, every, file = match.groups()
         if file not in files:
-            return observe(f"sed: can't read {file}: No such file or directory\n", 2)
+            return simulate(f"sed: can't read {file}: No such file or directory\n", 2)
         return substitute(old, new, bool(every), file, files)
-    return observe(f"bash: line 1: {stripped.split(' ')[0]}: command not found\n", 127)
+    return simulate(f"bash: line 1: {stripped.split(' ')[0]}: command not found\n", 127)
 
 
 def substitute(old: str, new: str, every: bool, file: str, files: Files) -> str:
@@ -34,10 +34,10 @@ def substitute(old: str, new: str, every: bool, file: str, files: Files) -> str:
     try:
         pattern = re.compile(basic_to_python(old))
     except re.error:
-        return observe("sed: -e expression #1, char 1: Invalid preceding regular expression\n", 1)
+        return simulate("sed: -e expression #1, char 1: Invalid preceding regular expression\n", 1)
     lines = files[file].splitlines(keepends=True)
     files[file] = "".join(pattern.sub(lambda _: replacement, line, count=0 if every else 1) for line in lines)
-    return observe("")
+    return simulate("")
 
 
 def basic_to_python(pattern: str) -> str:
@@ -54,7 +54,7 @@ def basic_to_python(pattern: str) -> str:
     return "".join(parts)
 
 
-def observe(output: str, exit_code: int = 0) -> str:
+def simulate(output: str, exit_code: int = 0) -> str:
     return format_observation(output.encode(), exit_code)
 
 

@@ -117,5 +117,5 @@ def take_turn(play: Play, tokenizer: PreTrainedTokenizerFast, ids: list[int], st
         play.append(tokenizer.encode(observation_text(run_command(command, play.files))))
 
 
-def solve_rate(plays: Sequence[Play]) -> float:
+def measure_solve_rate(plays: Sequence[Play]) -> float:
     return sum(play.solved for play in plays) / len(plays)

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from stack.tiny_policy.bug_tasks import BugTask
-from stack.tiny_policy.settings import CLEAN_MIX, Recipe
+from stack.tiny_policy.settings import CLEAN_MIX, TinyPolicySettings
 from stack.tiny_policy.transcripts import TURN_END, Piece, write_transcript
 
 VOCABULARY_MULTIPLE = 64
@@ -24,7 +24,7 @@ PADDING = "<|endoftext|>"
 Encoded = tuple[list[int], list[bool]]
 
 
-def fresh_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def fresh_model(recipe: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=math.ceil(len(tokenizer) / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
         hidden_size=recipe.hidden_size,
@@ -66,7 +66,7 @@ def pad_batch(batch: Sequence[Encoded], pad_id: int, context_weight: float) -> t
     return ids_BT, weights_BT
 
 
-def learning_rate(recipe: Recipe, update: int) -> float:
+def learning_rate(recipe: TinyPolicySettings, update: int) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
     num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
     warmup = min(1.0, (update + 1) / recipe.num_warmup_updates)
@@ -76,7 +76,7 @@ def learning_rate(recipe: Recipe, update: int) -> float:
 def warm_start(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    recipe: Recipe,
+    recipe: TinyPolicySettings,
     tasks: Iterator[BugTask],
     rng: random.Random,
     progress: Callable[[str], None],
@@ -110,7 +110,7 @@ def warm_start(
 
 def draw_batch(
     tokenizer: PreTrainedTokenizerFast,
-    recipe: Recipe,
+    recipe: TinyPolicySettings,
     tasks: Iterator[BugTask],
     rng: random.Random,
     mix: Mapping[str, float],

@@ -28,7 +28,7 @@ from adapter.settings import AdapterSettings
 from ratchet.store import sessions
 from ratchet.store.arrays import ids_from_bytes
 from ratchet.store.database import Database, migrate
-from ratchet.store.schema import Engine, Rollout, Run, Task, Turn
+from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database
 from tests.benchmarks._workload import Conversation, model_directory
@@ -170,7 +170,7 @@ async def rig() -> AsyncIterator[Rig]:
             try:
                 async with database.begin() as conn:
                     row = {"address": engine, "state": "ready", "model_path": ""}
-                    await conn.execute(insert(Engine).values(**row, heartbeat_at=text("now() + interval '1 day'")))
+                    await conn.execute(insert(EngineTable).values(**row, heartbeat_at=text("now() + interval '1 day'")))
                 found = Rig(url, database, adapter_port, engine, renderer)
                 await found.hold(0, 0, _spoken(renderer))
                 yield found
@@ -188,16 +188,16 @@ async def _agents(database: Database, first: int, number: int, result_chars: int
     made = []
     limits = {"max_context_tokens": 200_000, "max_response_tokens": 4000, "min_response_tokens": 8, "max_turns": None}
     async with database.begin() as conn:
-        if not (await conn.execute(select(Run.run_id))).first():
+        if not (await conn.execute(select(RunTable.run_id))).first():
             run = {"config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
-            await conn.execute(insert(Run).values(run_id="bench", **run))
+            await conn.execute(insert(RunTable).values(run_id="bench", **run))
             task = {"dataset": "d", "dataset_digest": "d", "row_digest": "r", "row_no": 0, "spec": {}}
-            await conn.execute(insert(Task).values(**task, label="", image="", workdir="", grader=""))
-        task_id = (await conn.execute(select(Task.id))).scalar_one()
+            await conn.execute(insert(TaskTable).values(**task, label="", image="", workdir="", grader=""))
+        task_id = (await conn.execute(select(TaskTable.id))).scalar_one()
         for no in range(first, first + number):
             values = {"run_id": "bench", "task_id": task_id, "member": no, "purpose": "train", "workflow_id": f"w{no}"}
-            statement = insert(Rollout).values(**values, harness="bench", temperature=1.0)
-            rollout_id = (await conn.execute(statement.returning(Rollout.id))).scalar_one()
+            statement = insert(RolloutTable).values(**values, harness="bench", temperature=1.0)
+            rollout_id = (await conn.execute(statement.returning(RolloutTable.id))).scalar_one()
             session_id = await sessions.open_session(conn, rollout_id, 1, 1.0, "policy", limits)
             talk = Conversation(no, SYSTEM_CHARS, result_chars)
             made.append(Agent(session_id, await sessions.add_token(conn, session_id), talk))
@@ -246,18 +246,18 @@ async def _arrive(found: Rig, agents: list[Agent], per_second: float, seconds: f
 
 async def _rows(found: Rig) -> dict[int, list[Any]]:
     columns = (
-        Turn.id,
-        Turn.session_id,
-        Turn.parent_turn_id,
-        Turn.kept_tokens,
-        Turn.suffix_ids,
-        Turn.sampled_ids,
-        Turn.state,
-        Turn.delivered,
+        TurnTable.id,
+        TurnTable.session_id,
+        TurnTable.parent_turn_id,
+        TurnTable.kept_tokens,
+        TurnTable.suffix_ids,
+        TurnTable.sampled_ids,
+        TurnTable.state,
+        TurnTable.delivered,
     )
     rows: dict[int, list[Any]] = {}
     async with found.database.begin() as conn:
-        for row in await conn.execute(select(*columns).order_by(Turn.id)):
+        for row in await conn.execute(select(*columns).order_by(TurnTable.id)):
             rows.setdefault(row.session_id, []).append(row)
     return rows
 

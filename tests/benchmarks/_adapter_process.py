@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from adapter.app import create_app
-from adapter.gc_tuning import spare_what_stays
+from adapter.app import create_adapter_app
+from adapter.gc_tuning import freeze_startup_objects
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 
@@ -112,8 +112,8 @@ class TimedDatabase(Database):
 async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve` does
     clock, collector, database = LoopClock(), CollectorClock(), TimedDatabase(settings.database_url, settings.pool_size)
-    app, process = create_app(settings, database), psutil.Process()
-    spare_what_stays()  # as `serve` does
+    app, process = create_adapter_app(settings, database), psutil.Process()
+    freeze_startup_objects()  # as `serve` does
 
     @app.get("/bench")
     async def bench(request: Request) -> JSONResponse:

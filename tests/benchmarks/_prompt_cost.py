@@ -20,17 +20,17 @@ import msgspec
 import numpy as np
 import orjson
 
-from adapter.conversation import Head, Message, ToolCall
+from adapter.conversation import Message, Preamble, ToolCall
 from adapter.dialects.base import Fields
 from adapter.dialects.messages import MessagesDialect
-from adapter.gc_tuning import spare_what_stays
-from adapter.prompt.preamble_cache import Heads
-from adapter.prompt.prompt_builder import Live, Prompts
+from adapter.gc_tuning import freeze_startup_objects
+from adapter.prompt.preamble_cache import PreambleCache
+from adapter.prompt.prompt_builder import LiveSession, PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import Reader
+from adapter.prompt.request_parser import RequestParser
 from adapter.settings import AdapterSettings
-from adapter.turns.routing import Router
-from adapter.turns.tree import Grown
+from adapter.turns.routing import EngineRouter
+from adapter.turns.tree import TurnGrowth
 from engine.client import IdsText, Sampling, generate_body
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
@@ -50,7 +50,7 @@ def wire(ids: Ids | IdsText) -> bytes:
 
 def rendered(renderer: Renderer, body: bytes) -> str:
     fields = _FIELDS.decode(body)
-    head = Head(*DIALECT.head(fields), b"")  # type: ignore[arg-type]
+    head = Preamble(*DIALECT.head(fields), b"")  # type: ignore[arg-type]
     messages = DIALECT.messages(orjson.loads(memoryview(fields["messages"])), 0)
     return renderer.template.render([*head.messages(), *messages], head.tools, generation_prompt=True)
 
@@ -105,10 +105,10 @@ class Prefix:
         return low
 
 
-class WithoutStore(Prompts):
+class WithoutStore(PromptBuilder):
     """A session that this process has served from its start: there is nothing to load."""
 
-    async def load(self, live: Live) -> None:
+    async def load(self, live: LiveSession) -> None:
         live.loaded = True
 
 
@@ -117,10 +117,12 @@ class Ours:
         self.renderer, self.number = renderer, 0
         database = Database("postgresql://nobody@127.0.0.1:1/none")
         self.prompts = WithoutStore(
-            AdapterSettings(database_url="", model_path="."), database, renderer, Router(database)
+            AdapterSettings(database_url="", model_path="."), database, renderer, EngineRouter(database)
         )
         limits = {"max_context_tokens": 10**6, "max_response_tokens": 4000}
-        self.live = Live(SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), Reader(Heads()), loaded=True)
+        self.live = LiveSession(
+            SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), RequestParser(PreambleCache()), loaded=True
+        )
 
     async def turn(self, body: bytes, answer: Answer, sampled: Ids) -> Ids:
         prepared = await self.prompts.prepare(self.live, body, DIALECT, {})
@@ -129,7 +131,7 @@ class Ours:
         message = Message(
             "assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),)
         )
-        grown = Grown(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
+        grown = TurnGrowth(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
         self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return prepared.ids
 
@@ -166,7 +168,7 @@ def measure(num_repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
             "prefix": Prefix(Renderer(directory)).turn,
             "full": Full(Renderer(directory)).turn,
         }
-        spare_what_stays()  # as the served process does; the other ways gain as much
+        freeze_startup_objects()  # as the served process does; the other ways gain as much
         found = {}
         for name, way in ways.items():
             say(f"prompt cost: {name}, {no + 1} of {num_repeats}")

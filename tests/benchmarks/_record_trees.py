@@ -21,7 +21,7 @@ from adapter.settings import AdapterSettings
 from adapter.turns.chains import build_chains
 from ratchet.store import chains, sessions, turns
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, Rollout, Run, Task
+from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable
 from tests.benchmarks._adapter_load import _port, _postgres, _process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
@@ -91,7 +91,7 @@ async def _open(database: Database, number: int) -> tuple[int, str]:
     """(rollout id, token of its session)."""
     limits = {"max_context_tokens": 200_000, "max_response_tokens": 4000, "min_response_tokens": 8, "max_turns": None}
     async with database.begin() as connection:
-        task_id = (await connection.execute(select(Task.id))).scalar_one()
+        task_id = (await connection.execute(select(TaskTable.id))).scalar_one()
         values = {
             "run_id": "bench",
             "task_id": task_id,
@@ -99,7 +99,7 @@ async def _open(database: Database, number: int) -> tuple[int, str]:
             "purpose": "train",
             "workflow_id": f"w{number}",
         }
-        statement = insert(Rollout).values(**values, harness="bench", temperature=1.0).returning(Rollout.id)
+        statement = insert(RolloutTable).values(**values, harness="bench", temperature=1.0).returning(RolloutTable.id)
         rollout_id = int((await connection.execute(statement)).scalar_one())
         session_id = await sessions.open_session(connection, rollout_id, 1, 1.0, "policy", limits)
         return rollout_id, await sessions.add_token(connection, session_id)
@@ -110,11 +110,11 @@ async def _prepare(database: Database, engine: str) -> None:
 
     async with database.begin() as connection:
         row = {"address": engine, "state": "ready", "model_path": ""}
-        await connection.execute(insert(Engine).values(**row, heartbeat_at=text("now() + interval '1 day'")))
+        await connection.execute(insert(EngineTable).values(**row, heartbeat_at=text("now() + interval '1 day'")))
         run = {"config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
-        await connection.execute(insert(Run).values(run_id="bench", **run))
+        await connection.execute(insert(RunTable).values(run_id="bench", **run))
         task = {"dataset": "d", "dataset_digest": "d", "row_digest": "r", "row_no": 0, "spec": {}}
-        await connection.execute(insert(Task).values(**task, label="", image="", workdir="", grader=""))
+        await connection.execute(insert(TaskTable).values(**task, label="", image="", workdir="", grader=""))
 
 
 def _spoken(renderer: Renderer) -> list[list[int]]:
@@ -143,7 +143,7 @@ async def _record(model: Path) -> list[TrainingSequence]:
                 await _rollout(http, token, number, task)
             async with database.begin() as connection:
                 for rollout_id, _ in opened:
-                    await chains.replace(
+                    await chains.replace_chains(
                         connection, rollout_id, build_chains(await turns.load_metas(connection, rollout_id, 1))
                     )
                 found = await load_sequences(connection, [rollout_id for rollout_id, _ in opened], 0)

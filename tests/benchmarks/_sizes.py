@@ -61,10 +61,10 @@ class Ours:
     def __init__(self, model: Path, chain: TrainingSequence) -> None:
         import torch.distributed as dist
 
-        from training.learner import Learner
+        from training.learner import RankLearner
 
         dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
-        self.learner = Learner(
+        self.learner = RankLearner(
             model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids))
         )
         self.chain = chain
@@ -74,11 +74,13 @@ class Ours:
     def logprobs(self) -> Array:
         import torch
 
-        from training.packing import deal, make_bins
+        from training.packing import make_bins, split_among_ranks
 
         learner = self.learner
         (bin,) = make_bins(
-            deal([self.chain], 1, learner.packing, learner.pair_cost)[0], len(self.chain.ids), learner.packing
+            split_among_ranks([self.chain], 1, learner.packing, learner.pair_cost)[0],
+            len(self.chain.ids),
+            learner.packing,
         )
         assert bin.positions is not None
         ids, positions, sources, targets = (

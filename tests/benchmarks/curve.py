@@ -23,7 +23,7 @@ from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.store import reports, runs
 from stack.curve import draw, summary
-from stack.follow_run import collect, start_run, watch
+from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
 from tests.benchmarks._commit import commit
@@ -49,17 +49,17 @@ def control_of(name: str) -> str:
 
 
 def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]:
-    """The finished run: what `collect` tells; `rewards`, a row for each evaluated rollout; `cost` of what was watched, None where reused."""
+    """The finished run: what `collect_result` tells; `rewards`, a row for each evaluated rollout; `cost` of what was watched, None where reused."""
     config = load_config(CONFIG, overrides)
     bring_up(stack, config, say)
-    run_id = query(lambda connection: runs.newest_done(connection, config.digest()))
+    run_id = query(lambda connection: runs.newest_done_run(connection, config.digest()))
     cost = None
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
         say(f"{name}: run {run_id}")
-        cost = asdict(asyncio.run(watch(stack, run_id, say)))
+        cost = asdict(asyncio.run(watch_run(stack, run_id, say)))
     rewards = query(lambda connection: reports.evaluation_rewards(connection, run_id))
-    return asyncio.run(collect(stack, run_id)) | {"rewards": rewards, "cost": cost}
+    return asyncio.run(collect_result(stack, run_id)) | {"rewards": rewards, "cost": cost}
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -32,12 +32,12 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from stack.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.build import make_tiny_policy
-from stack.tiny_policy.solve_tasks import Play, play_tasks, solve_rate
+from stack.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from tests.benchmarks._commit import commit
 from training.group_selection import ReadyGroup
-from training.learner import Learner
+from training.learner import RankLearner
 from training.plan_types import Plan, TrainingSequence
-from training.planner import Lengths, draft, planned
+from training.planner import ChainLengths, draft_plan, plan_of_draft
 
 CONFIG = Path("configs/quickstart.yaml")
 WARM_START_SEEDS = (103, 104, 105)
@@ -59,7 +59,7 @@ class Simulation:
 
     def __init__(self, model_path: Path, config: RunConfig, case: Case) -> None:
         self.config, self.model_path = config, model_path
-        self.learner = Learner(model_path, config)
+        self.learner = RankLearner(model_path, config)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.load(model_path)
         self.tasks = train_tasks()
@@ -77,7 +77,7 @@ class Simulation:
         found, tasks = {}, evaluated()
         parts = [tasks[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
         for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-            found[name] = solve_rate([play for part in parts for play in self.play(part, temperature)])
+            found[name] = measure_solve_rate([play for part in parts for play in self.play(part, temperature)])
         return found
 
     def step(self, number: int) -> None:
@@ -96,15 +96,15 @@ class Simulation:
             ReadyGroup(at, first + at, rows[at * training.group_size : (at + 1) * training.group_size])
             for at in range(len(tasks))
         ]
-        lengths = Lengths(
+        lengths = ChainLengths(
             {at: len(play.ids) for at, play in enumerate(plays)},
             {at: sum(play.sampled) for at, play in enumerate(plays)},
         )
-        drafts = [draft(group, lengths, number, self.config) for group in groups if group.signal]
+        drafts = [draft_plan(group, lengths, number, self.config) for group in groups if group.signal]
         if len(drafts) < training.min_groups:
             return
         knobs = {"updates_per_step": training.updates_per_step}
-        plan = Plan(number, planned(drafts, number, self.config), number - 1, knobs, self.config.seed)
+        plan = Plan(number, plan_of_draft(drafts, number, self.config), number - 1, knobs, self.config.seed)
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         self.learner.step(plan, [sequence(at, plays[at], number - 1) for at in trained])
         with tempfile.TemporaryDirectory() as directory:

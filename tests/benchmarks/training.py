@@ -132,13 +132,13 @@ def members_of(chains: Sequence[TrainingSequence]) -> dict[int, Member]:
 
 class Ours:
     def __init__(self, way: str, model: Path, directory: Path, case: Case | Recorded) -> None:
-        from training.learner import Learner
+        from training.learner import RankLearner
 
         self.chains, self.alone = case.chains(), way == "separate"
         self.members = members_of(self.chains)
         packing = "packed" if self.alone else way
         longest, total = max(len(one.ids) for one in self.chains), sum(len(one.ids) for one in self.chains)
-        self.learner = Learner(model, settings(packing=packing, bin_tokens=longest if self.alone else total))
+        self.learner = RankLearner(model, settings(packing=packing, bin_tokens=longest if self.alone else total))
 
     def step(self) -> None:
         self.learner.optimiser.zero_grad()
@@ -152,10 +152,10 @@ class Ours:
         """Of every trained token, in order of (rollout, turn, token)."""
         import torch
 
-        from training.packing import deal, make_bins
+        from training.packing import make_bins, split_among_ranks
 
         learner, found, order = self.learner, [], []
-        share = deal(self.chains, 1, learner.packing, learner.pair_cost)[0]
+        share = split_among_ranks(self.chains, 1, learner.packing, learner.pair_cost)[0]
         with torch.no_grad():
             for bin in make_bins(share, learner.config.training.bin_tokens, learner.packing):
                 positions = None if bin.positions is None else learner._tensor(bin.positions)

@@ -74,7 +74,7 @@ def config_path(home: Path, tiny_policy: Path) -> Path:
 @pytest.fixture(scope="session")
 def stack(config_path: Path, home: Path) -> Iterator[Stack]:
     """Brought up; ended with all its boxes."""
-    from cli.down import kill_boxes
+    from cli.down import kill_stack_boxes
     from ratchet.config_sources import load_config
     from stack.startup import bring_up
 
@@ -83,7 +83,7 @@ def stack(config_path: Path, home: Path) -> Iterator[Stack]:
     try:
         bring_up(found, load_config(config_path), say)
         yield found
-        asyncio.run(kill_boxes(found.environment()))
+        asyncio.run(kill_stack_boxes(found.environment()))
     finally:
         Supervisor(found).down()
 

@@ -16,11 +16,11 @@ from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.store import learners, reports, sandboxes
-from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run, Sandbox
+from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SandboxTable
 from ratchet.temporal_settings import load_temporal_settings
 from stack.follow_run import start_run
 from stack.parts import Stack
-from stack.startup import bring_up, connect
+from stack.startup import bring_up, connect_stack
 from stack.worker import WORKFLOWS
 from tests.chaos.faults import PARTS, Faults, wait_until
 
@@ -48,7 +48,7 @@ def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
         )
         if part == "learner":
             wait_until(
-                lambda: read(lambda connection: learners.get(connection, run_id)) is not None,
+                lambda: read(lambda connection: learners.get_learner(connection, run_id)) is not None,
                 "a rank has taken the lease",
             )
         faults.kill(part)
@@ -58,7 +58,9 @@ def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
 
 async def _ended(connection: AsyncConnection, run_id: str) -> int:
     return int(
-        (await connection.execute(select(func.count(Rollout.outcome)).where(Rollout.run_id == run_id))).scalar_one()
+        (
+            await connection.execute(select(func.count(RolloutTable.outcome)).where(RolloutTable.run_id == run_id))
+        ).scalar_one()
     )
 
 
@@ -75,10 +77,10 @@ def test_the_run_is_done(killed_run: str, read: Read) -> None:
 
 def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Read) -> None:
     async def outcomes(connection: AsyncConnection) -> dict[str | None, int]:
-        statement = select(Rollout.outcome, func.count()).where(
-            Rollout.run_id == killed_run, Rollout.claimed_at.is_not(None)
+        statement = select(RolloutTable.outcome, func.count()).where(
+            RolloutTable.run_id == killed_run, RolloutTable.claimed_at.is_not(None)
         )
-        return {row[0]: row[1] for row in await connection.execute(statement.group_by(Rollout.outcome))}
+        return {row[0]: row[1] for row in await connection.execute(statement.group_by(RolloutTable.outcome))}
 
     found = read(outcomes)
     assert set(found) == {"graded"}, found
@@ -87,12 +89,14 @@ def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Re
 def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:
     async def trained(connection: AsyncConnection) -> list[int]:
         rows = await connection.execute(
-            select(Batch.members).where(Batch.run_id == killed_run, Batch.state == "committed")
+            select(BatchTable.members).where(BatchTable.run_id == killed_run, BatchTable.state == "committed")
         )
         return [group for (members,) in rows for group in {member["group_id"] for member in members}]
 
     async def items(connection: AsyncConnection) -> list[int]:
-        statement = select(BatchItem.group_id).where(BatchItem.run_id == killed_run, BatchItem.use == "trained")
+        statement = select(BatchItemTable.group_id).where(
+            BatchItemTable.run_id == killed_run, BatchItemTable.use == "trained"
+        )
         return list((await connection.execute(statement)).scalars())
 
     groups = read(trained)
@@ -117,17 +121,17 @@ def test_no_box_is_left(killed_run: str, stack: Stack, read: Read) -> None:
     async def held(connection: AsyncConnection) -> int:
         open_groups = (
             select(func.count())
-            .select_from(RolloutGroup)
-            .where(RolloutGroup.run_id == killed_run, RolloutGroup.state == "open")
+            .select_from(RolloutGroupTable)
+            .where(RolloutGroupTable.run_id == killed_run, RolloutGroupTable.state == "open")
         )
-        boxes = select(func.count()).select_from(Sandbox).where(Sandbox.state != "released")
+        boxes = select(func.count()).select_from(SandboxTable).where(SandboxTable.state != "released")
         return int((await connection.execute(open_groups)).scalar_one()) + int(
             (await connection.execute(boxes)).scalar_one()
         )
 
     wait_until(lambda: read(held) == 0, "every group has ended and every box is released")
     environment = stack.environment()
-    installation = read(sandboxes.installation)
+    installation = read(sandboxes.installation_id)
 
     async def listed() -> list[str]:
         provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
@@ -142,7 +146,7 @@ def test_the_learner_was_fenced(killed_run: str, read: Read) -> None:
     """The killed rank came back with a higher epoch."""
 
     async def epoch(connection: AsyncConnection) -> int:
-        return int((await connection.execute(select(Run.epoch).where(Run.run_id == killed_run))).scalar_one())
+        return int((await connection.execute(select(RunTable.epoch).where(RunTable.run_id == killed_run))).scalar_one())
 
     assert read(epoch) >= 2
 
@@ -151,7 +155,7 @@ def test_every_history_replays(killed_run: str, stack: Stack) -> None:
     """What the workflows decided through six kills follows from their histories alone."""
 
     async def replay() -> tuple[int, dict[str, Exception]]:
-        client = await connect(stack, load_temporal_settings())
+        client = await connect_stack(stack, load_temporal_settings())
         query = f"ratchet_run = '{killed_run}' AND ExecutionStatus = 'Completed'"
         replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
         replayed = await replayer.replay_workflows(

@@ -20,7 +20,7 @@ from temporalio.client import Client
 
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
-from stack.startup import connect
+from stack.startup import connect_stack
 
 HISTORIES = Path(__file__).parent / "histories"
 NAMES = ("rollout", "rollout_group", "evaluate", "train_run", "sweep", "admit_tasks", "regrade")
@@ -64,7 +64,7 @@ async def _record(client: Client, stack: Stack, name: str) -> None:
 
 async def main() -> None:
     stack = Stack()
-    client = await connect(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings())
     for name in NAMES:
         await _record(client, stack, name)
 

@@ -5,9 +5,9 @@ Called by: `tests/integration/loop/test_rollout.py`.
 """
 
 from activities.graders.base import Verdict
-from activities.graders.rewards import Components, Facts
+from activities.graders.rewards import Components, RewardFacts
 
 
-def breaks(verdict: Verdict, facts: Facts) -> tuple[float, Components]:
+def breaks(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
     components: Components = {"solved": float(verdict.solved)}
     return components["solved"] + components["bonus"], components

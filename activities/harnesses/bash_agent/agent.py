@@ -48,7 +48,7 @@ class ContextFullError(Exception):
     """The conversation no longer fits into the model's context."""
 
 
-class TurnLimitError(Exception):
+class TurnsSpentError(Exception):
     """The adapter allows this session no further call: another process of the box may have made some."""
 
 
@@ -231,7 +231,7 @@ class Adapter:
         if b"context_length_exceeded" in data:
             raise ContextFullError(problem)
         if b"turn_limit_reached" in data:
-            raise TurnLimitError(problem)
+            raise TurnsSpentError(problem)
         raise StarvedError(problem)
 
 
@@ -302,7 +302,7 @@ def run_turns(config: Config, adapter: Adapter) -> int:
     return EXIT_TURN_LIMIT
 
 
-def main(config_path: str) -> int:
+def run_bash_agent(config_path: str) -> int:
     token = os.environ.pop("RATCHET_SESSION_TOKEN", "")  # not handed on to the commands
     with open(config_path, encoding="utf-8") as file:
         config = Config(json.load(file))
@@ -311,7 +311,7 @@ def main(config_path: str) -> int:
         exit_code = run_turns(config, Adapter(config, token))
     except ContextFullError as error:
         exit_code, detail = EXIT_CONTEXT_FULL, str(error)
-    except TurnLimitError as error:
+    except TurnsSpentError as error:
         exit_code, detail = EXIT_TURN_LIMIT, str(error)
     except StarvedError as error:
         exit_code, detail = EXIT_STARVED, str(error)
@@ -322,4 +322,4 @@ def main(config_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(run_bash_agent(sys.argv[1]))

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from ratchet.store.schema.base import Base, identity, now, reference
 
 
-class Task(Base):
+class TaskTable(Base):
     """One row of a dataset, immutable; re-importing the same file adds nothing."""
 
     __tablename__ = "task"
@@ -43,7 +43,7 @@ class Task(Base):
     )
 
 
-class RunTask(Base):
+class RunTaskTable(Base):
     """The tasks of a run in the order in which its seed visits them, per purpose."""
 
     __tablename__ = "run_task"
@@ -53,7 +53,7 @@ class RunTask(Base):
     task_id: Mapped[int] = reference("task.id")
 
 
-class RolloutGroup(Base):
+class RolloutGroupTable(Base):
     """`started_step`: the newest published step when it began. `ready_seq` orders ready groups for the planner."""
 
     __tablename__ = "rollout_group"
@@ -82,7 +82,7 @@ class RolloutGroup(Base):
 GROUP_READY_SEQ = Sequence("group_ready_seq", metadata=Base.metadata)
 
 
-class Rollout(Base):
+class RolloutTable(Base):
     """One try of one agent at one task. `owner` is the Temporal run id that claimed it; `late`: ended after its group left `open`."""
 
     __tablename__ = "rollout"
@@ -132,7 +132,7 @@ class Rollout(Base):
     )
 
 
-class Attempt(Base):
+class AttemptTable(Base):
     """The n-th agent box of a rollout. Each try of a stage takes `fence + 1`, and all its writes carry it."""
 
     __tablename__ = "attempt"
@@ -152,7 +152,7 @@ class Attempt(Base):
     __table_args__ = (UniqueConstraint("rollout_id", "n"),)
 
 
-class Session(Base):
+class SessionTable(Base):
     """The adapter's view of one attempt. All its tokens are valid until it is closed."""
 
     __tablename__ = "session"
@@ -170,7 +170,7 @@ class Session(Base):
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
 
 
-class SessionToken(Base):
+class SessionTokenTable(Base):
     """sha256 of a bearer token of 256 random bits; the token itself is stored nowhere."""
 
     __tablename__ = "session_token"
@@ -179,7 +179,7 @@ class SessionToken(Base):
     created_at: Mapped[datetime] = now()
 
 
-class Turn(Base):
+class TurnTable(Base):
     """One model call.
 
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
@@ -224,7 +224,7 @@ class Turn(Base):
     )
 
 
-class Sandbox(Base):
+class SandboxTable(Base):
     """Ledger of boxes, written before the box exists. `used_by` marks a box as spent by its first use. No rollout: an admission's box."""
 
     __tablename__ = "sandbox"
@@ -248,7 +248,7 @@ class Sandbox(Base):
     )
 
 
-class Patch(Base):
+class PatchTable(Base):
     """The agent's diff against the recorded base commit, zstd. One per attempt. `reason`: why it was left out, if it was."""
 
     __tablename__ = "patch"
@@ -264,7 +264,7 @@ class Patch(Base):
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)
 
 
-class Grade(Base):
+class GradeTable(Base):
     """A verdict on a patch by one grader version. Many per rollout; the rollout names the one its reward came from.
 
     `tests`: name → outcome. `fail_to_pass`, `pass_to_pass`: [passed, expected]. `findings`: [{"rule", "path", "action"}], files that an
@@ -292,7 +292,7 @@ class Grade(Base):
     created_at: Mapped[datetime] = now()
 
 
-class Admission(Base):
+class AdmissionTable(Base):
     """Whether a task may be trained and evaluated on, by one grader version: its gold patch passed and the empty one failed, every time.
 
     `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat.
@@ -311,7 +311,7 @@ class Admission(Base):
     __table_args__ = (UniqueConstraint("task_id", "grader", "grader_version"),)
 
 
-class Chain(Base):
+class ChainTable(Base):
     """One root-to-leaf path of a rollout's turn tree, derived at finalise from the last attempt's session."""
 
     __tablename__ = "chain"
@@ -324,7 +324,7 @@ class Chain(Base):
     __table_args__ = (UniqueConstraint("rollout_id", "no"),)
 
 
-class ChainSpan(Base):
+class ChainSpanTable(Base):
     """Tokens [start, start + length) of a chain, taken from a turn.
 
     `sampled` false: from `suffix_ids[source_start:]`; true: from `sampled_ids[source_start:]`. `trained`: these tokens get loss

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from ratchet.store.schema.base import Base, identity, now
 
 
-class Installation(Base):
+class InstallationTable(Base):
     """One row: who we are towards sandbox providers, so that a sweep touches no box of others, and how long no adapter was there."""
 
     __tablename__ = "installation"
@@ -32,7 +32,7 @@ class Installation(Base):
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)
 
 
-class Run(Base):
+class RunTable(Base):
     """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 
     `patient_from`: the first group that was made after a human last resumed the run; earlier ones without signal are forgiven.
@@ -63,7 +63,7 @@ class Run(Base):
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)
 
 
-class Batch(Base):
+class BatchTable(Base):
     """A plan row: everything that fixes one step, so that a replay does the same again.
 
     `members`: list of {"rollout_id", "group_id", "grade_id", "reward", "advantage", "num_tokens", "update"}, in order.
@@ -85,7 +85,7 @@ class Batch(Base):
     committed_at: Mapped[datetime | None]
 
 
-class BatchItem(Base):
+class BatchItemTable(Base):
     """A group enters at most one step, by constraint. `use`: trained, or consumed without being trained on (`no_signal`, `expired`)."""
 
     __tablename__ = "batch_item"
@@ -96,7 +96,7 @@ class BatchItem(Base):
     __table_args__ = (Index("ix_batch_item_run_id_step", "run_id", "step"),)
 
 
-class Checkpoint(Base):
+class CheckpointTable(Base):
     """A complete DCP checkpoint. The run's pointer and this row are written in the transaction that commits its batches."""
 
     __tablename__ = "checkpoint"
@@ -109,7 +109,7 @@ class Checkpoint(Base):
     created_at: Mapped[datetime] = now()
 
 
-class PolicyVersion(Base):
+class PolicyVersionTable(Base):
     """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256", "bytes"}]."""
 
     __tablename__ = "policy_version"
@@ -124,7 +124,7 @@ class PolicyVersion(Base):
     created_at: Mapped[datetime] = now()
 
 
-class Engine(Base):
+class EngineTable(Base):
     """One vLLM server. `version`: the weights it serves now; `heartbeat_at` is written by its wrapper."""
 
     __tablename__ = "engine"
@@ -139,7 +139,7 @@ class Engine(Base):
     created_at: Mapped[datetime] = now()
 
 
-class Learner(Base):
+class LearnerTable(Base):
     """One row per run: what the learner does now, for `learn.step` to watch."""
 
     __tablename__ = "learner"
@@ -152,7 +152,7 @@ class Learner(Base):
     heartbeat_at: Mapped[datetime] = now()
 
 
-class Evaluation(Base):
+class EvaluationTable(Base):
     """One evaluation of one policy version at one temperature; its rollouts carry the label through their groups."""
 
     __tablename__ = "evaluation"
@@ -166,7 +166,7 @@ class Evaluation(Base):
     ended_at: Mapped[datetime | None]
 
 
-class Metric(Base):
+class MetricTable(Base):
     """One number of one step; `name` as in training.md 1.5."""
 
     __tablename__ = "metric"

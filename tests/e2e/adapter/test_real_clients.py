@@ -34,7 +34,11 @@ async def num_trained(opened: Opened) -> list[int]:
 
 def read_end(cli: Cli, running: Running) -> AgentExit:
     output = running.output.read_bytes()
-    return codex.read_end(output) if cli is CODEX else claude_code.read_end(output, running.process.returncode)
+    return (
+        codex.read_codex_exit(output)
+        if cli is CODEX
+        else claude_code.read_claude_code_exit(output, running.process.returncode)
+    )
 
 
 @BOTH

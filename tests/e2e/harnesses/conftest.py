@@ -8,7 +8,7 @@ import pytest
 
 from activities.harnesses.agent_programs import AgentProgram
 from ratchet.errors import MachineError
-from stack.agent_programs import FETCHABLE, fetch
+from stack.agent_programs import FETCHABLE, fetch_program
 from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
 
 
@@ -16,7 +16,7 @@ def require_program(name: str) -> AgentProgram:
     """The fetched program; skips with the reason where it cannot be had."""
     program = FETCHABLE[name]()
     try:
-        fetch(program, print)
+        fetch_program(program, print)
     except MachineError as reason:
         pytest.skip(str(reason))
     return program

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from activities.sandboxes import base
 from activities.sandboxes.e2b import E2BProvider
-from ratchet.store.schema import Attempt, Sandbox, Turn
+from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.harnesses.conftest import require_program
 from tests.integration.loop.conftest import Loop
 
@@ -73,7 +73,7 @@ async def transcript(loop: Loop, rollout_id: int) -> str:
 
     async with loop.database.begin() as connection:
         data = (
-            (await connection.execute(select(Attempt.transcript).where(Attempt.rollout_id == rollout_id)))
+            (await connection.execute(select(AttemptTable.transcript).where(AttemptTable.rollout_id == rollout_id)))
             .scalars()
             .first()
         )
@@ -87,11 +87,17 @@ async def test_an_agent_solves_a_task(loop: Loop, agent: Agent) -> None:
     row = await loop.rollout(handle)
     assert (row.outcome, row.reward, row.agent_exit) == ("graded", 1.0, "done"), await transcript(loop, row.id)
     async with loop.database.begin() as connection:
-        turns = (await connection.execute(select(Turn.state, Turn.delivered).where(Turn.rollout_id == row.id))).all()
+        turns = (
+            await connection.execute(select(TurnTable.state, TurnTable.delivered).where(TurnTable.rollout_id == row.id))
+        ).all()
         version = (
-            await connection.execute(select(Attempt.harness_version).where(Attempt.rollout_id == row.id))
+            await connection.execute(select(AttemptTable.harness_version).where(AttemptTable.rollout_id == row.id))
         ).scalar_one()
-        boxes = (await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars().all()
+        boxes = (
+            (await connection.execute(select(SandboxTable.state).where(SandboxTable.rollout_id == row.id)))
+            .scalars()
+            .all()
+        )
     assert len(turns) >= 2 and set(turns) == {("completed", True)}
     assert version and boxes == ["released", "released"]
 
@@ -146,11 +152,11 @@ async def box_of_agent(loop: Loop, handle: Any, turn_state: str) -> str:
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            turns = select(func.count()).where(Turn.rollout_id == row.id, Turn.state == turn_state)
+            turns = select(func.count()).where(TurnTable.rollout_id == row.id, TurnTable.state == turn_state)
             if not (await connection.execute(turns)).scalar_one():
                 return None
             return (
-                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+                await connection.execute(select(SandboxTable.provider_id).where(SandboxTable.rollout_id == row.id))
             ).scalar_one()
 
     return str(await loop.until(found, f"a model call is {turn_state}"))

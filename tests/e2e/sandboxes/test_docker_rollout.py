@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from ratchet.store.schema import Attempt, Sandbox, Turn
+from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.sandboxes.conftest import docker
 from tests.integration.loop.conftest import Loop
 from tests.integration.loop.test_rollout import PRE, call, finish
@@ -26,11 +26,17 @@ async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work:
     async with loop.database.begin() as connection:
         boxes = (
             await connection.execute(
-                select(Sandbox.provider, Sandbox.role, Sandbox.state).where(Sandbox.rollout_id == row.id)
+                select(SandboxTable.provider, SandboxTable.role, SandboxTable.state).where(
+                    SandboxTable.rollout_id == row.id
+                )
             )
         ).all()
-        turns = (await connection.execute(select(Turn.state, Turn.delivered).where(Turn.rollout_id == row.id))).all()
-        used = (await connection.execute(select(Attempt.used_seconds).where(Attempt.rollout_id == row.id))).scalar_one()
+        turns = (
+            await connection.execute(select(TurnTable.state, TurnTable.delivered).where(TurnTable.rollout_id == row.id))
+        ).all()
+        used = (
+            await connection.execute(select(AttemptTable.used_seconds).where(AttemptTable.rollout_id == row.id))
+        ).scalar_one()
     assert sorted(boxes) == [("docker", "agent", "released"), ("docker", "grade", "released")]
     assert turns == [("completed", True)] * 2 and used > 0
     assert docker(docker_directory, "ps", "-aq", "--filter", "name=ratchet-").stdout == b""

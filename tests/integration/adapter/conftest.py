@@ -19,12 +19,12 @@ import pytest
 import uvicorn
 from sqlalchemy import func, insert, select, text
 
-from adapter.app import create_app
+from adapter.app import create_adapter_app
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
 from ratchet.store.database import Database
-from ratchet.store.schema import Base, Engine, Rollout, Run, Task, Turn
+from ratchet.store.schema import Base, EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database
 from tests.standins.tiny_model import make_tokenizer
@@ -153,7 +153,7 @@ async def register(
             "model_path": "",
             "heartbeat_at": func.now() + text("interval '1 hour'"),
         }
-        engine.id = (await conn.execute(insert(Engine).values(**values).returning(Engine.id))).scalar_one()
+        engine.id = (await conn.execute(insert(EngineTable).values(**values).returning(EngineTable.id))).scalar_one()
     return engine
 
 
@@ -195,7 +195,7 @@ def adapter_settings(postgres_url: str, model_dir: Path, **changes: Any) -> Adap
 async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     """The app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
-    app = create_app(settings, database)
+    app = create_adapter_app(settings, database)
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=1
     )
@@ -305,7 +305,9 @@ class Opened:
     async def turns(self) -> list[Any]:
         async with self.database.begin() as conn:
             return list(
-                await conn.execute(select(Turn.__table__).where(Turn.session_id == self.session_id).order_by(Turn.id))
+                await conn.execute(
+                    select(TurnTable.__table__).where(TurnTable.session_id == self.session_id).order_by(TurnTable.id)
+                )
             )
 
     async def wait_delivered(self, number: int) -> list[Any]:
@@ -323,11 +325,11 @@ LIMITS = {"max_context_tokens": 2000, "max_response_tokens": 100, "min_response_
 async def open_rollout(database: Database, member: int = 0, **limits: Any) -> Opened:
     async with database.begin() as conn:
         run = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
-        if not (await conn.execute(select(Run.run_id))).first():
-            await conn.execute(insert(Run).values(**run))
+        if not (await conn.execute(select(RunTable.run_id))).first():
+            await conn.execute(insert(RunTable).values(**run))
         task = {"dataset": "d", "dataset_digest": "d", "row_digest": f"r{member}", "row_no": member, "spec": {}}
         task |= {name: "" for name in ("label", "image", "workdir", "grader")}
-        task_id = (await conn.execute(insert(Task).values(**task).returning(Task.id))).scalar_one()
+        task_id = (await conn.execute(insert(TaskTable).values(**task).returning(TaskTable.id))).scalar_one()
         rollout = {
             "run_id": "run-1",
             "task_id": task_id,
@@ -336,7 +338,9 @@ async def open_rollout(database: Database, member: int = 0, **limits: Any) -> Op
             "workflow_id": f"w{member}",
         }
         rollout |= {"harness": "test", "temperature": 1.0}
-        rollout_id = (await conn.execute(insert(Rollout).values(**rollout).returning(Rollout.id))).scalar_one()
+        rollout_id = (
+            await conn.execute(insert(RolloutTable).values(**rollout).returning(RolloutTable.id))
+        ).scalar_one()
         session_id = await sessions.open_session(conn, rollout_id, 1, 0.7, "policy", LIMITS | limits)
         token = await sessions.add_token(conn, session_id)
     return Opened(rollout_id, session_id, token, database)

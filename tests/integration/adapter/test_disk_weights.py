@@ -31,7 +31,7 @@ from ratchet.errors import EngineUnavailableError
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
+from ratchet.store.schema import EngineTable, MetricTable, PolicyVersionTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
@@ -95,7 +95,7 @@ async def record(
             "files": files,
             "canary": canary,
         }
-        await conn.execute(insert(PolicyVersion).values(**values))
+        await conn.execute(insert(PolicyVersionTable).values(**values))
     return version
 
 
@@ -113,7 +113,7 @@ def shard(root: Path, name: str, source: str) -> tuple[list[str], list[str]]:
 async def metrics_of(database: Database, step: int) -> dict[str, float]:
     async with database.begin() as conn:
         rows = await conn.execute(
-            select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == step)
+            select(MetricTable.name, MetricTable.value).where(MetricTable.run_id == "run-1", MetricTable.step == step)
         )
         return {name: value for name, value in rows}
 
@@ -187,7 +187,7 @@ async def add_run(database: Database) -> None:
             "seed": 0,
             "model_path": "",
         }
-        await conn.execute(insert(Run).values(**values))
+        await conn.execute(insert(RunTable).values(**values))
 
 
 async def test_weights_move_with_their_label(
@@ -286,12 +286,12 @@ async def test_weights_move_with_their_label(
         # a sync that dies between update and finish: the wrapper loads what is newest and resumes
         second = await record(database, root, 2, files[2])
         async with database.begin() as conn:
-            assert await engines.begin_pause(conn, row.id, PATIENCE_SECONDS)
+            assert await engines.begin_engine_pause(conn, row.id, PATIENCE_SECONDS)
         await client.pause()
         await client.start_update()
         await client.update(["step-1/model.safetensors"], [str(files[1][0]["sha256"])])
         async with database.begin() as conn:
-            await conn.execute(update(Engine).where(Engine.id == row.id).values(paused_until=func.now()))
+            await conn.execute(update(EngineTable).where(EngineTable.id == row.id).values(paused_until=func.now()))
         row = await wait_for_engine(database, EngineState.READY, PATIENCE_SECONDS)
         assert row.version == second == await client.version()
         assert not await client.is_paused()
@@ -306,7 +306,7 @@ async def test_weights_move_with_their_label(
                 await asyncio.sleep(0.1)
     torn = await record(database, root, 3, [{"name": "model.safetensors", "sha256": "00", "bytes": 0}])
     async with database.begin() as conn:
-        await conn.execute(update(Engine).values(state=EngineState.GONE))
+        await conn.execute(update(EngineTable).values(state=EngineState.GONE))
     async with wrapper(settings) as process, EngineClient(settings.address) as client:
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == second != torn

@@ -115,16 +115,16 @@ async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: D
     async with database.begin() as conn:
         await sessions.close_session(conn, closed.rollout_id, 1)
         first, twice, late, second = (
-            await turns.write(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)
+            await turns.write_turns(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)
         ).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
     async with database.begin() as conn:
-        assert (await turns.write(conn, [], [done(second, opened, 1)], [], 60)).completed == [
+        assert (await turns.write_turns(conn, [], [done(second, opened, 1)], [], 60)).completed == [
             False
         ]  # of another session
         answers = [done(first, opened, 0), done(second, other, 1)]
-        assert (await turns.write(conn, [], answers, [first], 60)).completed == [True, True]
-        assert (await turns.write(conn, [], answers[:1], [], 60)).completed == [False]
+        assert (await turns.write_turns(conn, [], answers, [first], 60)).completed == [True, True]
+        assert (await turns.write_turns(conn, [], answers[:1], [], 60)).completed == [False]
     rows = [(await one.turns())[0] for one in (opened, other)]
     assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
     assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
@@ -276,19 +276,19 @@ async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(
 ) -> None:
     await engine.say("after")
     async with opened.database.begin() as conn:
-        assert await engines.begin_pause(conn, engine.id, 60)
+        assert await engines.begin_engine_pause(conn, engine.id, 60)
     call = asyncio.create_task(ask(adapter, opened.token))
     async with asyncio.timeout(300):
         while True:
             async with opened.database.begin() as conn:
-                progress = await sessions.progress(conn, opened.rollout_id, 1)
+                progress = await sessions.session_progress(conn, opened.rollout_id, 1)
             assert progress is not None
             if progress.engine_wait_seconds > 0.9:
                 break
             await asyncio.sleep(0.05)
     assert not call.done() and progress.num_turns == 0
     async with opened.database.begin() as conn:
-        assert await engines.end_pause(conn, engine.id, "v1")
+        assert await engines.end_engine_pause(conn, engine.id, "v1")
     assert (await call).json()["choices"][0]["message"]["content"] == "after"
     (row,) = await opened.wait_delivered(1)
     assert row.engine_wait_seconds > 0.4
@@ -304,7 +304,7 @@ async def test_an_engine_that_dies_is_replaced(
         await asyncio.to_thread(process.wait)
         other = await register(database, renderer, *other_process, "alive")
         async with database.begin() as conn:
-            await engines.set_gone(conn, mortal.id)
+            await engines.set_engine_gone(conn, mortal.id)
         assert (await call).json()["choices"][0]["message"]["content"] == "alive"
         (row,) = await opened.wait_delivered(1)
         assert row.engine_id == other.id
@@ -364,7 +364,7 @@ async def test_many_conversations_at_once_lose_and_double_nothing(
     """Completing, renewing and waiting lock the same rows: no deadlock, one row per call, one chain per conversation."""
     await engine.say(*["fine"] * 60)
     async with database.begin() as conn:
-        assert await engines.begin_pause(conn, engine.id, 60)
+        assert await engines.begin_engine_pause(conn, engine.id, 60)
     members = [await open_rollout(database, member) for member in range(20)]
 
     async def talk(opened: Opened) -> None:
@@ -377,7 +377,7 @@ async def test_many_conversations_at_once_lose_and_double_nothing(
     talks = asyncio.gather(*(talk(opened) for opened in members))
     await asyncio.sleep(1.2)  # all of them wait for more than one round of the lease loop
     async with database.begin() as conn:
-        assert await engines.end_pause(conn, engine.id, None)
+        assert await engines.end_engine_pause(conn, engine.id, None)
     await talks
     assert len((await engine.seen())["calls"]) == 60
     for opened in members:

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from sqlalchemy import func, insert, text, update
 
-from adapter.turns.routing import Router
+from adapter.turns.routing import EngineRouter
 from engine.client import EngineClient
 from engine.process import EngineSettings
 from engine.server import _Wrapper
 from engine.vllm_plugin import file_sha256
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, PolicyVersion, Run
+from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
 from ratchet.types import EngineState
 from tests.integration.adapter.conftest import ScriptedEngine, cut_off
 
 
 async def change(database: Database, engine: ScriptedEngine, **values: object) -> None:
     async with database.begin() as conn:
-        await conn.execute(update(Engine).where(Engine.id == engine.id).values(**values))
+        await conn.execute(update(EngineTable).where(EngineTable.id == engine.id).values(**values))
 
 
 async def test_silence_counts_once_the_store_was_there_to_hear(
@@ -31,7 +31,7 @@ async def test_silence_counts_once_the_store_was_there_to_hear(
 ) -> None:
     long_ago = func.now() - text("interval '30 seconds'")
     async with cut_off(postgres_url) as (url, line), Database(url) as through_line, asyncio.timeout(300):
-        router = Router(through_line)
+        router = EngineRouter(through_line)
         await router.pick(1)
         line.cut()
         router.avoid(engine.id)
@@ -46,7 +46,7 @@ async def test_silence_counts_once_the_store_was_there_to_hear(
         await change(database, engine, state=EngineState.STARTING)
         await gone
         await change(database, engine, state=EngineState.READY)
-        await Router(database).wait_until_gone(engine.id)  # who could hear all the time believes it
+        await EngineRouter(database).wait_until_gone(engine.id)  # who could hear all the time believes it
 
 
 async def test_an_engine_is_heard_while_it_loads(
@@ -59,7 +59,7 @@ async def test_an_engine_is_heard_while_it_loads(
     files = [{"name": "model.safetensors", "sha256": file_sha256(directory / "model.safetensors"), "bytes": 7}]
     async with database.begin() as conn:
         run = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
-        await conn.execute(insert(Run).values(**run))
+        await conn.execute(insert(RunTable).values(**run))
         version = {
             "version": "run-1/1.e1",
             "run_id": "run-1",
@@ -68,7 +68,7 @@ async def test_an_engine_is_heard_while_it_loads(
             "uri": str(directory),
             "files": files,
         }
-        await conn.execute(insert(PolicyVersion).values(**version))
+        await conn.execute(insert(PolicyVersionTable).values(**version))
     await change(database, engine, heartbeat_at=func.now() - text("interval '30 seconds'"))
     await engine.hold_updates()
     settings = EngineSettings(
@@ -80,7 +80,7 @@ async def test_an_engine_is_heard_while_it_loads(
         beat = asyncio.create_task(wrapper._beat())
         while True:
             async with database.begin() as conn:
-                row = await engines.get(conn, engine.id)
+                row = await engines.get_engine(conn, engine.id)
             assert row is not None and not beat.done()
             if row.silent_seconds < engines.SILENT_SECONDS and (await engine.seen())["updates"]:
                 break
@@ -89,5 +89,5 @@ async def test_an_engine_is_heard_while_it_loads(
         await engine.release("update")
         await beat
         async with database.begin() as conn:
-            row = await engines.get(conn, engine.id)
+            row = await engines.get_engine(conn, engine.id)
         assert row is not None and (row.state, row.version) == (EngineState.READY, "run-1/1.e1")

@@ -22,7 +22,7 @@ from ratchet.errors import ConfigError
 from ratchet.store import chains, fork_report, metrics, turns
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, Metric, Rollout, Turn
+from ratchet.store.schema import BatchTable, MetricTable, RolloutTable, TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
 from training.sample_export import export_run
@@ -43,17 +43,17 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
     second = await open_rollout(database, 1)  # without a verdict: it is in no export
     async with database.begin() as conn:
         built = build_chains(await turns.load_metas(conn, opened.rollout_id, 1))
-        await chains.replace(conn, opened.rollout_id, built)
+        await chains.replace_chains(conn, opened.rollout_id, built)
         verdict = {
             "outcome": "graded",
             "reward": REWARD,
             "num_chains": sum(1 for one in built if one.num_trained),
             "agent_exit": "done",
         }
-        await conn.execute(update(Rollout).where(Rollout.id == opened.rollout_id).values(**verdict))
+        await conn.execute(update(RolloutTable).where(RolloutTable.id == opened.rollout_id).values(**verdict))
         member = {"rollout_id": opened.rollout_id, "group_id": 1, "advantage": ADVANTAGE}
         await conn.execute(
-            insert(Batch).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0)
+            insert(BatchTable).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0)
         )
     assert second.rollout_id != opened.rollout_id
     return rows
@@ -134,9 +134,9 @@ async def test_forks_are_counted_and_the_template_is_named(
     finished: list[Any], database: Database, renderer: Renderer
 ) -> None:
     async with database.begin() as conn:
-        found = await fork_report.of_run(conn, "run-1")
+        found = await fork_report.fork_report(conn, "run-1")
         provenance = (
-            await conn.execute(select(Rollout.provenance).where(Rollout.id == finished[0].rollout_id))
+            await conn.execute(select(RolloutTable.provenance).where(RolloutTable.id == finished[0].rollout_id))
         ).scalar_one()
     assert found.causes == {"root": 2, "sub_agent": 1, "none": 1} and found.kinds == {
         "main": 2,
@@ -149,13 +149,17 @@ async def test_forks_are_counted_and_the_template_is_named(
 
 async def test_drift_and_unexplained_chains_raise_an_alarm(finished: list[Any], database: Database) -> None:
     async with database.begin() as conn:
-        await conn.execute(update(Turn).where(Turn.id == finished[3].id).values(fork_cause="drift"))
-        await conn.execute(update(Rollout).where(Rollout.id == finished[0].rollout_id).values(num_chains=6))
-        found = await fork_report.of_run(conn, "run-1")
-        await metrics.record(conn, "run-1", 3, found.numbers())
+        await conn.execute(update(TurnTable).where(TurnTable.id == finished[3].id).values(fork_cause="drift"))
+        await conn.execute(update(RolloutTable).where(RolloutTable.id == finished[0].rollout_id).values(num_chains=6))
+        found = await fork_report.fork_report(conn, "run-1")
+        await metrics.record_metrics(conn, "run-1", 3, found.numbers())
         recorded = dict(
             (
-                await conn.execute(select(Metric.name, Metric.value).where(Metric.run_id == "run-1", Metric.step == 3))
+                await conn.execute(
+                    select(MetricTable.name, MetricTable.value).where(
+                        MetricTable.run_id == "run-1", MetricTable.step == 3
+                    )
+                )
             ).all()
         )
     alarms = found.alarms

@@ -36,7 +36,7 @@ async def wait_for_a_lock(database: Database) -> None:
 async def held(opened: Opened) -> AsyncIterator[AsyncConnection]:
     """The rollout and its session as a finalise locks them, which has chains to derive before it commits."""
     async with opened.database.begin() as conn:
-        await rollouts.lock(conn, opened.rollout_id)
+        await rollouts.lock_rollout(conn, opened.rollout_id)
         await rollouts.close_sessions(conn, opened.rollout_id)
         yield conn
 
@@ -81,7 +81,7 @@ async def test_a_turn_is_opened_while_its_rollout_is_locked(
     await engine.say("fine", "fine")
     assert (await ask(adapter, opened.token)).status_code == 200
     async with asyncio.timeout(900), opened.database.begin() as conn:
-        await rollouts.lock(conn, opened.rollout_id)
+        await rollouts.lock_rollout(conn, opened.rollout_id)
         assert (await ask(adapter, opened.token, messages=MORE)).status_code == 200
 
 

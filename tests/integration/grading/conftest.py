@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from activities.grade import judge
+from activities.grade import judge_patch
 from activities.graders.base import Verdict
 from activities.graders.integrity import Finding
 from activities.graders.registry import GRADERS
@@ -32,7 +32,7 @@ EVAL_SECONDS = 60.0
 @pytest.fixture(scope="session")
 def grading_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     try:
-        machine_probe.require()
+        machine_probe.require_sandbox_support()
     except MachineError as reason:
         pytest.skip(str(reason))
     settings = GatewaySettings(
@@ -84,7 +84,7 @@ def judged(box: Sandbox) -> Judge:
     """Grades a patch on a task in a fresh box."""
 
     async def run(task: TaskRow, patch: bytes, **options: Any) -> tuple[Verdict, list[Finding]]:
-        return await judge(box, GRADERS[task.grader], task, None, patch, config(**options))
+        return await judge_patch(box, GRADERS[task.grader], task, None, patch, config(**options))
 
     return run
 

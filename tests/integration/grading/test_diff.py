@@ -136,7 +136,7 @@ async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) ->
     await prepare(box, "agent")
     await box.exec("echo new > new.txt", user="agent", cwd=WORKDIR)
     expected = await taken(box)
-    await box.exec(f"touch {git_scripts.BASE_GIT}/index.lock; echo half > {git_scripts.STATE}/patch", user="root")
+    await box.exec(f"touch {git_scripts.BASE_GIT}/index.lock; echo half > {git_scripts.GIT_STATE}/patch", user="root")
     assert await taken(box) == expected != b""
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.rewards import Facts, reward
+from activities.graders.rewards import RewardFacts, compute_reward
 from tests.integration.grading import shop
 from tests.integration.grading.attacks import ATTACKS, Attack
 from tests.integration.grading.conftest import Judge
@@ -12,7 +12,7 @@ from tests.integration.grading.tables import PAGE, filled
 
 pytestmark = pytest.mark.timeout(1800)
 CASES = [pytest.param(attack, grader, id=f"{attack.name}-{grader}") for attack in ATTACKS for grader in attack.graders]
-FACTS = Facts("done", 1, 1, 1, 1)
+FACTS = RewardFacts("done", 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(("attack", "grader"), CASES)
@@ -23,8 +23,8 @@ async def test_no_reward(judged: Judge, tree: Path, test_patch: str, attack: Att
     verdict, findings = await judged(shop.task(grader, test_patch, **spec), patch, eval_seconds=attack.seconds)
     assert not verdict.solved, (verdict.reason, verdict.log)
     for name in ("solved", "fraction", "weighted"):
-        won, _ = reward(name, verdict, FACTS)
-        lost, _ = reward(
+        won, _ = compute_reward(name, verdict, FACTS)
+        lost, _ = compute_reward(
             name, verdict.__class__(False, "", "", 0.0, tests={}, fail_to_pass=(0, 2), pass_to_pass=(1, 1)), FACTS
         )
         assert won <= lost, f"the reward {name} of {won} is above an honest failure's {lost}"

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from activities.sandboxes.e2b import E2BProvider
 from ratchet import temporal_client
 from ratchet.store.database import Database, migrate
-from ratchet.store.schema import Engine, Rollout
+from ratchet.store.schema import EngineTable, RolloutTable
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
 from stack.parts import Stack, free_ports
@@ -127,7 +127,9 @@ class Loop:
 
     async def rollout(self, handle: WorkflowHandle[Any, Any]) -> Any:
         async with self.database.begin() as connection:
-            return (await connection.execute(select(Rollout).where(Rollout.workflow_id == handle.id))).one_or_none()
+            return (
+                await connection.execute(select(RolloutTable).where(RolloutTable.workflow_id == handle.id))
+            ).one_or_none()
 
     async def until(self, condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
         """Polls an async condition until it is true."""
@@ -203,13 +205,15 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
     values = {"state": EngineState.READY, "model_path": str(model), "details": {}}
     async with database.begin() as connection:
         await connection.execute(
-            insert(Engine)
+            insert(EngineTable)
             .values(address=address, **values)
             .on_conflict_do_update(index_elements=["address"], set_=values)
         )
     while True:
         async with database.begin() as connection:
-            await connection.execute(update(Engine).where(Engine.address == address).values(heartbeat_at=func.now()))
+            await connection.execute(
+                update(EngineTable).where(EngineTable.address == address).values(heartbeat_at=func.now())
+            )
         await asyncio.sleep(2)
 
 
@@ -244,8 +248,8 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
         found.spawn("engine", "tests.standins.engine", str(stack.ports["engine"]))
         await ensure_database(stack.ports["postgres"])
         await asyncio.to_thread(migrate, url)
-        found.client = await temporal_client.connect(settings, wait_seconds=60)
-        await temporal_client.register(found.client, settings)
+        found.client = await temporal_client.connect_temporal(settings, wait_seconds=60)
+        await temporal_client.register_namespace(found.client, settings)
         found.spawn("worker")
         for part in ("gateway", "adapter"):
             await found.until(
@@ -265,7 +269,7 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
 
 
 async def _end_boxes(found: Loop) -> None:
-    from cli.down import kill_boxes
+    from cli.down import kill_stack_boxes
 
     with contextlib.suppress(Exception):
-        await kill_boxes(found.environment)
+        await kill_stack_boxes(found.environment)

@@ -16,7 +16,7 @@ from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
 from ratchet.store import tasks
-from ratchet.store.schema import Admission, Grade, Rollout, Sandbox, Task, Turn
+from ratchet.store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
 from tests.integration.loop.conftest import ROOT, Loop
 from tests.integration.loop.test_rollout import PRE, TASK, call, finish
 
@@ -56,14 +56,20 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
     result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3})
     assert result == {"admitted": 1, "quarantined": 6}
     async with loop.database.begin() as connection:
-        found = select(Task.label, Admission.admitted, Admission.reason, Admission.evidence, Admission.gold_seconds)
+        found = select(
+            TaskTable.label,
+            AdmissionTable.admitted,
+            AdmissionTable.reason,
+            AdmissionTable.evidence,
+            AdmissionTable.gold_seconds,
+        )
         rows = {
             row.label: row
             for row in await connection.execute(
-                found.join(Task, Task.id == Admission.task_id).where(Task.dataset == path)
+                found.join(TaskTable, TaskTable.id == AdmissionTable.task_id).where(TaskTable.dataset == path)
             )
         }
-        held = select(func.count()).where(Sandbox.rollout_id.is_(None), Sandbox.state != "released")
+        held = select(func.count()).where(SandboxTable.rollout_id.is_(None), SandboxTable.state != "released")
         assert (await connection.execute(held)).scalar_one() == 0
     assert rows["good"].admitted and rows["good"].gold_seconds > 0 and len(rows["good"].evidence) == 4
     assert "gold patch passed 0 of 2" in rows["gold_fails"].reason
@@ -87,8 +93,10 @@ async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
     write_rows(recipes, path, paths.cache(), "host", PYTHON, only)
     result = await run(loop, "AdmitTasks", {"dataset": str(path), "repeats": 1, "window": 2})
     async with loop.database.begin() as connection:
-        found = select(Task.label, Admission.reason, Admission.evidence).join(Task, Task.id == Admission.task_id)
-        rows = (await connection.execute(found.where(Task.dataset == str(path)))).all()
+        found = select(TaskTable.label, AdmissionTable.reason, AdmissionTable.evidence).join(
+            TaskTable, TaskTable.id == AdmissionTable.task_id
+        )
+        rows = (await connection.execute(found.where(TaskTable.dataset == str(path)))).all()
     assert {row.label for row in rows} == only
     assert result == {"admitted": 2, "quarantined": 0}, [row.reason for row in rows]
     assert all("fail-to-pass" in trial["reason"] for row in rows for trial in row.evidence)
@@ -103,8 +111,14 @@ async def test_an_empty_patch_that_is_known_to_fail_needs_no_grading_box(loop: L
     _, row = await finish(loop, await loop.start(path))
     assert (row.outcome, row.reward, row.reward_components) == ("graded", 0.0, {"solved": 0.0})
     async with loop.database.begin() as connection:
-        roles = (await connection.execute(select(Sandbox.role).where(Sandbox.rollout_id == row.id))).scalars().all()
-        reason = (await connection.execute(select(Grade.reason).where(Grade.rollout_id == row.id))).scalar_one()
+        roles = (
+            (await connection.execute(select(SandboxTable.role).where(SandboxTable.rollout_id == row.id)))
+            .scalars()
+            .all()
+        )
+        reason = (
+            await connection.execute(select(GradeTable.reason).where(GradeTable.rollout_id == row.id))
+        ).scalar_one()
     assert roles == ["agent"] and reason.startswith("the patch is empty") and said_by in reason
 
 
@@ -118,12 +132,12 @@ async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_n
     config = DatasetConfig(path=path)
     rows = list(read_rows(config, dataset_digest(config)))
     async with loop.database.begin() as connection:
-        assert await tasks.import_rows(connection, rows[:1]) == 1
+        assert await tasks.import_tasks(connection, rows[:1]) == 1
     for expected in (2, 0):
         async with loop.database.begin() as connection:
             assert await import_dataset(connection, config) == expected
     async with loop.database.begin() as connection:
-        assert [label for _, label, _ in await tasks.of_dataset(connection, dataset_digest(config))] == [
+        assert [label for _, label, _ in await tasks.tasks_of_dataset(connection, dataset_digest(config))] == [
             "one",
             "two",
             "three",
@@ -138,7 +152,11 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
         async with loop.database.begin() as connection:
             ids = await usable(connection, config.datasets[0], dataset_digest(config.datasets[0]), config)
             return list(
-                (await connection.execute(select(Task.label).where(Task.id.in_(ids)).order_by(Task.row_no))).scalars()
+                (
+                    await connection.execute(
+                        select(TaskTable.label).where(TaskTable.id.in_(ids)).order_by(TaskTable.row_no)
+                    )
+                ).scalars()
             )
 
     await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1, "labels": ["nobody"]})
@@ -160,25 +178,35 @@ async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("grader_failed", None, "done", 2)
     async with loop.database.begin() as connection:
         spec = {
-            **(await connection.execute(select(Task.spec).where(Task.id == row.task_id))).scalar_one(),
+            **(await connection.execute(select(TaskTable.spec).where(TaskTable.id == row.task_id))).scalar_one(),
             "eval_cmd": TASK["eval_cmd"],
         }
-        await connection.execute(Task.__table__.update().where(Task.id == row.task_id).values(spec=spec))  # type: ignore[attr-defined]
-        turns = (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one()
+        await connection.execute(TaskTable.__table__.update().where(TaskTable.id == row.task_id).values(spec=spec))  # type: ignore[attr-defined]
+        turns = (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()
     looked = await run(loop, "Regrade", {"rollout_id": row.id, "repeats": 3})
     assert looked == {"rollouts": 1, "changed": 1, "flaky": 0, "adopted": 0, "without_verdict": 0}
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(Rollout.reward).where(Rollout.id == row.id))).scalar_one() is None
+        assert (
+            await connection.execute(select(RolloutTable.reward).where(RolloutTable.id == row.id))
+        ).scalar_one() is None
     adopted = await run(loop, "Regrade", {"rollout_id": row.id, "adopt": True})
     assert adopted["adopted"] == 1
     async with loop.database.begin() as connection:
-        paid = (await connection.execute(select(Rollout.outcome, Rollout.reward).where(Rollout.id == row.id))).one()
+        paid = (
+            await connection.execute(select(RolloutTable.outcome, RolloutTable.reward).where(RolloutTable.id == row.id))
+        ).one()
         given = (
             await connection.execute(
-                select(Grade.solved, Grade.repeat, Grade.reason).where(Grade.rollout_id == row.id).order_by(Grade.id)
+                select(GradeTable.solved, GradeTable.repeat, GradeTable.reason)
+                .where(GradeTable.rollout_id == row.id)
+                .order_by(GradeTable.id)
             )
         ).all()
-        states = set((await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars())
-        assert (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one() == turns
+        states = set(
+            (await connection.execute(select(SandboxTable.state).where(SandboxTable.rollout_id == row.id))).scalars()
+        )
+        assert (
+            await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))
+        ).scalar_one() == turns
     assert [tuple(one)[:2] for one in given] == [(True, 0), (True, 1), (True, 2), (True, 0)], given
     assert tuple(paid) == ("graded", 1.0) and states == {"released"}

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 from temporalio.client import WorkflowFailureError
 
-from ratchet.store.schema import Rollout, RolloutGroup, Run
+from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.loop.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,14 +43,16 @@ class Training:
     async def rows(self) -> list[Any]:
         async with self.loop.database.begin() as connection:
             statement = select(
-                Rollout.workflow_id,
-                Rollout.outcome,
-                Rollout.num_turns,
-                Rollout.replaced_by,
-                Rollout.claimed_at,
-                Rollout.id,
+                RolloutTable.workflow_id,
+                RolloutTable.outcome,
+                RolloutTable.num_turns,
+                RolloutTable.replaced_by,
+                RolloutTable.claimed_at,
+                RolloutTable.id,
             )
-            return list(await connection.execute(statement.where(Rollout.run_id == self.run_id).order_by(Rollout.id)))
+            return list(
+                await connection.execute(statement.where(RolloutTable.run_id == self.run_id).order_by(RolloutTable.id))
+            )
 
     async def working(self) -> list[Any]:
         """The rows, once two agents are at work."""
@@ -60,7 +62,10 @@ class Training:
     async def group_state(self) -> str:
         async with self.loop.database.begin() as connection:
             statement = (
-                select(RolloutGroup.state).where(RolloutGroup.run_id == self.run_id).order_by(RolloutGroup.id).limit(1)
+                select(RolloutGroupTable.state)
+                .where(RolloutGroupTable.run_id == self.run_id)
+                .order_by(RolloutGroupTable.id)
+                .limit(1)
             )
             return str((await connection.execute(statement)).scalar_one())
 
@@ -85,7 +90,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
     async with loop.database.begin() as connection:
         assert (
-            await connection.execute(select(Run.state).where(Run.run_id == found.run_id))
+            await connection.execute(select(RunTable.state).where(RunTable.run_id == found.run_id))
         ).scalar_one() == "cancelled"
 
 

@@ -22,7 +22,7 @@ from activities.boot import INSTALLATION_KEY
 from activities.sweep import SweepActivities
 from ratchet.payloads import SweepInput
 from ratchet.store import rollouts, sandboxes
-from ratchet.store.schema import Sandbox, Turn
+from ratchet.store.schema import SandboxTable, TurnTable
 from tests.integration.loop.conftest import Loop
 from tests.integration.loop.test_rollout import TASK, call, finish
 
@@ -40,7 +40,7 @@ _WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND o
 
 async def installation_of(loop: Loop) -> str:
     async with loop.database.begin() as connection:
-        return str(await sandboxes.installation(connection))
+        return str(await sandboxes.installation_id(connection))
 
 
 async def sweep(loop: Loop) -> dict[str, Any]:
@@ -53,7 +53,11 @@ async def sweep(loop: Loop) -> dict[str, Any]:
 async def assert_nothing_is_left(loop: Loop) -> None:
     listed = await loop.provider().list({INSTALLATION_KEY: await installation_of(loop)})
     async with loop.database.begin() as connection:
-        held = (await connection.execute(select(Sandbox.id, Sandbox.state).where(Sandbox.state != "released"))).all()
+        held = (
+            await connection.execute(
+                select(SandboxTable.id, SandboxTable.state).where(SandboxTable.state != "released")
+            )
+        ).all()
     assert (listed, held) == ([], [])
 
 
@@ -61,7 +65,9 @@ async def boxes_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> list[Any]:
     async with loop.database.begin() as connection:
         return list(
             (
-                await connection.execute(select(Sandbox).where(Sandbox.workflow_id == handle.id).order_by(Sandbox.id))
+                await connection.execute(
+                    select(SandboxTable).where(SandboxTable.workflow_id == handle.id).order_by(SandboxTable.id)
+                )
             ).all()
         )
 
@@ -113,7 +119,7 @@ async def works(loop: Loop, handle: WorkflowHandle[Any, Any]) -> bool:
     if row is None:
         return False
     async with loop.database.begin() as connection:
-        return bool((await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one())
+        return bool((await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one())
 
 
 async def _kill_worker_in_create(loop: Loop) -> WorkflowHandle[Any, Any]:
@@ -222,7 +228,7 @@ async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(
     async def ask_too_long(workflow_ids: set[str]) -> dict[str, bool]:
         alive = await ask(workflow_ids)
         async with loop.database.begin() as connection:
-            await rollouts.claim(connection, rollout_id, "another life")
+            await rollouts.claim_rollout(connection, rollout_id, "another life")
         return alive
 
     async def outcome_after_a_sweep() -> str | None:

@@ -11,7 +11,16 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
 from ratchet.store import runs
-from ratchet.store.schema import Attempt, ChainSpan, Grade, Installation, Patch, Sandbox, Session, Turn
+from ratchet.store.schema import (
+    AttemptTable,
+    ChainSpanTable,
+    GradeTable,
+    InstallationTable,
+    PatchTable,
+    SandboxTable,
+    SessionTable,
+    TurnTable,
+)
 from ratchet.temporal_client import root_cause
 from tests.integration.loop.conftest import Loop
 
@@ -34,20 +43,22 @@ async def test_a_solved_task(loop: Loop) -> None:
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
     assert (row.outcome, row.reward, row.agent_exit, row.num_turns, row.num_chains) == ("graded", 1.0, "done", 2, 1)
     async with loop.database.begin() as connection:
-        trained = select(func.sum(ChainSpan.length)).where(ChainSpan.trained)
-        trained = trained.where(ChainSpan.turn_id.in_(select(Turn.id).where(Turn.rollout_id == row.id)))
-        sampled = select(func.sum(Turn.num_sampled)).where(Turn.rollout_id == row.id)
+        trained = select(func.sum(ChainSpanTable.length)).where(ChainSpanTable.trained)
+        trained = trained.where(ChainSpanTable.turn_id.in_(select(TurnTable.id).where(TurnTable.rollout_id == row.id)))
+        sampled = select(func.sum(TurnTable.num_sampled)).where(TurnTable.rollout_id == row.id)
         assert (
             (await connection.execute(trained)).scalar_one()
             == (await connection.execute(sampled)).scalar_one()
             == row.num_trained_tokens
         )
         boxes = (
-            await connection.execute(select(Sandbox.state, Sandbox.role).where(Sandbox.rollout_id == row.id))
+            await connection.execute(
+                select(SandboxTable.state, SandboxTable.role).where(SandboxTable.rollout_id == row.id)
+            )
         ).all()
         assert sorted(boxes) == [("released", "agent"), ("released", "grade")]
         assert (
-            await connection.execute(select(Session.state).where(Session.rollout_id == row.id))
+            await connection.execute(select(SessionTable.state).where(SessionTable.rollout_id == row.id))
         ).scalar_one() == "closed"
 
 
@@ -56,7 +67,9 @@ async def test_nothing_done_is_a_verdict_not_a_failure(loop: Loop) -> None:
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
     assert (row.outcome, row.reward) == ("graded", 0.0)
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(Patch.num_bytes).where(Patch.rollout_id == row.id))).scalar_one() == 0
+        assert (
+            await connection.execute(select(PatchTable.num_bytes).where(PatchTable.rollout_id == row.id))
+        ).scalar_one() == 0
 
 
 async def test_whatever_the_agent_does_to_git_its_files_count(loop: Loop) -> None:
@@ -76,7 +89,7 @@ async def test_whatever_the_agent_does_to_git_its_files_count(loop: Loop) -> Non
     await loop.script(call(work), "Done.")
     _, row = await finish(loop, await loop.start(loop.dataset(pre_commands=[pre], eval_cmd=check)))
     async with loop.database.begin() as connection:
-        log = (await connection.execute(select(Grade.reason).where(Grade.rollout_id == row.id))).scalar_one()
+        log = (await connection.execute(select(GradeTable.reason).where(GradeTable.rollout_id == row.id))).scalar_one()
     assert (row.outcome, row.reward) == ("graded", 1.0), log
 
 
@@ -89,7 +102,9 @@ async def test_the_agents_box_has_no_history_and_no_grader(loop: Loop) -> None:
     async with loop.database.begin() as connection:
         from ratchet.store.arrays import unpack_text
 
-        log = unpack_text((await connection.execute(select(Grade.log).where(Grade.rollout_id == row.id))).scalar_one())
+        log = unpack_text(
+            (await connection.execute(select(GradeTable.log).where(GradeTable.rollout_id == row.id))).scalar_one()
+        )
     assert log.split("\n")[:4] == ["1", "0", "0", "make it right"], log
 
 
@@ -101,11 +116,15 @@ async def test_a_grader_that_cannot_run_gives_no_reward(loop: Loop) -> None:
     async with loop.database.begin() as connection:
         roles = (
             await connection.execute(
-                select(Sandbox.role, func.count()).where(Sandbox.rollout_id == row.id).group_by(Sandbox.role)
+                select(SandboxTable.role, func.count())
+                .where(SandboxTable.rollout_id == row.id)
+                .group_by(SandboxTable.role)
             )
         ).all()
         assert dict(roles) == {"agent": 1, "grade": 3}, "a grader's fault costs no agent tokens"
-        reasons = select(Sandbox.release_reason).where(Sandbox.rollout_id == row.id, Sandbox.role == "grade")
+        reasons = select(SandboxTable.release_reason).where(
+            SandboxTable.rollout_id == row.id, SandboxTable.role == "grade"
+        )
         assert (await connection.execute(reasons)).scalars().all() == ["no verdict"] * 3, (
             "each is given back before the next is asked for"
         )
@@ -124,7 +143,11 @@ async def test_broken_pre_commands_give_no_reward(loop: Loop) -> None:
     assert (row.outcome, row.reward) == ("infra_failed", None)
     assert "nope" in row.outcome_reason
     async with loop.database.begin() as connection:
-        states = (await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))).scalars().all()
+        states = (
+            (await connection.execute(select(SandboxTable.state).where(SandboxTable.rollout_id == row.id)))
+            .scalars()
+            .all()
+        )
         assert states == ["released"] * 3
 
 
@@ -145,11 +168,11 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            flying = select(Turn.id).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
+            flying = select(TurnTable.id).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
             if (await connection.execute(flying)).scalar_one_or_none() is None:
                 return None
             return (
-                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+                await connection.execute(select(SandboxTable.provider_id).where(SandboxTable.rollout_id == row.id))
             ).scalar_one()
 
     box = await loop.until(in_flight, "the agent waits for its model")
@@ -159,7 +182,11 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
     async with loop.database.begin() as connection:
         attempts = (
-            (await connection.execute(select(Attempt.state).where(Attempt.rollout_id == row.id).order_by(Attempt.n)))
+            (
+                await connection.execute(
+                    select(AttemptTable.state).where(AttemptTable.rollout_id == row.id).order_by(AttemptTable.n)
+                )
+            )
             .scalars()
             .all()
         )
@@ -176,7 +203,9 @@ async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
         if row is None:
             return False
         async with loop.database.begin() as connection:
-            return bool((await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one())
+            return bool(
+                (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()
+            )
 
     await loop.until(waits, "the agent waits for its model")
     loop.end("worker", kill=True)
@@ -185,7 +214,9 @@ async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 1, 2)
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(func.count()).where(Sandbox.rollout_id == row.id))).scalar_one() == 2
+        assert (
+            await connection.execute(select(func.count()).where(SandboxTable.rollout_id == row.id))
+        ).scalar_one() == 2
 
 
 async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop: Loop) -> None:
@@ -198,10 +229,10 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            if not (await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one():
+            if not (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one():
                 return None
             return (
-                await connection.execute(select(Sandbox.provider_id).where(Sandbox.rollout_id == row.id))
+                await connection.execute(select(SandboxTable.provider_id).where(SandboxTable.rollout_id == row.id))
             ).scalar_one()
 
     box_id = await loop.until(waits, "the agent waits for its model")
@@ -216,13 +247,13 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     assert '"deadline"' in (await box.read_file("/run/ratchet/1/exit.json", user="root")).decode()
     await box.close()
     async with loop.database.begin() as connection:  # an hour has passed
-        await connection.execute(update(Installation).values(adapter_seen_at=func.now() - timedelta(hours=1)))
+        await connection.execute(update(InstallationTable).values(adapter_seen_at=func.now() - timedelta(hours=1)))
     await loop.script(call("echo two > a.txt"), "Done.")
     loop.spawn("adapter")
 
     async def seen() -> bool:
         async with loop.database.begin() as connection:
-            beat = select(func.now() - Installation.adapter_seen_at < timedelta(minutes=1))
+            beat = select(func.now() - InstallationTable.adapter_seen_at < timedelta(minutes=1))
             return bool((await connection.execute(beat)).scalar_one())
 
     await loop.until(seen, "the adapter is there again")
@@ -233,7 +264,7 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
         exits = (
             (
                 await connection.execute(
-                    select(Attempt.agent_exit).where(Attempt.rollout_id == row.id).order_by(Attempt.n)
+                    select(AttemptTable.agent_exit).where(AttemptTable.rollout_id == row.id).order_by(AttemptTable.n)
                 )
             )
             .scalars()
@@ -251,7 +282,7 @@ async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
         if row is None:
             return False
         async with loop.database.begin() as connection:
-            statement = select(func.count()).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
+            statement = select(func.count()).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
             return bool((await connection.execute(statement)).scalar_one())
 
     await loop.until(live, "the agent waits for its model")
@@ -262,11 +293,11 @@ async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
     assert (row.outcome, row.reward) == ("cancelled", None)
     async with loop.database.begin() as connection:
         assert (
-            await connection.execute(select(Sandbox.state).where(Sandbox.rollout_id == row.id))
+            await connection.execute(select(SandboxTable.state).where(SandboxTable.rollout_id == row.id))
         ).scalars().all() == ["released"]
-        assert (await connection.execute(select(Turn.state).where(Turn.rollout_id == row.id))).scalars().all() == [
-            "aborted"
-        ]
+        assert (
+            await connection.execute(select(TurnTable.state).where(TurnTable.rollout_id == row.id))
+        ).scalars().all() == ["aborted"]
 
 
 async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> None:
@@ -278,7 +309,9 @@ async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> Non
         if row is None:
             return False
         async with loop.database.begin() as connection:
-            return bool((await connection.execute(select(func.count()).where(Turn.rollout_id == row.id))).scalar_one())
+            return bool(
+                (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()
+            )
 
     await loop.until(live, "the agent waits for its model")
     await handle.terminate("in the UI")
@@ -322,7 +355,9 @@ async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
     )
     assert (again["outcome"], again["reward"]) == ("graded", 1.0)
     async with loop.database.begin() as connection:
-        assert (await connection.execute(select(func.count()).where(Sandbox.rollout_id == row.id))).scalar_one() == 2
+        assert (
+            await connection.execute(select(func.count()).where(SandboxTable.rollout_id == row.id))
+        ).scalar_one() == 2
 
 
 async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> None:
@@ -336,7 +371,7 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
             return None
         async with loop.database.begin() as connection:
             return (
-                await connection.execute(select(Patch.rollout_id).where(Patch.rollout_id == row.id))
+                await connection.execute(select(PatchTable.rollout_id).where(PatchTable.rollout_id == row.id))
             ).scalar_one_or_none()
 
     rollout_id = await loop.until(patch_stored, "the patch is stored")
@@ -347,7 +382,7 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
     assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "done", 2)
     assert row.num_turns == 2 and row.num_trained_tokens > 0
     async with loop.database.begin() as connection:
-        assert row.run_id not in await runs.unfinished(connection), "a single rollout's run is nothing to train on"
+        assert row.run_id not in await runs.unfinished_runs(connection), "a single rollout's run is nothing to train on"
 
 
 async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loop: Loop) -> None:
@@ -360,7 +395,7 @@ async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loo
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            flying = select(Turn.rollout_id).where(Turn.rollout_id == row.id, Turn.state == "in_flight")
+            flying = select(TurnTable.rollout_id).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
             return (await connection.execute(flying)).scalar_one_or_none()
 
     rollout_id = await loop.until(waits, "the agent waits for its model")
@@ -370,13 +405,15 @@ async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loo
 
     async def works() -> bool:
         async with loop.database.begin() as connection:
-            flying = select(Turn.attempt).where(Turn.rollout_id == rollout_id, Turn.state == "in_flight")
+            flying = select(TurnTable.attempt).where(TurnTable.rollout_id == rollout_id, TurnTable.state == "in_flight")
             return list((await connection.execute(flying)).scalars()) == [2]
 
     await loop.until(works, "the new life's agent waits for its model")
     async with loop.database.begin() as connection:
-        boxes = select(Sandbox.state).where(Sandbox.rollout_id == rollout_id).order_by(Sandbox.id)
-        sessions = select(Session.state).where(Session.rollout_id == rollout_id).order_by(Session.attempt)
+        boxes = select(SandboxTable.state).where(SandboxTable.rollout_id == rollout_id).order_by(SandboxTable.id)
+        sessions = (
+            select(SessionTable.state).where(SessionTable.rollout_id == rollout_id).order_by(SessionTable.attempt)
+        )
         assert (await connection.execute(boxes)).scalars().all() == ["release_wanted", "live"]
         assert (await connection.execute(sessions)).scalars().all() == ["closed", "open"]
     await again.cancel()

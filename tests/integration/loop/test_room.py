@@ -6,7 +6,7 @@ from uuid import uuid4
 from sqlalchemy import insert, select, update
 
 from ratchet.store import sandboxes
-from ratchet.store.schema import Patch, Rollout, Sandbox
+from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
 from ratchet.types import SandboxRole
 from tests.integration.loop.conftest import Loop
 from tests.integration.training.records import make_config, make_group, make_run
@@ -27,14 +27,14 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
             "image": "host",
         }
         async with loop.database.begin() as connection:
-            return await sandboxes.reserve(connection, values, max_boxes)
+            return await sandboxes.reserve_sandbox(connection, values, max_boxes)
 
     async with loop.database.begin() as connection:
         await make_group(connection, run_id, 0, [0.0, 0.0, 0.0])
-        statement = select(Rollout.id).where(Rollout.run_id == run_id).order_by(Rollout.id)
+        statement = select(RolloutTable.id).where(RolloutTable.run_id == run_id).order_by(RolloutTable.id)
         first, second, third = (await connection.execute(statement)).scalars()
         await connection.execute(
-            update(Rollout).where(Rollout.run_id == run_id).values(outcome=None, reward=None, agent_exit=None)
+            update(RolloutTable).where(RolloutTable.run_id == run_id).values(outcome=None, reward=None, agent_exit=None)
         )
 
     box = await ask(SandboxRole.AGENT, first)
@@ -42,15 +42,15 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     assert await ask(SandboxRole.AGENT, third) is None, "two are in"
     async with loop.database.begin() as connection:  # the first agent is done: its patch is stored and its box gone
         patch = {"rollout_id": first, "attempt": 1, "base_commit": "", "diff": b"", "num_bytes": 0, "num_files": 0}
-        await connection.execute(insert(Patch).values(**patch))
-        await sandboxes.released(connection, [box.id])
+        await connection.execute(insert(PatchTable).values(**patch))
+        await sandboxes.mark_released(connection, [box.id])
     assert await ask(SandboxRole.AGENT, third) is None, "the room is the first one's until its verdict"
     graded = await ask(SandboxRole.GRADE, first)
     assert graded is not None
     async with loop.database.begin() as connection:
-        await connection.execute(update(Rollout).where(Rollout.id == first).values(outcome="infra_failed"))
-        await sandboxes.released(connection, [graded.id])
+        await connection.execute(update(RolloutTable).where(RolloutTable.id == first).values(outcome="infra_failed"))
+        await sandboxes.mark_released(connection, [graded.id])
     assert await ask(SandboxRole.AGENT, third) is not None
     async with loop.database.begin() as connection:
-        await connection.execute(update(Rollout).where(Rollout.run_id == run_id).values(outcome="cancelled"))
-        await connection.execute(update(Sandbox).where(Sandbox.provider == provider).values(state="released"))
+        await connection.execute(update(RolloutTable).where(RolloutTable.run_id == run_id).values(outcome="cancelled"))
+        await connection.execute(update(SandboxTable).where(SandboxTable.provider == provider).values(state="released"))

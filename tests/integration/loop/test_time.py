@@ -31,7 +31,7 @@ async def box_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Sandbox:
         if row is None:
             return None
         async with loop.database.begin() as connection:
-            turns = select(func.count()).where(schema.Turn.rollout_id == row.id)
+            turns = select(func.count()).where(schema.TurnTable.rollout_id == row.id)
             if not (await connection.execute(turns)).scalar_one():
                 return None
         return str((await boxes_of(loop, handle))[0].provider_id)
@@ -84,7 +84,9 @@ async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_mo
     )
     async with loop.database.begin() as connection:
         used = (
-            await connection.execute(select(schema.Attempt.used_seconds).where(schema.Attempt.rollout_id == row.id))
+            await connection.execute(
+                select(schema.AttemptTable.used_seconds).where(schema.AttemptTable.rollout_id == row.id)
+            )
         ).scalar_one()
     assert used < LIMITS["agent_seconds"]
 
@@ -120,8 +122,8 @@ async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:
     handle = loop.client.get_schedule_handle(temporal_client.SWEEP_SCHEDULE)
     await handle.pause()
     numbers = loop.settings.sweep.model_copy(update={"interval": 777, "catchup_window": 33})
-    await temporal_client.register(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
+    await temporal_client.register_namespace(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
     assert await seen() == (timedelta(seconds=777), timedelta(seconds=33), True)
     await handle.unpause()
-    await temporal_client.register(loop.client, loop.settings)
+    await temporal_client.register_namespace(loop.client, loop.settings)
     assert await seen() == (timedelta(seconds=3600), timedelta(seconds=60), False)

@@ -132,7 +132,7 @@ def adapter_port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def python_layer() -> Path:
     try:
-        machine_probe.require()
+        machine_probe.require_sandbox_support()
     except MachineError as reason:
         pytest.skip(str(reason))
     return ensure_python_layer(default_cache_directory())

@@ -19,7 +19,7 @@ from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import ConfigError
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.image_store import ImageStore
-from sandbox_gateway.machine_probe import probe
+from sandbox_gateway.machine_probe import probe_machine
 from sandbox_gateway.settings import GatewaySettings
 from tests.integration.sandboxes import image_files
 from tests.integration.sandboxes.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
@@ -312,7 +312,7 @@ def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], t
 
 
 def test_probe_reports_this_machine(python_layer: Path) -> None:
-    report = {protection.name: protection for protection in probe()}
+    report = {protection.name: protection for protection in probe_machine()}
     assert report["bubblewrap"].on and report["user namespaces"].on and report["closed network"].on
     assert report["memory and process limits"].on == (cgroups.usable_version() != 0)
     assert not [*Path(cgroups.MOUNT).glob("*/ratchet-probe-*"), *Path(cgroups.MOUNT).glob("ratchet-probe-*")]

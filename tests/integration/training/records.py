@@ -12,13 +12,21 @@ import numpy as np
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.turns.chains import Chain, Span
+from adapter.turns.chains import TokenChain, TrainSpan
 from engine.policy_files import link_version
 from ratchet.config import RunConfig
 from ratchet.store import chains, runs
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes
 from ratchet.store.database import Database
-from ratchet.store.schema import GROUP_READY_SEQ, Batch, Rollout, RolloutGroup, Session, Task, Turn
+from ratchet.store.schema import (
+    GROUP_READY_SEQ,
+    BatchTable,
+    RolloutGroupTable,
+    RolloutTable,
+    SessionTable,
+    TaskTable,
+    TurnTable,
+)
 from ratchet.types import BatchState, GroupState, Purpose, policy_version
 from training import planner
 
@@ -53,7 +61,7 @@ async def make_run(
             "config_digest": config.digest(),
             "config_name": "test",
         }
-        await runs.create(connection, values | {"seed": config.seed, "model_path": str(model or "")})
+        await runs.create_run(connection, values | {"seed": config.seed, "model_path": str(model or "")})
         if model is not None and policies is not None:
             first = policies / run_id / "0.e0"
             await runs.publish_initial(
@@ -79,7 +87,7 @@ async def make_group(
         "label": str(number),
         "image": "host",
     }
-    inserting = insert(Task).values(**task, workdir="/w", grader="eval_cmd", spec={}).returning(Task.id)
+    inserting = insert(TaskTable).values(**task, workdir="/w", grader="eval_cmd", spec={}).returning(TaskTable.id)
     task_id = (await connection.execute(inserting)).scalar_one()
     values = {
         "run_id": run_id,
@@ -90,7 +98,11 @@ async def make_group(
         "min_graded": 2,
     }
     values |= {"temperature": 1.0, "state": GroupState.READY, "ready_seq": GROUP_READY_SEQ.next_value()}
-    adding = insert(RolloutGroup).values(**values, workflow_id=f"group/{run_id}/{number}").returning(RolloutGroup.id)
+    adding = (
+        insert(RolloutGroupTable)
+        .values(**values, workflow_id=f"group/{run_id}/{number}")
+        .returning(RolloutGroupTable.id)
+    )
     group_id = int((await connection.execute(adding)).scalar_one())
     prompt = random.integers(0, NUM_IDS, 10).tolist()
     for member, reward in enumerate(rewards):
@@ -109,7 +121,9 @@ async def make_group(
             "reward": reward,
         }
         row |= {"agent_exit": "done"} | (members[member] if member < len(members) else {})
-        rollout_id = int((await connection.execute(insert(Rollout).values(**row).returning(Rollout.id))).scalar_one())
+        rollout_id = int(
+            (await connection.execute(insert(RolloutTable).values(**row).returning(RolloutTable.id))).scalar_one()
+        )
         await _make_chains(
             connection, rollout_id, prompt, random, policy_version(run_id, step, 0), num_chains=1 + member % 2
         )
@@ -126,9 +140,9 @@ async def _make_chains(
 ) -> None:
     """Two turns in the first chain; every further chain shares the first prompt and trains a turn of its own."""
     session = (
-        insert(Session)
+        insert(SessionTable)
         .values(rollout_id=rollout_id, attempt=1, temperature=1.0, model="policy", limits={})
-        .returning(Session.id)
+        .returning(SessionTable.id)
     )
     session_id = int((await connection.execute(session)).scalar_one())
 
@@ -156,21 +170,28 @@ async def _make_chains(
             "logprobs": logprobs_to_bytes(logprobs),
         }
         row |= {"num_sampled": len(sampled), "version_spans": [{"version": version, "start": 0, "end": len(sampled)}]}
-        statement = insert(Turn).values(**row, request=b"", delivered=True).returning(Turn.id)
+        statement = insert(TurnTable).values(**row, request=b"", delivered=True).returning(TurnTable.id)
         return int((await connection.execute(statement)).scalar_one()), len(sampled)
 
     first, length = await turn(prompt, 0, None, 0)
     whole = len(prompt) + length
     tool = random.integers(0, NUM_IDS, 5).tolist()
     second, more = await turn(tool, whole, first, 1)
-    start = (Span(first, False, False, 0, len(prompt)), Span(first, True, True, len(prompt), length))
-    built = [Chain(second, (*start, Span(second, False, False, whole, 5), Span(second, True, True, whole + 5, more)))]
+    start = (TrainSpan(first, False, False, 0, len(prompt)), TrainSpan(first, True, True, len(prompt), length))
+    built = [
+        TokenChain(
+            second, (*start, TrainSpan(second, False, False, whole, 5), TrainSpan(second, True, True, whole + 5, more))
+        )
+    ]
     for number in range(1, num_chains):
         branch, length = await turn([], len(prompt), first, number + 1)
         built.append(
-            Chain(branch, (Span(first, False, False, 0, len(prompt)), Span(branch, True, True, len(prompt), length)))
+            TokenChain(
+                branch,
+                (TrainSpan(first, False, False, 0, len(prompt)), TrainSpan(branch, True, True, len(prompt), length)),
+            )
         )
-    await chains.replace(connection, rollout_id, built)
+    await chains.replace_chains(connection, rollout_id, built)
 
 
 async def plan_ahead(database: Database, run_id: str, config: RunConfig) -> None:
@@ -178,8 +199,10 @@ async def plan_ahead(database: Database, run_id: str, config: RunConfig) -> None
     async with database.begin() as connection:
         for step in range(1, config.training.steps + 1):
             assert await planner.plan_step(connection, run_id, config) == step
-            await connection.execute(update(Batch).where(Batch.run_id == run_id).values(state=BatchState.STEPPED))
-        await connection.execute(update(Batch).where(Batch.run_id == run_id).values(state=BatchState.PLANNED))
+            await connection.execute(
+                update(BatchTable).where(BatchTable.run_id == run_id).values(state=BatchState.STEPPED)
+            )
+        await connection.execute(update(BatchTable).where(BatchTable.run_id == run_id).values(state=BatchState.PLANNED))
 
 
 async def make_planned_run(database: Database, run_id: str, config: RunConfig, model: Path, policies: Path) -> None:
@@ -194,5 +217,9 @@ async def make_planned_run(database: Database, run_id: str, config: RunConfig, m
 async def states(database: Database, run_id: str) -> list[str]:
     async with database.begin() as connection:
         return list(
-            (await connection.execute(select(Batch.state).where(Batch.run_id == run_id).order_by(Batch.step))).scalars()
+            (
+                await connection.execute(
+                    select(BatchTable.state).where(BatchTable.run_id == run_id).order_by(BatchTable.step)
+                )
+            ).scalars()
         )

@@ -14,7 +14,15 @@ from ratchet.config import RunConfig
 from ratchet.store import learners, runs
 from ratchet.store.arrays import logprobs_to_bytes
 from ratchet.store.database import Database
-from ratchet.store.schema import BatchItem, Checkpoint, Learner, Metric, PolicyVersion, Run, Turn
+from ratchet.store.schema import (
+    BatchItemTable,
+    CheckpointTable,
+    LearnerTable,
+    MetricTable,
+    PolicyVersionTable,
+    RunTable,
+    TurnTable,
+)
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
 from training import learner_commits
@@ -47,11 +55,15 @@ class Runs:
     async def assert_trained_once(self, settings: RankSettings) -> None:
         async with self.database.begin() as connection:
             items = (
-                (await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id)))
+                (
+                    await connection.execute(
+                        select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id)
+                    )
+                )
                 .scalars()
                 .all()
             )
-            row = await runs.get(connection, settings.run_id)
+            row = await runs.get_run(connection, settings.run_id)
         assert row is not None and row.checkpoint_step == self.config.training.steps
         assert set(await states(self.database, settings.run_id)) == {"committed"}
         assert len(items) == len(set(items)) == self.config.training.steps * self.config.training.groups_per_step
@@ -85,7 +97,7 @@ async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: 
         "and so are weights, those that were never published included"
     )
     async with equal_runs.database.begin() as connection:
-        learner = await learners.get(connection, killed.run_id)
+        learner = await learners.get_learner(connection, killed.run_id)
     assert learner is not None and set(learner.details) == {"pid"}, "those that lost a killed peer did not fail"
     names = [path.name for path in (killed.policies / killed.run_id).iterdir()]
     assert len(names) == len(published), "of each step the last, where a replay has published it again"
@@ -103,7 +115,9 @@ async def test_a_checkpoint_of_two_ranks_goes_on_with_one(equal_runs: Runs) -> N
         losses = [
             (
                 await connection.execute(
-                    select(Metric.value).where(Metric.run_id == one.run_id, Metric.name == "loss").order_by(Metric.step)
+                    select(MetricTable.value)
+                    .where(MetricTable.run_id == one.run_id, MetricTable.name == "loss")
+                    .order_by(MetricTable.step)
                 )
             )
             .scalars()
@@ -125,13 +139,21 @@ async def test_of_two_learners_one_leaves_no_trace(equal_runs: Runs) -> None:
     await equal_runs.assert_trained_once(settings)
     assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
     async with equal_runs.database.begin() as connection:
-        epoch = (await connection.execute(select(Run.epoch).where(Run.run_id == settings.run_id))).scalar_one()
-        query = select(PolicyVersion.step, PolicyVersion.epoch).where(PolicyVersion.run_id == settings.run_id)
+        epoch = (
+            await connection.execute(select(RunTable.epoch).where(RunTable.run_id == settings.run_id))
+        ).scalar_one()
+        query = select(PolicyVersionTable.step, PolicyVersionTable.epoch).where(
+            PolicyVersionTable.run_id == settings.run_id
+        )
         versions = {(row[0], row[1]) for row in await connection.execute(query)}
-        saved = select(Checkpoint.epoch).where(Checkpoint.run_id == settings.run_id, Checkpoint.step > 2)
+        saved = select(CheckpointTable.epoch).where(CheckpointTable.run_id == settings.run_id, CheckpointTable.step > 2)
         assert set((await connection.execute(saved)).scalars()) == {epoch} == {2}
-        said = (await connection.execute(select(Learner.epoch).where(Learner.run_id == settings.run_id))).scalar_one()
-        committed = select(Checkpoint.step).where(Checkpoint.run_id == settings.run_id, Checkpoint.epoch == 1)
+        said = (
+            await connection.execute(select(LearnerTable.epoch).where(LearnerTable.run_id == settings.run_id))
+        ).scalar_one()
+        committed = select(CheckpointTable.step).where(
+            CheckpointTable.run_id == settings.run_id, CheckpointTable.epoch == 1
+        )
         first = max((await connection.execute(committed)).scalars(), default=0)
     assert said == 2
     # Whether the first had committed its checkpoint when it was stopped depends on how fast it was written.
@@ -153,7 +175,7 @@ async def test_a_learner_that_wakes_up_deletes_nothing_of_its_successor(equal_ru
     )
     async with equal_runs.database.begin() as connection:
         pointer = (
-            await connection.execute(select(Run.checkpoint_uri).where(Run.run_id == settings.run_id))
+            await connection.execute(select(RunTable.checkpoint_uri).where(RunTable.run_id == settings.run_id))
         ).scalar_one()
     assert (Path(pointer) / ".metadata").exists()
 
@@ -163,19 +185,21 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
         steps = await connection.execute(
-            select(BatchItem.group_id).where(BatchItem.run_id == settings.run_id, BatchItem.step == 2)
+            select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id, BatchItemTable.step == 2)
         )
         broken = logprobs_to_bytes([float("nan")] * 15)
-        from ratchet.store.schema import Rollout
+        from ratchet.store.schema import RolloutTable
 
-        hit = select(Rollout.id).where(Rollout.group_id.in_(list(steps.scalars())))
-        await connection.execute(update(Turn).where(Turn.rollout_id.in_(hit)).values(logprobs=broken))
+        hit = select(RolloutTable.id).where(RolloutTable.group_id.in_(list(steps.scalars())))
+        await connection.execute(update(TurnTable).where(TurnTable.rollout_id.in_(hit)).values(logprobs=broken))
     assert await equal_runs.train(settings, 2, []) == 1
     async with equal_runs.database.begin() as connection:
         row = (
-            await connection.execute(select(Run.state, Run.state_reason, Run.step).where(Run.run_id == settings.run_id))
+            await connection.execute(
+                select(RunTable.state, RunTable.state_reason, RunTable.step).where(RunTable.run_id == settings.run_id)
+            )
         ).one()
-        assert settings.run_id not in await learners.wanted(connection)
+        assert settings.run_id not in await learners.runs_wanting_learner(connection)
         newest = await runs.newest_version(connection, settings.run_id)
     assert row.state == "paused" and "step 2" in row.state_reason and "not finite" in row.state_reason
     assert newest is not None and newest.step == row.step == 1
@@ -194,8 +218,8 @@ async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> 
     ]
     assert codes == [True, True, True, False]
     async with equal_runs.database.begin() as connection:
-        row = await runs.get(connection, settings.run_id)
-        assert settings.run_id not in await learners.wanted(connection)
+        row = await runs.get_run(connection, settings.run_id)
+        assert settings.run_id not in await learners.runs_wanting_learner(connection)
     assert row is not None and row.state == "paused"
     return row.state_reason
 
@@ -222,15 +246,17 @@ async def test_failures_count_between_two_checkpoints(equal_runs: Runs) -> None:
     async with equal_runs.database.begin() as connection:
         for epoch, (committed, count) in enumerate([(0, 1), (0, 2), (2, 1), (2, 2)], start=1):
             lease = await learner_commits.take_lease(connection, settings.run_id)
-            await connection.execute(update(Run).where(Run.run_id == settings.run_id).values(checkpoint_step=committed))
+            await connection.execute(
+                update(RunTable).where(RunTable.run_id == settings.run_id).values(checkpoint_step=committed)
+            )
             for _ in range(2):  # of two ranks
-                await learner_commits.fail(connection, lease, 2, "why")
-            learner = await learners.get(connection, settings.run_id)
+                await learner_commits.fail_run(connection, lease, 2, "why")
+            learner = await learners.get_learner(connection, settings.run_id)
             assert learner is not None and learner.details == {
                 "failures": {"step": committed, "epoch": epoch, "count": count}
             }
-            await learners.heartbeat(connection, settings.run_id, epoch, 2, "done", 0, {})
-        row = await runs.get(connection, settings.run_id)
+            await learners.heartbeat_learner(connection, settings.run_id, epoch, 2, "done", 0, {})
+        row = await runs.get_run(connection, settings.run_id)
     assert row is not None and row.state == "running"
 
 
@@ -239,18 +265,18 @@ async def test_a_run_that_ends_ends_its_learner(equal_runs: Runs) -> None:
     async with equal_runs.database.begin() as connection:
         from sqlalchemy import delete
 
-        from ratchet.store.schema import Batch
+        from ratchet.store.schema import BatchTable
 
-        await connection.execute(delete(Batch).where(Batch.run_id == settings.run_id))
+        await connection.execute(delete(BatchTable).where(BatchTable.run_id == settings.run_id))
     group = Group(settings, 2, equal_runs.home / "ended")
     while True:
         async with equal_runs.database.begin() as connection:
-            learner = await learners.get(connection, settings.run_id)
+            learner = await learners.get_learner(connection, settings.run_id)
         if learner is not None and learner.phase == "waiting for a plan":
             break
         await asyncio.sleep(0.05)
     async with equal_runs.database.begin() as connection:
-        await connection.execute(update(Run).where(Run.run_id == settings.run_id).values(state="cancelled"))
+        await connection.execute(update(RunTable).where(RunTable.run_id == settings.run_id).values(state="cancelled"))
     assert await asyncio.to_thread(group.wait) == [0, 0]
 
 

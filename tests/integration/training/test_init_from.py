@@ -14,7 +14,7 @@ from ratchet import paths
 from ratchet.payloads import PrepareRunInput, TrainRunInput
 from ratchet.store import runs
 from ratchet.store.database import Database
-from ratchet.store.schema import Run
+from ratchet.store.schema import RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from tests.integration.training.records import make_config, make_run
@@ -26,8 +26,8 @@ TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir
 async def alone(database: Database) -> None:
     """Tests of this folder share a store, and leave runs open in it; here a run begins as on an installation of its own."""
     async with database.begin() as connection:
-        for other in await runs.unfinished(connection):
-            await runs.end(connection, other, RunState.CANCELLED)
+        for other in await runs.unfinished_runs(connection):
+            await runs.end_run(connection, other, RunState.CANCELLED)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ async def initial_weights(database: Database, run_id: str) -> bytes:
 
 async def _end(database: Database, run_id: str) -> None:
     async with database.begin() as connection:
-        await runs.end(connection, run_id, RunState.DONE)
+        await runs.end_run(connection, run_id, RunState.DONE)
 
 
 async def test_a_published_step_of_another_run(database: Database, tmp_path: Path, run_id: str, model: Path) -> None:
@@ -86,7 +86,7 @@ async def test_what_is_not_there_begins_no_run(
         await prepare(database, tmp_path, f"{run_id}-b", init_from=named)
     assert refused.value.type == "ConfigError" and refused.value.non_retryable
     async with database.begin() as connection:
-        assert await runs.get(connection, f"{run_id}-b") is None
+        assert await runs.get_run(connection, f"{run_id}-b") is None
 
 
 async def test_of_two_trainings_the_second_is_refused_until_the_first_has_ended(
@@ -105,9 +105,11 @@ async def test_a_paused_run_goes_on_when_it_is_started_again(database: Database,
     await make_run(database, run_id, make_config())
     async with database.begin() as connection:
         await connection.execute(
-            update(Run).where(Run.run_id == run_id).values(state=RunState.PAUSED, state_reason="NaN in step 3")
+            update(RunTable)
+            .where(RunTable.run_id == run_id)
+            .values(state=RunState.PAUSED, state_reason="NaN in step 3")
         )
-        assert await runs.resume(connection, run_id) == "NaN in step 3"
-        assert await runs.resume(connection, run_id) is None
-        row = await runs.get(connection, run_id)
+        assert await runs.resume_run(connection, run_id) == "NaN in step 3"
+        assert await runs.resume_run(connection, run_id) is None
+        row = await runs.get_run(connection, run_id)
     assert row is not None and row.state == RunState.RUNNING

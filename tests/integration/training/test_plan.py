@@ -15,25 +15,27 @@ from ratchet.config import RunConfig
 from ratchet.payloads import EndRunInput, ViewRunInput
 from ratchet.store import chains, groups, runs
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, BatchItem, Rollout, RolloutGroup, Run
+from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState, Purpose, RunState
 from tests.integration.training.records import make_config, make_group, make_run
 from training import group_selection
 from training.group_selection import plannable
 from training.plan_types import Plan
-from training.planner import load_plan, load_sequences, plan_step
+from training.planner import load_plan_row, load_sequences, plan_step
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 
 
 async def uses(database: Database, run_id: str) -> dict[int, tuple[int, str]]:
     """group number → (step, use)."""
-    query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(
-        BatchItem, BatchItem.group_id == RolloutGroup.id
+    query = select(RolloutGroupTable.group_no, BatchItemTable.step, BatchItemTable.use).join(
+        BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id
     )
     async with database.begin() as connection:
-        return {row[0]: (row[1], row[2]) for row in await connection.execute(query.where(BatchItem.run_id == run_id))}
+        return {
+            row[0]: (row[1], row[2]) for row in await connection.execute(query.where(BatchItemTable.run_id == run_id))
+        }
 
 
 async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | None:
@@ -43,9 +45,11 @@ async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | Non
         if step is None:
             return None
         await connection.execute(
-            update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED)
+            update(BatchTable)
+            .where(BatchTable.run_id == run_id, BatchTable.step == step)
+            .values(state=BatchState.STEPPED)
         )
-        return await load_plan(connection, run_id, step)
+        return await load_plan_row(connection, run_id, step)
 
 
 async def make(database: Database, run_id: str, config: RunConfig, *groups: dict[str, Any]) -> list[int]:
@@ -59,7 +63,7 @@ async def make(database: Database, run_id: str, config: RunConfig, *groups: dict
 
 async def told_of(connection: AsyncConnection, run_id: str) -> str:
     """The run's state and, where there is one, its reason."""
-    row = await runs.get(connection, run_id)
+    row = await runs.get_run(connection, run_id)
     assert row is not None
     return f"{row.state} {row.state_reason}".strip()
 
@@ -71,7 +75,7 @@ async def test_the_oldest_ready_groups_enter_and_again_is_the_same(database: Dat
         assert await plannable(connection, run_id, config.training)
         assert await plan_step(connection, run_id, config) == 1
         assert await plan_step(connection, run_id, config) == 1
-        planned = await load_plan(connection, run_id, 1)
+        planned = await load_plan_row(connection, run_id, 1)
     assert planned is not None
     assert [member.group_id for member in planned.members] == sorted(groups[:2] * 4)
     assert [member.advantage for member in planned.members if member.group_id == groups[0]] == [
@@ -122,7 +126,9 @@ async def test_a_group_cannot_enter_twice(database: Database, run_id: str) -> No
     await plan(database, run_id, config)
     with pytest.raises(IntegrityError):
         async with database.begin() as connection:
-            await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(groups)).values(state="ready"))
+            await connection.execute(
+                update(RolloutGroupTable).where(RolloutGroupTable.id.in_(groups)).values(state="ready")
+            )
             await plan_step(connection, run_id, config)
 
 
@@ -153,7 +159,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
             for group_no in range(number, number + count):
                 await make_group(connection, run_id, group_no, dull)
             number += count
-            await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
+            await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
             await group_selection.consume_without_signal(connection, run_id, config.training)
             return await told_of(connection, run_id)
 
@@ -161,7 +167,7 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups in a row gave no step 1")
     async with database.begin() as connection:
-        assert await runs.resume(connection, run_id), "what was seen before is forgiven"
+        assert await runs.resume_run(connection, run_id), "what was seen before is forgiven"
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups")
 
@@ -178,9 +184,9 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
             number += 1
             if member:
                 await connection.execute(
-                    update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED)
+                    update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(state=GroupState.FAILED)
                 )
-            await connection.execute(update(Run).where(Run.run_id == run_id).values(next_group_no=number))
+            await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
             await group_selection.pause_where_all_fail(connection, run_id, config.training)
             return await told_of(connection, run_id)
 
@@ -191,7 +197,7 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
     paused = await view(**broken)
     assert paused == "paused 2 groups in a row got too few verdicts, most often grader_failed: no such program: tox"
     async with database.begin() as connection:
-        assert await runs.resume(connection, run_id), "what was seen before is forgiven"
+        assert await runs.resume_run(connection, run_id), "what was seen before is forgiven"
     assert await view(**broken) == "running"
 
 
@@ -215,7 +221,7 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
             "checkpoint_step": config.training.steps,
             "checkpoint_uri": "/checkpoint",
         }
-        await connection.execute(update(Run).where(Run.run_id == run_id).values(**values))
+        await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(**values))
     await ending
     assert await state() == "done"
     await activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE))
@@ -284,12 +290,16 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
     ids = await make(database, run_id, config, *groups)
     async with database.begin() as connection:
         rows = (
-            await connection.execute(select(RolloutGroup.id, RolloutGroup.task_id).where(RolloutGroup.id.in_(ids)))
+            await connection.execute(
+                select(RolloutGroupTable.id, RolloutGroupTable.task_id).where(RolloutGroupTable.id.in_(ids))
+            )
         ).all()
         task_of = {row.id: row.task_id for row in rows}
         await runs.set_task_order(connection, run_id, Purpose.TRAIN, [task_of[one] for one in reversed(ids)])
-        await connection.execute(update(RolloutGroup).where(RolloutGroup.id == ids[0]).values(started_step=5))
-        await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(ids[1:])).values(started_step=6))
+        await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == ids[0]).values(started_step=5))
+        await connection.execute(
+            update(RolloutGroupTable).where(RolloutGroupTable.id.in_(ids[1:])).values(started_step=6)
+        )
 
         async def chosen(published: int, count: int) -> list[int]:
             numbers = {task: number for number, task in enumerate(task_of[one] for one in ids)}
@@ -347,8 +357,8 @@ async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Dat
         database, run_id, make_config(), {"members": [{}, unclaimed, unclaimed | {"owner": "a workflow"}]}
     )
     async with database.begin() as connection:
-        await groups.cancel(connection, group_id)
-        ended = select(Rollout.outcome).where(Rollout.group_id == group_id).order_by(Rollout.member)
+        await groups.cancel_group(connection, group_id)
+        ended = select(RolloutTable.outcome).where(RolloutTable.group_id == group_id).order_by(RolloutTable.member)
         assert (await connection.execute(ended)).scalars().all() == ["graded", "cancelled", None, "graded"]
 
 
@@ -359,11 +369,17 @@ async def test_a_run_that_ends_early_leaves_no_group_that_nobody_will_end(databa
         database, run_id, make_config(), {"members": [unclaimed] * 4}, {"members": [at_work, unclaimed]}, {}
     )
     async with database.begin() as connection:
-        await connection.execute(update(RolloutGroup).where(RolloutGroup.id.in_(made[:2])).values(state="open"))
-        await groups.cancel_unstarted(connection, run_id)
-        states = select(RolloutGroup.state).where(RolloutGroup.run_id == run_id).order_by(RolloutGroup.group_no)
+        await connection.execute(
+            update(RolloutGroupTable).where(RolloutGroupTable.id.in_(made[:2])).values(state="open")
+        )
+        await groups.cancel_unstarted_groups(connection, run_id)
+        states = (
+            select(RolloutGroupTable.state)
+            .where(RolloutGroupTable.run_id == run_id)
+            .order_by(RolloutGroupTable.group_no)
+        )
         assert (await connection.execute(states)).scalars().all() == ["cancelled", "open", "ready"]
-        outcomes = select(Rollout.outcome).where(Rollout.group_id == made[0])
+        outcomes = select(RolloutTable.outcome).where(RolloutTable.group_id == made[0])
         assert set((await connection.execute(outcomes)).scalars()) == {"cancelled"}
 
 
@@ -405,12 +421,16 @@ async def test_nothing_is_planned_beyond_the_last_step_or_the_end(database: Data
     assert await plan(database, run_id, config) is None
     longer = make_config(training={"groups_per_step": 1, "steps": 2})
     async with database.begin() as connection:
-        await connection.execute(update(Run).where(Run.run_id == run_id).values(state="cancelled"))
+        await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(state="cancelled"))
     assert await plan(database, run_id, longer) is None
     async with database.begin() as connection:
-        states = select(RolloutGroup.state).where(RolloutGroup.run_id == run_id).order_by(RolloutGroup.group_no)
+        states = (
+            select(RolloutGroupTable.state)
+            .where(RolloutGroupTable.run_id == run_id)
+            .order_by(RolloutGroupTable.group_no)
+        )
         assert list((await connection.execute(states)).scalars()) == ["consumed", "ready"]
-        assert (await connection.execute(select(Rollout.id).where(Rollout.run_id == run_id))).all()
+        assert (await connection.execute(select(RolloutTable.id).where(RolloutTable.run_id == run_id))).all()
 
 
 async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baseline(
@@ -420,8 +440,8 @@ async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baselin
     config = make_config(training={"groups_per_step": 1})
     (group,) = await make(database, run_id, config, {})
     async with database.begin() as connection:
-        of_group = select(Rollout.id).where(Rollout.group_id == group)
-        lengths = await chains.longest(connection, list((await connection.execute(of_group)).scalars()))
+        of_group = select(RolloutTable.id).where(RolloutTable.group_id == group)
+        lengths = await chains.longest_chains(connection, list((await connection.execute(of_group)).scalars()))
     limit = sorted(lengths.values())[1]
     assert limit < max(lengths.values())
     training = config.training.model_copy(update={"bin_tokens": limit})

@@ -26,12 +26,12 @@ from engine.vllm_plugin import file_sha256
 from ratchet.payloads import SyncInput
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, PolicyVersion, Run
+from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
 from tests.integration.training.records import make_config, make_run
-from training.weight_broadcast import Push, described
+from training.weight_broadcast import WeightBroadcast, described
 
 CANARY = {"ids": [5, 6, 7], "logprobs": [-1.0, -2.0]}
 TENSORS = {"b": torch.zeros(2, 3, dtype=torch.bfloat16), "a": torch.ones(4)}
@@ -75,7 +75,7 @@ class Engines:
         self.addresses: list[str] = []
         self.ids: list[int] = []
 
-    async def publish(self, step: int) -> PolicyVersion:
+    async def publish(self, step: int) -> PolicyVersionTable:
         directory = self.root / "policies" / self.run_id / f"{step}.e1"
         directory.mkdir(parents=True)
         save_file(TENSORS, directory / "model.safetensors")
@@ -88,7 +88,7 @@ class Engines:
             "uri": str(directory),
         }
         async with self.database.begin() as connection:
-            await connection.execute(insert(PolicyVersion).values(**row, files=files, canary=CANARY))
+            await connection.execute(insert(PolicyVersionTable).values(**row, files=files, canary=CANARY))
             version = await runs.newest_version(connection, self.run_id, step)
         assert version is not None
         return version
@@ -105,10 +105,10 @@ class Engines:
                 except httpx.TransportError:
                     await asyncio.sleep(0.1)
         async with self.database.begin() as connection:
-            engine_id = await engines.register(connection, self.addresses[-1], "", {"started_at": 1.0})
+            engine_id = await engines.register_engine(connection, self.addresses[-1], "", {"started_at": 1.0})
             serving = {"state": EngineState.READY, "version": policy_version(self.run_id, 0, 1)}
             serving["heartbeat_at"] = func.now() + timedelta(hours=1)  # no wrapper is here to say that it lives
-            await connection.execute(update(Engine).where(Engine.id == engine_id).values(**serving))
+            await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
         self.ids.append(engine_id)
 
     async def ask(self, number: int, method: str, path: str, body: Any = None) -> Any:
@@ -123,7 +123,7 @@ class Engines:
 
     async def rows(self) -> list[tuple[EngineState, str | None]]:
         async with self.database.begin() as connection:
-            found = [await engines.get(connection, engine_id) for engine_id in self.ids]
+            found = [await engines.get_engine(connection, engine_id) for engine_id in self.ids]
         return [(row.state, row.version) for row in found if row is not None]
 
 
@@ -134,7 +134,7 @@ async def two(
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     await make_run(database, run_id, make_config())
     async with database.begin() as connection:
-        await connection.execute(update(Engine).values(state=EngineState.GONE))
+        await connection.execute(update(EngineTable).values(state=EngineState.GONE))
     found = Engines(database, run_id, tmp_path)
     try:
         await found.add()
@@ -149,7 +149,7 @@ async def two(
 async def test_all_engines_get_the_weights_by_one_broadcast(two: Engines) -> None:
     """The group is kept for the next version; a version that is there already is not sent again."""
     group = SocketGroup(two.addresses)
-    push = Push(group, two.root / "policies")
+    push = WeightBroadcast(group, two.root / "policies")
     for step in (1, 2):
         version = await two.publish(step)
         await push.send(two.database, version, keep_cache=False)
@@ -166,17 +166,19 @@ async def test_all_engines_get_the_weights_by_one_broadcast(two: Engines) -> Non
 
 async def test_an_engine_that_was_started_anew_joins_a_new_group(two: Engines) -> None:
     group = SocketGroup(two.addresses)
-    push = Push(group, two.root / "policies")
+    push = WeightBroadcast(group, two.root / "policies")
     await push.send(two.database, await two.publish(1), keep_cache=False)
     async with two.database.begin() as connection:
-        await connection.execute(update(Engine).where(Engine.id == two.ids[0]).values(details={"started_at": 2.0}))
+        await connection.execute(
+            update(EngineTable).where(EngineTable.id == two.ids[0]).values(details={"started_at": 2.0})
+        )
     await push.send(two.database, await two.publish(2), keep_cache=False)
     assert group.opened == [5, 5] and len(group.sent) == 2
 
 
 async def test_where_one_engine_drops_out_nothing_is_sent_and_the_others_read_the_files(two: Engines) -> None:
     group = SocketGroup(two.addresses)
-    push = Push(group, two.root / "policies")
+    push = WeightBroadcast(group, two.root / "policies")
     await push.send(two.database, await two.publish(1), keep_cache=False)
     version = await two.publish(2)
     await two.ask(0, "POST", "/script", {"pause": "die"})
@@ -196,7 +198,7 @@ async def test_a_group_that_fails_is_not_tried_again_and_no_engine_is_paused(two
             raise OSError("no route")
 
     group = Unreachable(two.addresses)
-    push = Push(group, two.root / "policies")
+    push = WeightBroadcast(group, two.root / "policies")
     for step in (1, 2):
         await push.send(two.database, await two.publish(step), keep_cache=False)
     assert group.opened == [5] and group.sent == []
@@ -210,7 +212,7 @@ async def test_an_engine_that_does_not_answer_keeps_nobody_from_the_weights(two:
     two.processes[0].wait()
     group = SocketGroup(two.addresses[1:])
     version = await two.publish(1)
-    await Push(group, two.root / "policies").send(two.database, version, keep_cache=False)
+    await WeightBroadcast(group, two.root / "policies").send(two.database, version, keep_cache=False)
     assert group.opened == [3] and len(group.sent) == 1
     assert await two.rows() == [
         (EngineState.READY, policy_version(two.run_id, 0, 1)),
@@ -229,7 +231,7 @@ async def test_a_broadcast_that_does_not_end_is_given_up_and_resumes_nobody(
         await two.ask(0, "POST", "/script", {"update": ending})
     group = SocketGroup(two.addresses[1:])
     group.may_end.clear()
-    push = Push(group, two.root / "policies")
+    push = WeightBroadcast(group, two.root / "policies")
     await push.send(two.database, await two.publish(1), keep_cache=False)
     assert push.given_up and len(group.sent) == 1
     assert {state for state, _ in await two.rows()} == {EngineState.SYNCING}
@@ -251,8 +253,8 @@ async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> No
     version = await two.publish(1)
     config = make_config(training={"weight_transport": "nccl"}).model_dump(mode="json")
     async with two.database.begin() as connection:
-        await connection.execute(update(Run).where(Run.run_id == two.run_id).values(config=config))
-        await learners.heartbeat(connection, two.run_id, 1, 1, learners.PUBLISHING, 1, {})
+        await connection.execute(update(RunTable).where(RunTable.run_id == two.run_id).values(config=config))
+        await learners.heartbeat_learner(connection, two.run_id, 1, 1, learners.PUBLISHING, 1, {})
     activities = Counted(two.database, RunConfigs(two.database, load_temporal_settings()))
     syncing = asyncio.create_task(
         ActivityEnvironment().run(activities.sync, SyncInput(run_id=two.run_id, step=1, engine_id=two.ids[0]))
@@ -261,7 +263,7 @@ async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> No
         await asyncio.wait_for(asked.acquire(), 60)
     assert not syncing.done() and (await two.rows())[0] == (EngineState.READY, policy_version(two.run_id, 0, 1))
     async with two.database.begin() as connection:
-        await learners.heartbeat(connection, two.run_id, 1, 1, "waiting for a plan", 2, {})
+        await learners.heartbeat_learner(connection, two.run_id, 1, 1, "waiting for a plan", 2, {})
     await syncing
     assert (await two.rows())[0] == (EngineState.READY, version.version)
 

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from ratchet.store import learners
 from ratchet.store.database import Database
 from ratchet.store.learners import LearnerRow
-from ratchet.store.schema import BatchItem
+from ratchet.store.schema import BatchItemTable
 from stack.ports import free_port
 from tests.integration.training.records import make_config, make_group, make_run, plan_ahead, states
 
@@ -155,12 +155,12 @@ class Service:
     async def ready(self, epoch: int) -> LearnerRow:
         async def holds() -> bool:
             async with self.database.begin() as connection:
-                row = await learners.get(connection, self.run_id)
+                row = await learners.get_learner(connection, self.run_id)
             return row is not None and row.epoch == epoch and row.phase == "waiting for a plan"
 
         await eventually(holds, f"the learner of epoch {epoch} is ready")
         async with self.database.begin() as connection:
-            row = await learners.get(connection, self.run_id)
+            row = await learners.get_learner(connection, self.run_id)
         assert row is not None
         return row
 
@@ -219,9 +219,9 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
     assert await service.process.wait() == 0
     async with database.begin() as connection:
         groups = list(
-            (await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars()
+            (await connection.execute(select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id))).scalars()
         )
-        assert run_id not in await learners.wanted(connection)
+        assert run_id not in await learners.runs_wanting_learner(connection)
     assert len(groups) == len(set(groups)) == 8
 
 

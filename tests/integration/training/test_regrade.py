@@ -11,11 +11,11 @@ from ratchet.config import RunConfig
 from ratchet.grading_payloads import RegradedInput, RegradedResult
 from ratchet.store import grades, rollouts
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, Chain, Rollout, RolloutGroup
+from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
-from training.planner import load_plan, load_sequences, plan_step
+from training.planner import load_plan_row, load_sequences, plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 
@@ -25,7 +25,7 @@ async def members_of(database: Database, group_id: int) -> list[int]:
         return list(
             (
                 await connection.execute(
-                    select(Rollout.id).where(Rollout.group_id == group_id).order_by(Rollout.member)
+                    select(RolloutTable.id).where(RolloutTable.group_id == group_id).order_by(RolloutTable.member)
                 )
             ).scalars()
         )
@@ -46,7 +46,7 @@ async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> R
         }
         patch_id = await rollouts.store_patch(connection, patch)
         rows = [verdict_row(rollout_id, patch_id, GRADERS["eval_cmd"], verdict, []) for verdict in verdicts]
-        given = [await grades.store(connection, row) for row in rows]
+        given = [await grades.store_grade(connection, row) for row in rows]
     return await activities.settle_regrade(
         RegradedInput(rollout_id=rollout_id, patch_id=patch_id, grade_ids=given, adopt=True)
     )
@@ -57,9 +57,11 @@ async def advantages(database: Database, run_id: str, config: RunConfig) -> list
     async with database.begin() as connection:
         step = await plan_step(connection, run_id, config)
         assert step is not None
-        planned = await load_plan(connection, run_id, step)
+        planned = await load_plan_row(connection, run_id, step)
         await connection.execute(
-            update(Batch).where(Batch.run_id == run_id, Batch.step == step).values(state=BatchState.STEPPED)
+            update(BatchTable)
+            .where(BatchTable.run_id == run_id, BatchTable.step == step)
+            .values(state=BatchState.STEPPED)
         )
     assert planned is not None
     return [member.advantage for member in sorted(planned.members, key=lambda member: member.rollout_id)]
@@ -75,10 +77,10 @@ async def test_the_next_step_is_made_of_the_new_verdict(database: Database, run_
     assert (result.adopted, result.solved) == (True, 1)
     assert await advantages(database, run_id, config) == [0.5, 0.5, -0.5, -0.5]
     async with database.begin() as connection:
-        planned = await load_plan(connection, run_id, 1)
+        planned = await load_plan_row(connection, run_id, 1)
     assert not (await regraded(database, members[2], SOLVED)).adopted, "its group has been used"
     async with database.begin() as connection:
-        assert await load_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
+        assert await load_plan_row(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
 
 
 async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database: Database, run_id: str) -> None:
@@ -90,7 +92,7 @@ async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database:
     assert (await regraded(database, members[1], REJECTED)).adopted
     async with database.begin() as connection:
         assert (
-            await connection.execute(select(Rollout.outcome).where(Rollout.id == members[1]))
+            await connection.execute(select(RolloutTable.outcome).where(RolloutTable.id == members[1]))
         ).scalar_one() == "rejected"
     found = await advantages(database, run_id, config)
     assert found == [0.75, -0.25, -0.25, -0.25] and found[1] <= found[2]
@@ -102,15 +104,17 @@ async def test_one_that_was_ended_without_chains_trains_on_its_turns(database: D
     await make_run(database, run_id, config)
     async with database.begin() as connection:
         group_id = await make_group(connection, run_id, 0, [0.0, 0.0, 0.0, 0.0])
-        swept = select(Rollout.id).where(Rollout.group_id == group_id, Rollout.member == 1).scalar_subquery()
-        await connection.execute(delete(Chain).where(Chain.rollout_id == swept))
+        swept = (
+            select(RolloutTable.id).where(RolloutTable.group_id == group_id, RolloutTable.member == 1).scalar_subquery()
+        )
+        await connection.execute(delete(ChainTable).where(ChainTable.rollout_id == swept))
         values = {"outcome": "infra_failed", "reward": None, "num_turns": 0, "num_trained_tokens": 0}
-        await connection.execute(update(Rollout).where(Rollout.id == swept).values(**values))
+        await connection.execute(update(RolloutTable).where(RolloutTable.id == swept).values(**values))
     members = await members_of(database, group_id)
     assert (await regraded(database, members[1], SOLVED)).adopted
     assert await advantages(database, run_id, config) == [-0.25, 0.75, -0.25, -0.25]
     async with database.begin() as connection:
-        row = (await connection.execute(select(Rollout).where(Rollout.id == members[1]))).one()
+        row = (await connection.execute(select(RolloutTable).where(RolloutTable.id == members[1]))).one()
         assert row.num_turns == 3 and row.num_trained_tokens > 0
         assert await load_sequences(connection, [members[1]], 0)
 
@@ -122,7 +126,7 @@ async def test_a_group_that_lacked_verdicts_is_trained_once_they_are_there(datab
     async with database.begin() as connection:
         group_id = await make_group(connection, run_id, 0, [0.0] * 4, members=[{}, missing, missing, missing])
         await connection.execute(
-            update(RolloutGroup).where(RolloutGroup.id == group_id).values(state=GroupState.FAILED)
+            update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(state=GroupState.FAILED)
         )
         assert await plan_step(connection, run_id, config) is None
     members = await members_of(database, group_id)

@@ -12,7 +12,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
-from ratchet.store.schema import Batch, BatchItem, Metric, Rollout, RolloutGroup, Run
+from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable, RunTable
 from stack import train_from_store
 from stack.parts import Stack
 from tests.integration.training.ranks import supervise
@@ -32,7 +32,11 @@ def settings_of(database: Database, run_id: str, home: Path) -> RankSettings:
 
 
 async def losses(database: Database, run_id: str) -> list[float]:
-    query = select(Metric.value).where(Metric.run_id == run_id, Metric.name == "loss").order_by(Metric.step)
+    query = (
+        select(MetricTable.value)
+        .where(MetricTable.run_id == run_id, MetricTable.name == "loss")
+        .order_by(MetricTable.step)
+    )
     async with database.begin() as connection:
         return list((await connection.execute(query)).scalars())
 
@@ -51,28 +55,34 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(
     await asyncio.to_thread(supervise, settings_of(database, source, home), 1, home / source)
 
     assert (
-        await train_from_store.create(
+        await train_from_store.create_stored_run(
             database, run_id, source, over(config, model, training=config.training.model_dump() | {"steps": 99}), "x"
         )
         == 4
     )
     async with database.begin() as connection:
-        assert run_id in await learners.wanted(connection)
-        assert run_id not in await runs.unfinished(connection), "no workflow is started for it"
-        assert run_id not in {one.version.partition("/")[0] for one in await engines.newest_published(connection)}
+        assert run_id in await learners.runs_wanting_learner(connection)
+        assert run_id not in await runs.unfinished_runs(connection), "no workflow is started for it"
+        assert run_id not in {
+            one.version.partition("/")[0] for one in await engines.newest_published_policies(connection)
+        }
     kills = [("plan", 1, 0), ("step", 2, 0), ("publish", 3, 0), ("save", 4, 0), ("commit", 4, 0)]
     assert await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id, kills) == 6
 
-    row = await asyncio.wait_for(train_from_store.watch(database, run_id, lambda line: None), 60)
+    row = await asyncio.wait_for(train_from_store.watch_stored_run(database, run_id, lambda line: None), 60)
     assert (row.state, row.step, row.source_run_id) == ("done", 4, source)
     assert row.epoch == 5, "done with the last commit: who came after that kill had nothing to take"
     assert await losses(database, run_id) == await losses(database, source)
     async with database.begin() as connection:
         last = [await runs.newest_version(connection, one) for one in (source, run_id)]
-        items = list((await connection.execute(select(BatchItem.group_id).where(BatchItem.run_id == run_id))).scalars())
-        names = set((await connection.execute(select(Metric.name).where(Metric.run_id == run_id))).scalars())
+        items = list(
+            (await connection.execute(select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id))).scalars()
+        )
+        names = set((await connection.execute(select(MetricTable.name).where(MetricTable.run_id == run_id))).scalars())
         assert (
-            await connection.execute(select(func.count()).select_from(Rollout).where(Rollout.run_id == run_id))
+            await connection.execute(
+                select(func.count()).select_from(RolloutTable).where(RolloutTable.run_id == run_id)
+            )
         ).scalar_one() == 0
     assert last[0] is not None and last[1] is not None
     weights = [[file["sha256"] for file in one.files if file["name"].endswith(".safetensors")] for one in last if one]
@@ -90,28 +100,36 @@ async def test_another_loss_on_the_same_groups(database: Database, model: Path, 
             await make_group(connection, run_id, number, rewards, step=3 * number)
     sft = over(config, model, loss={"preset": "sft"}, training=config.training.model_dump() | {"max_staleness": 0})
     for name, chosen in (("a", over(config, model)), ("b", sft)):
-        assert await train_from_store.create(database, run_id + name, run_id, chosen, "x") == 2
+        assert await train_from_store.create_stored_run(database, run_id + name, run_id, chosen, "x") == 2
     async with database.begin() as connection:
         uses = {}
         for name in "ab":
-            query = select(RolloutGroup.group_no, BatchItem.step, BatchItem.use).join(
-                BatchItem, BatchItem.group_id == RolloutGroup.id
+            query = select(RolloutGroupTable.group_no, BatchItemTable.step, BatchItemTable.use).join(
+                BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id
             )
             uses[name] = {
                 row[0]: (row[1], row[2])
-                for row in await connection.execute(query.where(BatchItem.run_id == run_id + name))
+                for row in await connection.execute(query.where(BatchItemTable.run_id == run_id + name))
             }
         states = list(
-            (await connection.execute(select(RolloutGroup.state).where(RolloutGroup.run_id == run_id))).scalars()
+            (
+                await connection.execute(select(RolloutGroupTable.state).where(RolloutGroupTable.run_id == run_id))
+            ).scalars()
         )
         members = (
-            (await connection.execute(select(Batch.members).where(Batch.run_id == run_id + "b").order_by(Batch.step)))
+            (
+                await connection.execute(
+                    select(BatchTable.members).where(BatchTable.run_id == run_id + "b").order_by(BatchTable.step)
+                )
+            )
             .scalars()
             .all()
         )
-        planned = (await connection.execute(select(Run.config).where(Run.run_id == run_id + "b"))).scalar_one()
-        assert await runs.newest_unfinished(connection, sft.digest(), run_id) == run_id + "b"
-        assert await runs.newest_unfinished(connection, sft.digest()) is None
+        planned = (
+            await connection.execute(select(RunTable.config).where(RunTable.run_id == run_id + "b"))
+        ).scalar_one()
+        assert await runs.newest_unfinished_run(connection, sft.digest(), run_id) == run_id + "b"
+        assert await runs.newest_unfinished_run(connection, sft.digest()) is None
     assert (
         uses["a"]
         == uses["b"]
@@ -134,10 +152,10 @@ async def test_the_command_s_half(
             await make_group(connection, run_id, number, [1.0, 0.0])
     said: list[str] = []
     stack, chosen = Stack(), over(config, model)
-    begun = await train_from_store.start(stack, chosen, "mine", run_id, False, said.append)
-    assert await train_from_store.start(stack, chosen, "mine", run_id, False, said.append) == begun
-    assert await train_from_store.start(stack, chosen, "mine", run_id, True, said.append) != begun
-    following = asyncio.create_task(train_from_store.follow(stack, begun, said.append))
+    begun = await train_from_store.start_stored_run(stack, chosen, "mine", run_id, False, said.append)
+    assert await train_from_store.start_stored_run(stack, chosen, "mine", run_id, False, said.append) == begun
+    assert await train_from_store.start_stored_run(stack, chosen, "mine", run_id, True, said.append) != begun
+    following = asyncio.create_task(train_from_store.train_from_store(stack, begun, said.append))
     await asyncio.to_thread(supervise, settings_of(database, begun, home), 1, home / begun)
     result = await asyncio.wait_for(following, 60)
     assert (result["run_id"], result["state"], result["summary"]) == (begun, "done", None)
@@ -154,10 +172,10 @@ async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_i
         "model_path": "",
     }
     async with database.begin() as connection:
-        await runs.create(connection, values | {"run_id": f"{runs.ADHOC}-{run_id}", "config_name": runs.ADHOC})
-        assert await runs.newest_unfinished(connection, config.digest()) is None
-        await runs.create(connection, values | {"run_id": run_id, "config_name": "test"})
-        assert await runs.newest_unfinished(connection, config.digest()) == run_id
+        await runs.create_run(connection, values | {"run_id": f"{runs.ADHOC}-{run_id}", "config_name": runs.ADHOC})
+        assert await runs.newest_unfinished_run(connection, config.digest()) is None
+        await runs.create_run(connection, values | {"run_id": run_id, "config_name": "test"})
+        assert await runs.newest_unfinished_run(connection, config.digest()) == run_id
 
 
 async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
@@ -166,9 +184,9 @@ async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
     config = make_config()
     await make_run(database, run_id, config, model, home / "policies")
     with pytest.raises(ConfigError, match="there is no run 'nobody'"):
-        await train_from_store.create(database, run_id + "x", "nobody", over(config, model), "x")
+        await train_from_store.create_stored_run(database, run_id + "x", "nobody", over(config, model), "x")
     with pytest.raises(ConfigError, match="has no group to train on"):
-        await train_from_store.create(database, run_id + "x", run_id, over(config, model), "x")
+        await train_from_store.create_stored_run(database, run_id + "x", run_id, over(config, model), "x")
     other = home / "other"
     shutil.copytree(model, other)
     make_tokenizer(other, vocab_size=420)
@@ -176,6 +194,6 @@ async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
     async with database.begin() as connection:
         await make_group(connection, run_id, 0, [1.0, 0.0])
     with pytest.raises(ConfigError, match="another tokenizer"):
-        await train_from_store.create(database, run_id + "x", run_id, over(config, other), "x")
+        await train_from_store.create_stored_run(database, run_id + "x", run_id, over(config, other), "x")
     async with database.begin() as connection:
-        assert await runs.get(connection, run_id + "x") is None
+        assert await runs.get_run(connection, run_id + "x") is None

@@ -25,7 +25,7 @@ from engine.client import EngineClient, Sampling
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.schema import Engine, Metric, PolicyVersion, Run
+from ratchet.store.schema import EngineTable, MetricTable, PolicyVersionTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
@@ -52,14 +52,14 @@ class Stage:
 
     async def row(self) -> engines.EngineRow:
         async with self.database.begin() as connection:
-            row = await engines.get(connection, self.engine_id)
+            row = await engines.get_engine(connection, self.engine_id)
         assert row is not None
         return row
 
     async def paused_until(self) -> datetime:
         async with self.database.begin() as connection:
             found = (
-                await connection.execute(select(Engine.paused_until).where(Engine.id == self.engine_id))
+                await connection.execute(select(EngineTable.paused_until).where(EngineTable.id == self.engine_id))
             ).scalar_one()
         assert found is not None
         return found
@@ -70,7 +70,9 @@ class Stage:
     async def metrics(self) -> dict[str, float]:
         async with self.database.begin() as connection:
             rows = await connection.execute(
-                select(Metric.name, Metric.value).where(Metric.run_id == self.run_id, Metric.step == 1)
+                select(MetricTable.name, MetricTable.value).where(
+                    MetricTable.run_id == self.run_id, MetricTable.step == 1
+                )
             )
             return {row[0]: row[1] for row in rows}
 
@@ -97,10 +99,10 @@ async def stage(
             files = [{"name": "model.safetensors", "sha256": "00", "bytes": 1}]
             row = {"uri": str(tmp_path / "policies" / run_id / f"{step}.e1"), "files": files}
             canary = {"ids": [5, 6, 7, 8, 9], "logprobs": logprobs}
-            await connection.execute(insert(PolicyVersion).values(**values, **row, canary=canary))
-        engine_id = await engines.register(connection, f"http://127.0.0.1:{port}", "", {"pid": 1})
+            await connection.execute(insert(PolicyVersionTable).values(**values, **row, canary=canary))
+        engine_id = await engines.register_engine(connection, f"http://127.0.0.1:{port}", "", {"pid": 1})
         serving = {"state": EngineState.READY, "version": policy_version(run_id, 0, 1)}
-        await connection.execute(update(Engine).where(Engine.id == engine_id).values(**serving))
+        await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
     yield Stage(database, run_id, client, engine_id, process)
     await client.aclose()
     process.kill()
@@ -130,7 +132,7 @@ async def test_an_engine_that_does_not_is_quarantined_with_the_reason(
     small = [old + 0.2 * (new - old) for old, new in zip(OLD, NEW, strict=True)]
     async with stage.database.begin() as connection:
         canary = {"ids": [5, 6, 7, 8, 9], "logprobs": small if scores == OLD else NEW}
-        statement = update(PolicyVersion).where(PolicyVersion.version == policy_version(stage.run_id, 1, 1))
+        statement = update(PolicyVersionTable).where(PolicyVersionTable.version == policy_version(stage.run_id, 1, 1))
         await connection.execute(statement.values(canary=canary))
     await stage.script(scores=scores)
     await stage.sync()
@@ -148,7 +150,7 @@ async def test_caches_are_cleared_unless_the_run_keeps_them(stage: Stage, engine
     """Kept or not, a new call shares no block with another version's: the adapter salts by version."""
     async with stage.database.begin() as connection:
         config = make_config(engine=engine).model_dump(mode="json")
-        await connection.execute(update(Run).where(Run.run_id == stage.run_id).values(config=config))
+        await connection.execute(update(RunTable).where(RunTable.run_id == stage.run_id).values(config=config))
     await stage.script(scores=NEW)
     await stage.sync()
     async with EngineClient(str(stage.client.base_url)) as client:
@@ -177,7 +179,7 @@ async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> N
     """Its machine is gone: nobody writes `gone` for it. Whenever it returns it catches up before it serves."""
     async with stage.database.begin() as connection:
         silent = {"heartbeat_at": func.now() - timedelta(minutes=5)}
-        await connection.execute(update(Engine).where(Engine.id == stage.engine_id).values(**silent))
+        await connection.execute(update(EngineTable).where(EngineTable.id == stage.engine_id).values(**silent))
     stage.process.kill()
     await stage.sync()
     assert (await stage.row()).version == policy_version(stage.run_id, 0, 1)

@@ -16,13 +16,13 @@ import orjson
 
 from adapter.conversation import Message, ToolCall
 from adapter.dialects.messages import MessagesDialect
-from adapter.prompt.preamble_cache import Heads
-from adapter.prompt.prompt_builder import Live, Prepared, Prompts
+from adapter.prompt.preamble_cache import PreambleCache
+from adapter.prompt.prompt_builder import LiveSession, PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import Reader
+from adapter.prompt.request_parser import RequestParser
 from adapter.settings import AdapterSettings
-from adapter.turns.routing import Router
-from adapter.turns.tree import Grown
+from adapter.turns.routing import EngineRouter
+from adapter.turns.tree import TurnGrowth
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -39,21 +39,23 @@ TOOLS = [
 DIALECT = MessagesDialect()
 
 
-class WithoutStore(Prompts):
+class WithoutStore(PromptBuilder):
     """Everything was asked of this process: there is nothing to load."""
 
-    async def load(self, live: Live) -> None:
+    async def load(self, live: LiveSession) -> None:
         live.loaded = True
 
 
 def prompts_of(renderer: Renderer) -> WithoutStore:
     database = Database("postgresql://nobody@127.0.0.1:1/none")
-    return WithoutStore(AdapterSettings(database_url="", model_path="."), database, renderer, Router(database))
+    return WithoutStore(AdapterSettings(database_url="", model_path="."), database, renderer, EngineRouter(database))
 
 
-def new_live() -> Live:
+def new_live() -> LiveSession:
     limits = {"max_context_tokens": 10**6, "max_response_tokens": 100}
-    return Live(SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), Reader(Heads()), loaded=True)
+    return LiveSession(
+        SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), RequestParser(PreambleCache()), loaded=True
+    )
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Client:
 
     # ------------------------------------------------------------ one call
 
-    async def ask(self) -> Prepared:
+    async def ask(self) -> PreparedCall:
         lane = self.rng.choice(["", "", "", "agent-1"])
         return await self.prompts.prepare(
             self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
@@ -135,7 +137,7 @@ class Client:
             return {"role": said.role, "content": blocks[0]["text"]}
         return {"role": said.role, "content": [*blocks[:-1], blocks[-1] | mark]}
 
-    def sample(self, prepared: Prepared) -> Said:
+    def sample(self, prepared: PreparedCall) -> Said:
         """An answer in ids that no tokenizer would choose, ended in one of the ways that models end, and its row in the tree."""
         self.number += 1
         tokens, rng = self.renderer.tokens, self.rng
@@ -155,7 +157,9 @@ class Client:
         message = Message("assistant", tokens.decode(ids), rng.choice(self.thoughts).format(self.number), calls)
         sampled = np.concatenate([ids, np.array(end, np.int32)])
         thinks = prepared.thinks or self.renderer.thinks(message)
-        grown = Grown(prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks)
+        grown = TurnGrowth(
+            prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks
+        )
         self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
         return Said("assistant", (message,), sampled)
 

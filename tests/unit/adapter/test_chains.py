@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.turns.chains import Chain, build_chains, is_trainable
+from adapter.turns.chains import TokenChain, build_chains, is_trainable
 from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
 
@@ -26,7 +26,7 @@ def turn(
     return TurnMeta(turn_id, parent, kept, suffix, sampled, fork_cause=cause, **values)  # type: ignore[arg-type]
 
 
-def shape(chain: Chain) -> list[tuple[int, bool, bool, int, int]]:
+def shape(chain: TokenChain) -> list[tuple[int, bool, bool, int, int]]:
     return [(span.turn_id, span.sampled, span.trained, span.start, span.length) for span in chain.spans]
 
 
@@ -156,7 +156,7 @@ def materialise(turns: list[TurnMeta]) -> dict[int, list[tuple[int, bool, int]]]
     return streams
 
 
-def expand(chain: Chain) -> list[tuple[int, bool, int]]:
+def expand(chain: TokenChain) -> list[tuple[int, bool, int]]:
     return [(span.turn_id, span.sampled, span.source_start + at) for span in chain.spans for at in range(span.length)]
 
 
@@ -164,7 +164,9 @@ def expand(chain: Chain) -> list[tuple[int, bool, int]]:
 def test_under_branch_every_provable_token_is_trained_exactly_once(turns: list[TurnMeta]) -> None:
     chains = build_chains(turns)
     streams = materialise(turns)
-    trained = [token for chain in chains for span in chain.spans if span.trained for token in expand(Chain(0, (span,)))]
+    trained = [
+        token for chain in chains for span in chain.spans if span.trained for token in expand(TokenChain(0, (span,)))
+    ]
     expected = {(one.id, True, at) for one in turns if is_trainable(one) for at in range(one.num_sampled)}
     assert len(trained) == len(set(trained)) and set(trained) == expected
     for chain in chains:

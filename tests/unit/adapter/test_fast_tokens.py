@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from adapter.prompt.fast_tokenizer import PATTERNS, FastTokens
-from adapter.prompt.tokenizer import Tokens
+from adapter.prompt.fast_tokenizer import PATTERNS, FastTokenizer
+from adapter.prompt.tokenizer import PolicyTokenizer
 from tests.standins.tiny_model import make_tokenizer
 
 
@@ -49,7 +49,7 @@ def test_every_code_point_in_the_places_that_patterns_look_at(tokenizer_json: st
     steps = json.loads(tokenizer_json)["pre_tokenizer"]
     steps["pretokenizers"][0]["pattern"]["Regex"] = pattern
     tokenizer, description = described(tokenizer_json, pre_tokenizer=steps)
-    fast = FastTokens(tokenizer, description)
+    fast = FastTokenizer(tokenizer, description)
     points = [chr(one) for one in range(0x110000) if not 0xD800 <= one < 0xE000]
     points = (
         points if "{1,3}" not in pattern else points[:0x3000]
@@ -76,13 +76,13 @@ def test_random_texts(tokenizer_json: str, seed: int, drawn: str) -> None:
     assert np.array_equal(fast.encode(text), ids_of(tokenizer, text))
 
 
-_KEPT: dict[str, tuple[Tokenizer, FastTokens]] = {}
+_KEPT: dict[str, tuple[Tokenizer, FastTokenizer]] = {}
 
 
-def _both(tokenizer_json: str) -> tuple[Tokenizer, FastTokens]:
+def _both(tokenizer_json: str) -> tuple[Tokenizer, FastTokenizer]:
     if tokenizer_json not in _KEPT:
         tokenizer, description = described(tokenizer_json)
-        _KEPT[tokenizer_json] = tokenizer, FastTokens(tokenizer, description)
+        _KEPT[tokenizer_json] = tokenizer, FastTokenizer(tokenizer, description)
     return _KEPT[tokenizer_json]
 
 
@@ -99,7 +99,7 @@ def test_a_token_that_merging_cannot_reach_is_left_out(tokenizer_json: str) -> N
         json.dumps(description), model=description["model"] | {"merges": description["model"]["merges"] + merges}
     )
     text = "qkx qkxj kxj"
-    assert np.array_equal(FastTokens(tokenizer, description).encode(text), ids_of(tokenizer, text))
+    assert np.array_equal(FastTokenizer(tokenizer, description).encode(text), ids_of(tokenizer, text))
     assert vocabulary["qkx"] not in ids_of(tokenizer, text)
 
 
@@ -125,22 +125,22 @@ def test_what_is_not_proven_is_not_used(tokenizer_json: str, changes: dict[str, 
     tokenizer, description = described(tokenizer_json, **changes)
     if why:
         with pytest.raises(ValueError, match=why):
-            FastTokens(tokenizer, description)
+            FastTokenizer(tokenizer, description)
     else:
         text = "e\u0301 é"
-        assert np.array_equal(FastTokens(tokenizer, description).encode(text), ids_of(tokenizer, text))
+        assert np.array_equal(FastTokenizer(tokenizer, description).encode(text), ids_of(tokenizer, text))
 
 
 def test_merges_out_of_order_are_not_used(tokenizer_json: str) -> None:
     model = json.loads(tokenizer_json)["model"]
     tokenizer, description = described(tokenizer_json, model=model | {"merges": model["merges"][::-1]})
     with pytest.raises(ValueError, match="order of its merges"):
-        FastTokens(tokenizer, description)
+        FastTokenizer(tokenizer, description)
 
 
 def test_long_runs_and_broken_text_go_to_the_other(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
-    tokens = Tokens(tmp_path)
+    tokens = PolicyTokenizer(tmp_path)
     assert tokens.slow_because is None
     for text in (
         " " * 300_000,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapter.conversation import Head, Message, Unit
+from adapter.conversation import Message, MessageRun, Preamble
 from adapter.prompt.renderer import Renderer
 from ratchet.errors import ConfigError
 from tests.unit.adapter.client import HOSTILE
@@ -29,11 +29,11 @@ def test_text_never_becomes_a_control_token(
 ) -> None:
     """As many turn starts as the template writes, whatever the texts say."""
     units = [
-        Unit.of([Message("user", question)]),
-        Unit.of([Message("assistant", answer)]),
-        Unit.of([Message("tool", result)]),
+        MessageRun.of([Message("user", question)]),
+        MessageRun.of([Message("assistant", answer)]),
+        MessageRun.of([Message("tool", result)]),
     ]
-    ids = renderer.full(Head.of(system, ()), units)
+    ids = renderer.full(Preamble.of(system, ()), units)
     start, end = (renderer.tokens.plain.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
     turns = 4 if system else 3
     assert int((ids == start).sum()) == turns + 1 and int((ids == end).sum()) == turns

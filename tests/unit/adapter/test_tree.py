@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapter.conversation import Message, ToolCall, Unit, extend_key
+from adapter.conversation import Message, MessageRun, ToolCall, extend_key
 from adapter.prompt.renderer import Renderer
 from adapter.turns.forks import cause_of, kind_of
-from adapter.turns.tree import Grown, Join, Tree
+from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.types import ForkCause, TurnKind
 from tests.unit.adapter.client import DIALECT, new_live, prompts_of
 
@@ -25,22 +25,22 @@ ANSWER = Message("assistant", "a")
 
 
 def grow(
-    tree: Tree,
+    tree: TurnTree,
     turn_id: int,
     prompt: np.ndarray,
     sampled: np.ndarray,
     answer: Message = ANSWER,
     lane: str = "",
     key: bytes = b"k",
-) -> Join:
+) -> AttachPoint:
     join = tree.join(prompt, None)
-    grown = Grown([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
+    grown = TurnGrowth([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
     tree.add(turn_id, join, tree.prompt(join, prompt[join.kept_tokens :]), sampled, grown)
     return join
 
 
 def test_streams_share_buffers_and_stay_what_they_were() -> None:
-    tree = Tree()
+    tree = TurnTree()
     grow(tree, 1, ids(1, 2), ids(3))
     grow(tree, 2, ids(1, 2, 3, 4), ids(5))
     grow(tree, 3, ids(1, 2, 3, 4, 5, 6), ids(7))
@@ -59,7 +59,7 @@ def test_streams_share_buffers_and_stay_what_they_were() -> None:
 def test_a_known_base_gives_the_same_join_as_a_search_of_everything() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        tree = Tree()
+        tree = TurnTree()
         for turn_id in range(1, 12):
             base = int(rng.integers(0, turn_id)) or None
             known = tree.stream(base) if base else ids()
@@ -70,12 +70,12 @@ def test_a_known_base_gives_the_same_join_as_a_search_of_everything() -> None:
 
 
 def test_an_answer_is_found_by_what_a_template_can_see() -> None:
-    tree = Tree()
+    tree = TurnTree()
     call = ToolCall("call_1", "bash", {"b": 1.0, "a": "x"})
     grow(tree, 1, ids(1), ids(2), Message("assistant", "t", "", (call,)))
 
     def found(message: Message) -> bool:
-        return tree.answered(b"k", Unit.of([message]), "") is not None
+        return tree.answered(b"k", MessageRun.of([message]), "") is not None
 
     assert found(Message("assistant", "t", "", (ToolCall("call_1", "bash", {"a": "x", "b": 1}),)))
     assert found(Message("assistant", " t\n", "", (ToolCall("other", "bash", {"a": "x", "b": 1}),)))
@@ -84,16 +84,18 @@ def test_an_answer_is_found_by_what_a_template_can_see() -> None:
 
 
 def test_equal_samples_are_told_apart_by_tool_ids_and_lane() -> None:
-    tree = Tree()
+    tree = TurnTree()
     for turn_id, (call_id, lane) in enumerate((("one", ""), ("two", ""), ("one", "agent")), start=1):
         grow(tree, turn_id, ids(1), ids(turn_id), Message("assistant", "", "", (ToolCall(call_id, "bash", {}),)), lane)
 
     def answered(call_id: str, lane: str) -> int | None:
-        return tree.answered(b"k", Unit.of([Message("assistant", "", "", (ToolCall(call_id, "bash", {}),))]), lane)
+        return tree.answered(
+            b"k", MessageRun.of([Message("assistant", "", "", (ToolCall(call_id, "bash", {}),))]), lane
+        )
 
     assert [answered("one", ""), answered("two", ""), answered("one", "agent")] == [1, 2, 3]
     assert answered("three", "") is None  # ambiguous without the id
-    assert tree.answers_like(b"k", Unit.of([Message("assistant", "", "", (ToolCall("three", "bash", {}),))]))
+    assert tree.answers_like(b"k", MessageRun.of([Message("assistant", "", "", (ToolCall("three", "bash", {}),))]))
 
 
 def user(text: str) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class Talk:
         ids = self.renderer.tokens.plain.encode(shown, add_special_tokens=False).ids
         sampled = np.array([*ids, *stop], np.int32)
         message = Message("assistant", answer, reasoning)
-        grown = Grown(
+        grown = TurnGrowth(
             prepared.new_keys,
             message,
             lane,
@@ -203,22 +205,28 @@ async def test_a_summary_of_all_but_the_last_exchange(renderer: Renderer) -> Non
     ("text", "kind"), [("fix it", TurnKind.MAIN), ("Generate a short title for this", TurnKind.AUXILIARY)]
 )
 def test_kinds(text: str, kind: TurnKind) -> None:
-    from adapter.conversation import Wishes
+    from adapter.conversation import RequestOptions
 
-    assert kind_of(Wishes("messages"), "", [Unit.of([Message("user", text)])]) is kind
+    assert kind_of(RequestOptions("messages"), "", [MessageRun.of([Message("user", text)])]) is kind
 
 
 def test_a_prompt_that_nothing_precedes_is_a_root() -> None:
-    tree, unit = Tree(), Unit.of([Message("user", "x")])
+    tree, unit = TurnTree(), MessageRun.of([Message("user", "x")])
     keys = [b"h", extend_key(b"h", unit.key)]
-    assert cause_of(tree, Join(None, 0), 3, "", [unit], keys, False) is ForkCause.ROOT
-    assert cause_of(tree, Join(None, 0), 3, "agent", [unit], keys, False) is ForkCause.SUB_AGENT
+    assert cause_of(tree, AttachPoint(None, 0), 3, "", [unit], keys, False) is ForkCause.ROOT
+    assert cause_of(tree, AttachPoint(None, 0), 3, "agent", [unit], keys, False) is ForkCause.SUB_AGENT
 
 
 def test_what_a_tool_returned_asks_for_nothing() -> None:
     """A file that quotes a request for a title or a summary makes no turn auxiliary, nor a compaction."""
-    from adapter.conversation import Wishes
+    from adapter.conversation import RequestOptions
 
     for text in ("Generate a short title for this", "create a detailed summary of the conversation"):
-        assert kind_of(Wishes("messages"), "", [Unit.of([Message("tool", text, tool_call_id="c")])]) is TurnKind.MAIN
-    assert kind_of(Wishes("messages"), "Write a short title", [Unit.of([Message("user", "x")])]) is TurnKind.AUXILIARY
+        assert (
+            kind_of(RequestOptions("messages"), "", [MessageRun.of([Message("tool", text, tool_call_id="c")])])
+            is TurnKind.MAIN
+        )
+    assert (
+        kind_of(RequestOptions("messages"), "Write a short title", [MessageRun.of([Message("user", "x")])])
+        is TurnKind.AUXILIARY
+    )

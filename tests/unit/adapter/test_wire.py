@@ -5,8 +5,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.prompt.ids_json import WireText
-from adapter.prompt.token_buffer import Stream
+from adapter.prompt.ids_json import IdsJson
+from adapter.prompt.token_buffer import TokenStream
 from engine.client import IdsText, Sampling, generate_body
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
@@ -19,7 +19,7 @@ def sent(text: IdsText) -> list[int]:
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 8), st.integers(0, 12), IDS), max_size=30))
 def test_text_is_the_ids(calls: list[tuple[str, int, int, list[int]]]) -> None:
     """Prompts that go on from any earlier one, or leave it, in lanes that take turns."""
-    text, streams, plain = WireText(), [Stream.of(np.zeros(0, np.int32))], [[]]
+    text, streams, plain = IdsJson(), [TokenStream.of(np.zeros(0, np.int32))], [[]]
     for lane, back, kept, new in calls:
         before = -1 - back % len(streams)
         length = min(kept, streams[before].length) if kept < 8 else streams[before].length

@@ -11,7 +11,7 @@ import pytest
 
 from activities.harnesses import agent_programs
 from ratchet.errors import ConfigError
-from stack.agent_programs import fetch, installed
+from stack.agent_programs import fetch_program, installed_programs
 
 SAYS = "#!/bin/sh\necho 9.9.9 from $0\n"
 
@@ -34,14 +34,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_native_tarball_becomes_a_layer_once(tmp_path: Path) -> None:
     environment = {"VIME_AGENT_CC_TARBALL": str(npm_tarball(tmp_path / "cc.tgz", {"claude": SAYS}))}
     program = agent_programs.claude_code_program(environment)
-    directory = fetch(program, print)
+    directory = fetch_program(program, print)
     said = subprocess.run([directory / "bin" / "claude"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("9.9.9 ")
     assert program.version == "9.9.9"
     before = directory.stat().st_mtime_ns
-    assert fetch(agent_programs.claude_code_program(environment), print) == directory
+    assert fetch_program(agent_programs.claude_code_program(environment), print) == directory
     assert directory.stat().st_mtime_ns == before
-    assert [found["directory"] for found in installed()] == [str(directory)]
+    assert [found["directory"] for found in installed_programs()] == [str(directory)]
     assert not [entry for entry in directory.parent.iterdir() if entry.is_dir() and entry != directory], (
         "a half-made layer was left"
     )
@@ -67,7 +67,7 @@ def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> N
     program = agent_programs.claude_code_program(
         {"VIME_AGENT_CC_TARBALL": str(script), "VIME_AGENT_NODE_TARBALL": str(node)}
     )
-    directory = fetch(program, print)
+    directory = fetch_program(program, print)
     inside = f"{agent_programs.BOX_AGENTS}/{program.directory_name}"
     assert f'exec {inside}/node/bin/node {inside}/package/cli.js "$@"' in (directory / "bin" / "claude").read_text()
     assert (directory / "node" / "bin" / "node").is_file()
@@ -78,5 +78,5 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": "/nowhere.tgz"})
     script = npm_tarball(tmp_path / "cc.tgz", {"cli.js": "console.log(1)"})
     with pytest.raises(ConfigError, match="VIME_AGENT_NODE_TARBALL"):
-        fetch(agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(script)}), print)
-    assert installed() == []
+        fetch_program(agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(script)}), print)
+    assert installed_programs() == []

@@ -6,7 +6,7 @@ import pytest
 
 from activities.harnesses.cli_exits import exit_of_error
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Wishes
+from adapter.conversation import RequestOptions
 from adapter.dialects.base import Dialect
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
@@ -24,7 +24,7 @@ from ratchet.types import AgentExit
     ("error", "kind"),
     [
         (TurnLimitError(50), AgentExit.TURN_LIMIT),
-        (PromptTooLongError(300, 200, Wishes("any")), AgentExit.CONTEXT_FULL),
+        (PromptTooLongError(300, 200, RequestOptions("any")), AgentExit.CONTEXT_FULL),
         (UnauthorisedError(), AgentExit.STARVED),
         (StoreUnavailableError("away"), AgentExit.STARVED),
     ],

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from activities.datasets.lints import lint_config, lint_rows
 from activities.graders.base import Verdict
 from activities.graders.log_parsers import parser
-from activities.graders.rewards import BY_NAME, Facts, reward
+from activities.graders.rewards import BY_NAME, RewardFacts, compute_reward
 from activities.graders.test_runner import _read
-from activities.regrade import spread
+from activities.regrade import reward_spread
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
-from ratchet.store.schema import Grade
+from ratchet.store.schema import GradeTable
 from training.advantage import advantages
 
-FACTS = Facts("done", 3, 100, 10, 1)
+FACTS = RewardFacts("done", 3, 100, 10, 1)
 COUNTS = st.tuples(st.integers(0, 5), st.integers(1, 5)).map(lambda pair: (min(pair), pair[1]))
 VERDICTS = st.builds(
     lambda solved, f2p, p2p: Verdict(solved, "", "", 1.0, fail_to_pass=f2p, pass_to_pass=p2p),
@@ -35,31 +35,31 @@ def verdict(
 
 def test_closed_forms() -> None:
     half = verdict(f2p=(1, 2), p2p=(4, 4))
-    assert [reward(name, half, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
+    assert [compute_reward(name, half, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
         0.0,
         0.5,
         pytest.approx(0.35),
     ]
     broke = verdict(f2p=(2, 2), p2p=(3, 4))
-    assert [reward(name, broke, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
+    assert [compute_reward(name, broke, FACTS)[0] for name in ("solved", "fraction", "weighted")] == [
         0.0,
         0.0,
         pytest.approx(0.45),
     ]
-    assert [reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in BY_NAME] == [
+    assert [compute_reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in BY_NAME] == [
         1.0,
         1.0,
         pytest.approx(1.0),
     ]
-    assert reward("fraction", half, FACTS)[1] == {"solved": 0.0, "fail_to_pass": 0.5, "pass_to_pass_kept": 1.0}
+    assert compute_reward("fraction", half, FACTS)[1] == {"solved": 0.0, "fail_to_pass": 0.5, "pass_to_pass_kept": 1.0}
 
 
-def pays_for_cheating(verdict: Verdict, facts: Facts) -> tuple[float, dict[str, float]]:
+def pays_for_cheating(verdict: Verdict, facts: RewardFacts) -> tuple[float, dict[str, float]]:
     """A user's function that gets it wrong."""
     return (2.0 if verdict.rejected else float(verdict.solved)), {"turns": float(facts.num_turns)}
 
 
-def not_finite(verdict: Verdict, facts: Facts) -> tuple[float, dict[str, float]]:
+def not_finite(verdict: Verdict, facts: RewardFacts) -> tuple[float, dict[str, float]]:
     return float("nan"), {}
 
 
@@ -71,8 +71,8 @@ def test_a_rejected_rollout_is_never_better_off_than_one_that_solved_nothing(
     """Whatever the group, the baseline and the tests that passed on the way: both stand in it, and cheating never pays."""
     from dataclasses import replace
 
-    cheat, _ = reward(function, replace(seen, rejected=True, rule="rule"), FACTS)
-    honest, _ = reward(function, replace(seen, solved=False, fail_to_pass=(0, 1), pass_to_pass=(0, 1)), FACTS)
+    cheat, _ = compute_reward(function, replace(seen, rejected=True, rule="rule"), FACTS)
+    honest, _ = compute_reward(function, replace(seen, solved=False, fail_to_pass=(0, 1), pass_to_pass=(0, 1)), FACTS)
     values = advantages([cheat, honest, *others], baseline, "")  # type: ignore[arg-type]
     assert cheat <= honest and values[0] <= values[1] + 1e-9
     assert fmean([cheat, honest, *others]) <= fmean([honest, honest, *others]) + 1e-9
@@ -82,23 +82,23 @@ def test_a_function_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "own_rewards", sys.modules[__name__])
-    assert reward("own_rewards:pays_for_cheating", verdict(True), FACTS) == (1.0, {"turns": 3.0})
-    assert reward("own_rewards:pays_for_cheating", verdict(rejected=True), FACTS)[0] == 0.0
+    assert compute_reward("own_rewards:pays_for_cheating", verdict(True), FACTS) == (1.0, {"turns": 3.0})
+    assert compute_reward("own_rewards:pays_for_cheating", verdict(rejected=True), FACTS)[0] == 0.0
     with pytest.raises(ConfigError, match="must be finite"):
-        reward("own_rewards:not_finite", verdict(), FACTS)
+        compute_reward("own_rewards:not_finite", verdict(), FACTS)
     with pytest.raises(ConfigError, match="none of solved, fraction, weighted"):
-        reward("solvd", verdict(), FACTS)
+        compute_reward("solvd", verdict(), FACTS)
 
 
-def grade(solved: bool, rejected: bool = False) -> Grade:
-    return Grade(solved=solved, rejected=rejected)
+def grade(solved: bool, rejected: bool = False) -> GradeTable:
+    return GradeTable(solved=solved, rejected=rejected)
 
 
 def test_the_spread_of_repeated_verdicts() -> None:
     yes, no, cheat = grade(True), grade(False), grade(False, True)
-    assert (spread([yes, no, yes]).decisive, spread([yes, no, yes]).solved) == (yes, 2)
-    assert spread([yes, no]).decisive is no, "a draw is not solved"
-    assert spread([yes, yes, cheat]).decisive is cheat
+    assert (reward_spread([yes, no, yes]).decisive, reward_spread([yes, no, yes]).solved) == (yes, 2)
+    assert reward_spread([yes, no]).decisive is no, "a draw is not solved"
+    assert reward_spread([yes, yes, cheat]).decisive is cheat
 
 
 LOGS = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.datasets.bug_planting import plant, sites
+from activities.datasets.bug_planting import find_sites, plant_bug
 from activities.datasets.package_recipes import gold_patch
 from ratchet.errors import DatasetError
 
@@ -41,7 +41,7 @@ class Box:
 
 
 def edit(operator: str, function: str = "first", index: int = 0) -> str:
-    planted = plant(SOURCE, operator, function, index).decode().splitlines()
+    planted = plant_bug(SOURCE, operator, function, index).decode().splitlines()
     changed = [line.strip() for line, old in zip(planted, SOURCE.decode().splitlines(), strict=True) if line != old]
     assert len(changed) == 1
     return changed[0]
@@ -66,14 +66,14 @@ def test_each_operator() -> None:
 
 
 def test_docs_signatures_and_module_level_stay() -> None:
-    lines = {site.line for site in sites(SOURCE)}
+    lines = {site.line for site in find_sites(SOURCE)}
     assert lines.isdisjoint({1, 2, 5, 6, 19, 21})
-    assert all(b"{total + 1}" in site.apply(SOURCE) for site in sites(SOURCE))
+    assert all(b"{total + 1}" in site.apply(SOURCE) for site in find_sites(SOURCE))
 
 
 def test_a_site_that_is_not_there() -> None:
     with pytest.raises(DatasetError, match="no site slice 7 in first"):
-        plant(SOURCE, "slice", "first", 7)
+        plant_bug(SOURCE, "slice", "first", 7)
 
 
 STANDARD = [
@@ -85,11 +85,11 @@ STANDARD = [
 @pytest.mark.parametrize("path", STANDARD, ids=lambda path: path.stem)
 def test_every_site_of_real_code_is_another_program(path: Path) -> None:
     source = path.read_bytes()
-    whole, found = ast.dump(ast.parse(source)), list(sites(source))
+    whole, found = ast.dump(ast.parse(source)), list(find_sites(source))
     assert len(found) > 20 and len({(site.operator, site.function, site.index) for site in found}) == len(found)
     for site in found[:: max(1, len(found) // 60)]:
         assert ast.dump(ast.parse(site.apply(source))) != whole, site
-        assert plant(source, site.operator, site.function, site.index) == site.apply(source)
+        assert plant_bug(source, site.operator, site.function, site.index) == site.apply(source)
 
 
 _LINE = st.sampled_from(["a", "b = 1", "", "ü", "tab\t", "cr\r", "form\x0c", "x\u2028y"])

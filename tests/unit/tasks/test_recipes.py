@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from activities.datasets.archives import File, packed
-from activities.datasets.bug_planting import plant
+from activities.datasets.archives import File, pack_archive
+from activities.datasets.bug_planting import plant_bug
 from activities.datasets.formats import check_rows
 from activities.datasets.package_recipes import read_recipes, write_rows
 from activities.datasets.package_sources import source_archive
@@ -31,7 +31,7 @@ FILES = {
 
 
 def published(files: dict[str, bytes]) -> bytes:
-    return base64.b64decode(packed({f"half-1.0/{name}": File(content) for name, content in files.items()}))
+    return base64.b64decode(pack_archive({f"half-1.0/{name}": File(content) for name, content in files.items()}))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def recipe(**changes: Any) -> dict[str, Any]:
     bug = {
         "label": "half-1.0-x", "file": "src/half.py", "operator": "arithmetic", "function": "half", "index": 0,
-        "sha256": hashlib.sha256(plant(CODE, "arithmetic", "half", 0)).hexdigest(), "fail_to_pass": ["tests/test_half.py::test_half"],
+        "sha256": hashlib.sha256(plant_bug(CODE, "arithmetic", "half", 0)).hexdigest(), "fail_to_pass": ["tests/test_half.py::test_half"],
     }  # fmt: skip
     digest = hashlib.sha256(published(FILES)).hexdigest()
     base = {

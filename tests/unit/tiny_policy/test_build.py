@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ratchet.errors import MachineError, UserError
 from stack.tiny_policy.bug_tasks import FAMILIES, endless_tasks, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
-from stack.tiny_policy.settings import Recipe, recipe_digest
+from stack.tiny_policy.settings import TinyPolicySettings, settings_digest
 
-TOY = Recipe(
+TOY = TinyPolicySettings(
     num_threads=1,
     num_layers=1,
     num_tokenizer_transcripts=100,
@@ -40,7 +40,7 @@ def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) ->
     again = make_tiny_policy(tmp_path / "a", 5, said.append, TOY)
     assert again == first
     assert "there already" in said[-1]
-    assert make_tiny_policy(tmp_path / "b", 5, said.append, TOY).recipe == recipe_digest(TOY)
+    assert make_tiny_policy(tmp_path / "b", 5, said.append, TOY).recipe == settings_digest(TOY)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
 
@@ -83,15 +83,15 @@ def test_foreign_content_is_not_replaced(tmp_path: Path) -> None:
 def test_gates(clean_exact: float, solve_rate: float, complaint: str | None) -> None:
     report = TinyPolicyReport("d", 0, 1, 1, clean_exact, solve_rate, 0.5, 1.0)
     if complaint is None:
-        check_gates(report, Recipe())
+        check_gates(report, TinyPolicySettings())
     else:
         with pytest.raises(UserError, match=complaint):
-            check_gates(report, Recipe())
+            check_gates(report, TinyPolicySettings())
 
 
 def test_the_recipe_digest_follows_the_numbers() -> None:
-    assert recipe_digest(Recipe()) == recipe_digest(Recipe())
-    assert recipe_digest(Recipe()) != recipe_digest(Recipe(learning_rate=1e-3))
+    assert settings_digest(TinyPolicySettings()) == settings_digest(TinyPolicySettings())
+    assert settings_digest(TinyPolicySettings()) != settings_digest(TinyPolicySettings(learning_rate=1e-3))
 
 
 def test_the_warm_start_never_sees_a_task_of_the_dataset() -> None:

@@ -123,9 +123,9 @@ def gradient(
     """Of the whole model, flat, as an update would see it. Needs a process group; a collective."""
     from torch.distributed.tensor import DTensor
 
-    from training.learner import Learner
+    from training.learner import RankLearner
 
-    learner = Learner(model, config)
+    learner = RankLearner(model, config)
     learner.accumulate(sequences, {member.rollout_id: member for member in plan.members})
     parts = []
     for parameter in learner.policy.parameters():

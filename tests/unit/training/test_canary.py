@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import canary
-from engine.canary import as_row, judge
+from engine.canary import canary_row, judge_canary
 from tests.unit.training.cuts import make_config, make_plan, make_rollouts
 
 IDS = list(range(40))
@@ -24,7 +24,7 @@ OLD = around(np.full(39, -3.0), 1.0, seed=1)
 @pytest.mark.parametrize("noise", [0.0003, 0.01])
 def test_an_engine_that_took_the_update_is_believed_however_small_it_was(moved: float, noise: float) -> None:
     new = around(OLD, moved, seed=2)
-    verdict = judge(around(new, noise, seed=3), as_row(IDS, new), as_row(IDS, OLD))
+    verdict = judge_canary(around(new, noise, seed=3), canary_row(IDS, new), canary_row(IDS, OLD))
     assert verdict.reason is None
     assert verdict.mean_gap == pytest.approx(noise * math.sqrt(2 / math.pi), rel=0.5)
 
@@ -32,13 +32,13 @@ def test_an_engine_that_took_the_update_is_believed_however_small_it_was(moved: 
 @pytest.mark.parametrize("moved", [0.005, 0.03, 0.5])
 def test_an_update_that_silently_did_nothing_is_seen(moved: float) -> None:
     new = around(OLD, moved, seed=2)
-    reason = judge(around(OLD, 0.0003, seed=3), as_row(IDS, new), as_row(IDS, OLD)).reason
+    reason = judge_canary(around(OLD, 0.0003, seed=3), canary_row(IDS, new), canary_row(IDS, OLD)).reason
     assert reason is not None and ("still serves" in reason or "differ" in reason)
 
 
 @pytest.mark.parametrize("answer", [OLD + 0.3, np.full(39, np.nan, dtype=np.float32)])
 def test_other_weights_are_seen_without_knowing_which(answer: np.ndarray) -> None:
-    assert judge(answer, as_row(IDS, OLD), None).reason is not None
+    assert judge_canary(answer, canary_row(IDS, OLD), None).reason is not None
 
 
 @pytest.mark.usefixtures("alone")
@@ -46,10 +46,10 @@ def test_the_learners_canary_is_what_its_published_files_say(model: Path, tmp_pa
     import torch
     from transformers import AutoModelForCausalLM
 
-    from training.learner import Learner
+    from training.learner import RankLearner
 
     rollouts = make_rollouts(6)
-    learner = Learner(model, make_config())
+    learner = RankLearner(model, make_config())
     before = learner.canary()
     learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
     learner.publish(tmp_path / "1.e1")
@@ -65,5 +65,5 @@ def test_the_learners_canary_is_what_its_published_files_say(model: Path, tmp_pa
             .log_softmax(-1)
         )
     answer = published.gather(-1, ids[0, 1:, None])[:, 0].numpy()
-    assert judge(answer, row, before).reason is None
-    assert judge(np.array(before["logprobs"], dtype=np.float32), row, before).reason is not None
+    assert judge_canary(answer, row, before).reason is None
+    assert judge_canary(np.array(before["logprobs"], dtype=np.float32), row, before).reason is not None

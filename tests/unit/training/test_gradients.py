@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.policy_files import describe_files
 from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, rank
-from training.learner import Learner
+from training.learner import RankLearner
 from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
 from training.prefix_tree import Segment
@@ -130,7 +130,7 @@ def test_logprobs_are_those_of_the_model_on_each_chain_alone(model: Path, temper
             logprobs = (plain(ids[None]).logits[0, :-1] / temperature).log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
         one.behaviour[1:] = np.where(one.mask[1:], logprobs.numpy(), 0)
         sequences.append(one)
-    sums = Learner(model, make_config()).accumulate(
+    sums = RankLearner(model, make_config()).accumulate(
         sequences, {member.rollout_id: member for member in make_plan(make_rollouts(5), "token_mean").members}
     )
     metrics = token_metrics(sums.as_list())
@@ -143,7 +143,7 @@ def test_what_is_published_is_what_was_trained(model: Path, tmp_path: Path) -> N
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    learner = Learner(model, make_config())
+    learner = RankLearner(model, make_config())
     rollouts = make_rollouts(6)
     result = learner.step(
         make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
@@ -179,7 +179,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(model: Path, tmp_path: Path) -> None:
     """Tied embeddings, moments and schedule included; written while the next steps change them."""
     rollouts = make_rollouts(7)
     plan, sequences = make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
-    first, second = Learner(model, make_config()), Learner(model, make_config())
+    first, second = RankLearner(model, make_config()), RankLearner(model, make_config())
     first.step(plan, sequences)
     writing = first.save_later(str(tmp_path / "checkpoint"))
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_checkpoint_leaves_as_what_was_published(model: Path, tmp_path: Path) 
     from training.policy_export import export_checkpoint
 
     rollouts = make_rollouts(7)
-    learner = Learner(model, make_config())
+    learner = RankLearner(model, make_config())
     learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
     learner.save_later(str(tmp_path / "checkpoint")).result()
     export_checkpoint(model, str(tmp_path / "checkpoint"), tmp_path / "exported")
@@ -203,9 +203,9 @@ def test_a_checkpoint_leaves_as_what_was_published(model: Path, tmp_path: Path) 
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model: Path, tmp_path: Path) -> None:
-    learner = Learner(model, make_config())
+    learner = RankLearner(model, make_config())
     learner.save_later(str(tmp_path / "checkpoint")).result()
-    other = Learner(make_architecture("Qwen3ForCausalLM", tmp_path), make_config())
+    other = RankLearner(make_architecture("Qwen3ForCausalLM", tmp_path), make_config())
     with pytest.raises(ValueError, match=r"is a checkpoint of another model: (only the|.* has shape)"):
         other.load(str(tmp_path / "checkpoint"))
     (tmp_path / "checkpoint" / ".metadata").unlink()
@@ -230,7 +230,7 @@ def test_an_architecture_that_changes_its_logits_is_refused(model: Path, tmp_pat
     config.final_logit_softcapping = 0.5
     Gemma2ForCausalLM(config).save_pretrained(tmp_path / "capped")
     with pytest.raises(ValueError, match="changes its logits"):
-        Learner(tmp_path / "capped", make_config())
+        RankLearner(tmp_path / "capped", make_config())
 
 
 TINY = {
@@ -309,5 +309,5 @@ def test_where_a_tree_would_be_wrong_it_is_refused_with_the_reason(
 ) -> None:
     path = make_architecture(name, tmp_path, **more)
     with pytest.raises(ValueError, match=rf"training.packing: tree cannot be used: .*{reason}"):
-        Learner(path, make_config(packing="tree"))
-    assert Learner(path, make_config(packing="auto")).packing == "padded"
+        RankLearner(path, make_config(packing="tree"))
+    assert RankLearner(path, make_config(packing="auto")).packing == "padded"

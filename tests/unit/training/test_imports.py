@@ -6,9 +6,19 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["advantage", "reducers", "batch", "packing", "prefix_tree", "weights"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "training.advantage",
+        "training.token_weights",
+        "training.planner",
+        "training.packing",
+        "training.prefix_tree",
+        "engine.policy_files",
+    ],
+)
 def test_no_torch_and_no_ray(module: str) -> None:
-    program = f"import sys, training.{module}; print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    program = f"import sys, {module}; print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
         == "[]"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ratchet.config import PRESETS as CONFIGURED
+from ratchet.config import LOSS_PRESETS as CONFIGURED
 from ratchet.config import LossConfig, RunConfig
-from training.loss import PRESETS, Tokens, bounds, find_loss, token_loss
+from training.loss import LOSS_PRESETS, TokenBatch, clip_bounds, find_loss, token_loss
 
 PER_TOKEN = ["grpo", "dr_grpo", "dapo", "cispo", "tis", "icepop", "sft"]
 
@@ -19,8 +19,8 @@ def knobs(preset: str) -> LossConfig:
     return LossConfig(preset=preset, clip_low=0.2, clip_high=0.28, mask_low=0.5, mask_high=5.0, ratio_cap=5.0)
 
 
-def tokens(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, turns: list[int] | None = None) -> Tokens:
-    return Tokens(logprobs, behaviour, advantages, torch.tensor(turns or [0] * len(logprobs)))
+def tokens(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, turns: list[int] | None = None) -> TokenBatch:
+    return TokenBatch(logprobs, behaviour, advantages, torch.tensor(turns or [0] * len(logprobs)))
 
 
 def closed_form(preset: str, logprob: float, ratio: float, advantage: float) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def closed_form(preset: str, logprob: float, ratio: float, advantage: float) -> 
 
 
 def test_every_preset_is_tested_and_configured() -> None:
-    assert set(PRESETS) == {*PER_TOKEN, "gspo", "seq_mis"} == set(CONFIGURED)
+    assert set(LOSS_PRESETS) == {*PER_TOKEN, "gspo", "seq_mis"} == set(CONFIGURED)
 
 
 @pytest.mark.parametrize("preset", PER_TOKEN)
@@ -93,7 +93,7 @@ def test_seq_mis_is_the_product_of_the_turn_or_nothing(log_ratio: float, kept: b
     product = math.exp(2 * log_ratio) if kept else 0.0
     assert loss.tolist() == pytest.approx([product * 0.5, product * 1.0, 1.5])
     assert logprobs.grad.tolist() == pytest.approx([-product * 0.5, -product * 0.5, -0.5])
-    assert bounds(given, knobs("seq_mis"))[1].tolist() == [not kept, not kept, False]
+    assert clip_bounds(given, knobs("seq_mis"))[1].tolist() == [not kept, not kept, False]
 
 
 @given(
@@ -118,7 +118,7 @@ def test_gradients_are_finite_differences(preset: str, drawn: list[tuple[float, 
     assert torch.autograd.gradcheck(loss, logprobs.requires_grad_(), eps=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "sft"])
+@pytest.mark.parametrize("preset", [preset for preset in LOSS_PRESETS if preset != "sft"])
 def test_on_policy_all_presets_are_the_policy_gradient(preset: str) -> None:
     logprobs = torch.tensor([-1.0, -3.0], requires_grad=True)
     advantages = torch.tensor([0.5, -0.25])
@@ -129,11 +129,11 @@ def test_on_policy_all_presets_are_the_policy_gradient(preset: str) -> None:
     assert logprobs.grad.tolist() == pytest.approx((-advantages).tolist())
 
 
-def squared(given: Tokens, loss: LossConfig) -> Tensor:
+def squared(given: TokenBatch, loss: LossConfig) -> Tensor:
     return given.logprobs**2 * loss.ratio_cap
 
 
-def scalar(given: Tokens, loss: LossConfig) -> Tensor:
+def scalar(given: TokenBatch, loss: LossConfig) -> Tensor:
     return given.logprobs.sum()
 
 

@@ -24,7 +24,7 @@ from training.metrics import (
     token_metrics,
 )
 from training.plan_types import TrainingSequence
-from training.policy_model import Work
+from training.policy_model import ForwardWork
 
 
 def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
@@ -119,7 +119,7 @@ def test_the_update_norm_is_how_far_the_weights_went(decay: float) -> None:
 
 def test_flops_are_those_of_the_layers_that_a_token_meets() -> None:
     """A toy counted by hand: two layers of 10x10, a vocabulary of 100 tied to its head, four heads of five."""
-    work = Work(body=200, head=1000, per_pair=12 * 2 * 4 * 5)
+    work = ForwardWork(body=200, head=1000, per_pair=12 * 2 * 4 * 5)
     assert work.flops(num_tokens=30, num_predictions=8, num_pairs=500) == 6 * (200 * 30 + 1000 * 8) + 480 * 500
     found = speed_metrics({"chain_tokens": 60.0, "computed_tokens": 30.0, "tflop": 4.0}, 2.0, 2, 2e12)
     assert found == {"chain_tokens_per_second": 30, "computed_tokens_per_second": 15, "tflop_per_second": 2, "mfu": 0.5}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.packing import Packing, deal, make_bins
+from training.packing import Packing, make_bins, split_among_ranks
 from training.plan_types import TrainingSequence
 from training.prefix_tree import build_tree, depth_first, shared_tokens
 
@@ -66,7 +66,7 @@ def test_every_trained_token_once_within_the_budget(
     drawn: list[tuple[list[int], float]], bin_tokens: int, num_ranks: int, packing: Packing, pair_cost: float
 ) -> None:
     sequences = [sequence(rollout, ids, temperature) for rollout, (ids, temperature) in enumerate(drawn)]
-    shares = deal(sequences, num_ranks, packing, pair_cost)
+    shares = split_among_ranks(sequences, num_ranks, packing, pair_cost)
     assert len(shares) == num_ranks
     seen = []
     for share in shares:
@@ -92,7 +92,7 @@ def test_what_is_shared_is_computed_once_whatever_rollout_it_belongs_to() -> Non
     chains = [
         sequence(2 * task + n, [*system, *[100 + task] * 10, *[200 + n] * 5]) for task in range(3) for n in range(2)
     ]
-    (bin,) = make_bins(deal(chains, 1, "tree", 0.0)[0], 1000, "tree")
+    (bin,) = make_bins(split_among_ranks(chains, 1, "tree", 0.0)[0], 1000, "tree")
     assert bin.ids.size == 50 + 3 * 10 + 6 * 5
     assert bin.num_chain_tokens == 6 * 65
     assert len({segment.parent for segment in bin.segments or []}) == 1 + 1 + 3
@@ -100,14 +100,14 @@ def test_what_is_shared_is_computed_once_whatever_rollout_it_belongs_to() -> Non
 
 def test_a_tree_larger_than_a_bin_is_split_by_its_leaves() -> None:
     chains = [sequence(n, [*range(50), *[100 + n] * 10]) for n in range(6)]
-    bins = make_bins(deal(chains, 1, "tree", 0.0)[0], 80, "tree")
+    bins = make_bins(split_among_ranks(chains, 1, "tree", 0.0)[0], 80, "tree")
     assert [bin.ids.size for bin in bins] == [80, 80], "three leaves each; the path above them is computed again"
 
 
 def test_ranks_get_equal_work_by_flops_and_not_by_tokens() -> None:
     chains = [sequence(0, list(range(400))), *(sequence(n, [n] * 40) for n in range(1, 30))]
-    by_tokens = deal(chains, 2, "packed", 0.0)
-    by_flops = deal(chains, 2, "packed", 0.05)
+    by_tokens = split_among_ranks(chains, 2, "packed", 0.0)
+    by_flops = split_among_ranks(chains, 2, "packed", 0.05)
     assert [sum(len(one.ids) for one in share) for share in by_tokens] == pytest.approx([780, 780], abs=40)
     rank_of_long = next(n for n, share in enumerate(by_flops) if any(len(one.ids) == 400 for one in share))
     assert sum(len(one.ids) for one in by_flops[rank_of_long]) < 560

@@ -57,7 +57,7 @@ def test_loss_and_gradients_agree(
     preset: str, knobs: dict[str, Any], options: dict[str, Any], micro_batch: int, model: Path, tmp_path: Path
 ) -> None:
     from tests.benchmarks._trl import TrlStep
-    from training.learner import Learner
+    from training.learner import RankLearner
 
     config = RunConfig.model_validate(
         {
@@ -76,7 +76,7 @@ def test_loss_and_gradients_agree(
     members = {member.rollout_id: member for member in plan.members}
     theirs = TrlStep(model, tmp_path, micro_batch, 8, **options)
     their_loss = theirs.gradients(theirs.batch(chains, members))
-    learner = Learner(model, config)
+    learner = RankLearner(model, config)
     our_loss = learner.accumulate(chains, members).loss
     ours = np.concatenate([parameter.grad.full_tensor().flatten().numpy() for parameter in learner.policy.parameters()])
     expected = theirs.gradient().numpy()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.vllm_plugin import checked_paths, file_sha256, tensors
+from engine.vllm_plugin import checked_paths, file_sha256, read_tensors
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def digests(root: Path, names: list[str]) -> list[str]:
 
 
 def test_all_shards_load_once_all_digests_are_right(tmp_path: Path, shards: list[str]) -> None:
-    found = dict(tensors(checked_paths(tmp_path, shards, digests(tmp_path, shards))))
+    found = dict(read_tensors(checked_paths(tmp_path, shards, digests(tmp_path, shards))))
     assert {name: float(value.mean()) for name, value in found.items()} == {"layer.1": 1.0, "layer.2": 2.0}
 
 
