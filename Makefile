@@ -32,12 +32,12 @@ check: environment
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy && $(RUN)/lint-imports
 
 test: setup
-	@$(RUN)/pytest tests/unit tests/replay tests/integration --ignore tests/integration/loop -m "not slow"
+	@$(RUN)/pytest tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
 
 # Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents. A broken stack fails each
 # test after minutes, so the third failure is the last that is waited for.
 e2e: setup
-	@$(RUN)/pytest --maxfail 3 tests/integration/loop
+	@$(RUN)/pytest --maxfail 3 tests/integration/workflows
 	@$(RUN)/pytest --maxfail 3 tests/e2e
 
 # The real vLLM's weight update and a killed rank under the real Ray, each alone: ten minutes, by hand.

@@ -16,7 +16,7 @@ from sandbox_gateway.wire_errors import RefusalError
 _BOOT_SECONDS = 30.0
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
-    "from sandbox_gateway.boxd.fork_server import main; main(int(sys.argv[2]), sys.argv[3])"
+    "from sandbox_gateway.boxd.fork_server import run_fork_server; run_fork_server(int(sys.argv[2]), sys.argv[3])"
 )
 
 
@@ -27,7 +27,7 @@ class ForkServer:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        checkout = Path(__file__).resolve().parents[3]
+        checkout = Path(__file__).resolve().parents[1]
         # -I -S: nothing of the user's environment, and no site-packages, in what runs as root beside a box.
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), self._bubblewrap]
         self._process = subprocess.Popen(

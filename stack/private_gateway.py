@@ -23,8 +23,8 @@ from sandbox_gateway.settings import GatewaySettings
 from stack.ports import free_port
 
 _SERVE = (
-    "import sys; from sandbox_gateway.serve import serve;"
-    "from sandbox_gateway.settings import GatewaySettings; serve(GatewaySettings.model_validate_json(sys.argv[1]))"
+    "import sys; from sandbox_gateway.serve import serve_gateway;"
+    "from sandbox_gateway.settings import GatewaySettings; serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0

@@ -1,7 +1,11 @@
 """What holds for every test: property tests try the same examples on every machine, and take the time that they need."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+from tests.standins.tiny_model import make_tokenizer, make_weights
 
 settings.register_profile("ratchet", derandomize=True, deadline=None)
 settings.load_profile("ratchet")
@@ -9,5 +13,14 @@ settings.load_profile("ratchet")
 
 @pytest.fixture(scope="session")
 def own_environment() -> dict[str, str]:
-    """Variables of the loop's services (tests/integration/loop/conftest.py) beside those of their stack; a folder overrides it."""
+    """Variables of the loop's services (tests/integration/workflows/conftest.py) beside those of their stack; a folder overrides it."""
     return {}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model with tied embeddings and a tokenizer of 400 entries."""
+    directory = tmp_path_factory.mktemp("model")
+    make_tokenizer(directory, vocab_size=400)
+    make_weights(directory)
+    return directory

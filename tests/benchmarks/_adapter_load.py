@@ -118,9 +118,7 @@ async def _postgres() -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
         port = free_port()
-        program = (
-            "import sys, pathlib; from stack.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-        )
+        program = "import sys, pathlib; from stack.postgres import run_postgres; run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
         async with _process("-c", program, f"{directory}/data", str(port)):
             await ensure_database(port)
             await asyncio.to_thread(migrate, database_url(port))

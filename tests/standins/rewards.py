@@ -1,7 +1,7 @@
 """A run's own reward functions as people write them.
 
 Why here: they are named by import path, as a config names them.
-Called by: `tests/integration/loop/test_rollout.py`.
+Called by: `tests/integration/workflows/test_rollout.py`.
 """
 
 from activities.graders.base import Verdict

@@ -29,15 +29,14 @@ from tests.integration.adapter.conftest import (  # noqa: F401  # fixtures
     ScriptedEngine,
     adapter_process,
     adapter_settings,
-    home,
     model_dir,
     open_rollout,
-    postgres_url,
     register,
     renderer,
     shared_engine,
 )
 from tests.integration.adapter.test_dialects import stream_of
+from tests.integration.conftest import postgres_url  # noqa: F401  # a fixture
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from activities.sandboxes import base
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.harnesses.conftest import require_program
-from tests.integration.loop.conftest import Loop
+from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -22,9 +22,9 @@ from activities.sandboxes.base import BoxLimits, Sandbox
 from activities.sandboxes.docker import DockerProvider
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from stack.parts import Stack
-from tests.integration.loop.conftest import home, loop, model  # noqa: F401  # fixtures
-from tests.integration.sandboxes import image_files
-from tests.integration.sandboxes.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
+from tests.integration.sandbox_gateway import image_files
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
+from tests.integration.workflows.conftest import home, loop, model  # noqa: F401  # fixtures
 
 START_SECONDS = 120.0
 _POLICY = Path("/usr/sbin/policy-rc.d")

@@ -16,8 +16,8 @@ from activities.sandboxes.base import BoxLimits, Sandbox
 from activities.sandboxes.docker import DockerProvider
 from ratchet.errors import SandboxBusyError
 from tests.e2e.sandboxes.conftest import docker, egress
-from tests.integration.sandboxes.conftest import ADAPTER_ANSWER, NUM_REPEATS_BIG, eventually, make_box
-from tests.integration.sandboxes.contract import *  # noqa: F403
+from tests.integration.sandbox_gateway.conftest import ADAPTER_ANSWER, NUM_REPEATS_BIG, eventually, make_box
+from tests.integration.sandbox_gateway.contract import *  # noqa: F403
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.sandboxes.conftest import docker
-from tests.integration.loop.conftest import Loop
-from tests.integration.loop.test_rollout import PRE, call, finish
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_rollout import PRE, call, finish
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 MEMORY = "$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes)"

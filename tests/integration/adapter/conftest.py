@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,57 +23,14 @@ from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
 from ratchet.store.database import Database
-from ratchet.store.schema import Base, EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
+from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
-from stack.postgres import database_url, ensure_database
 from tests.standins.tiny_model import make_tokenizer
 
 
 @pytest.fixture(scope="session")
-def home() -> Iterator[Path]:
-    """Not below pytest's own directory, which other sessions of pytest clear away under a running server (seen)."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-adapter-", ignore_cleanup_errors=True) as directory:
-        Path(directory).chmod(0o755)  # the embedded server runs as a user of its own
-        yield Path(directory)
-
-
-@pytest.fixture(scope="session")
-def postgres_url(home: Path) -> Iterator[str]:
-    data, port = home / "data", free_port()
-    program = "import sys, pathlib; from stack.postgres import run; run(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-    server = subprocess.Popen(
-        [sys.executable, "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-    async def prepare() -> None:
-        await ensure_database(port, timeout_seconds=600)
-        database = Database(database_url(port))
-        async with database.begin() as conn:
-            await conn.run_sync(Base.metadata.create_all)
-        await database.close()
-
-    try:
-        asyncio.run(prepare())
-        yield database_url(port)
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-@pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[Database]:
-    """An empty store."""
-    database = Database(postgres_url)
-    async with database.begin() as conn:
-        names = ", ".join(f'"{table.name}"' for table in Base.metadata.sorted_tables)
-        await conn.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY CASCADE")
-    yield database
-    await database.close()
-
-
-@pytest.fixture(scope="session")
-def model_dir(home: Path) -> Path:
-    directory = home / "model"
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
     make_tokenizer(directory)
     return directory
 

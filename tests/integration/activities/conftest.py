@@ -1,0 +1,102 @@
+"""A real gateway, and a judge: a patch in, the verdict of a fresh box out, by the same code as the stage `grade`.
+
+Why here: these tests are about what earns a reward, and only real boxes, real git and a real pytest can tell.
+Called by: pytest.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.grade import judge_patch
+from activities.graders.base import Verdict
+from activities.graders.integrity import Finding
+from activities.graders.registry import GRADERS
+from activities.sandboxes.base import Sandbox
+from ratchet.config import RunConfig
+from ratchet.errors import MachineError
+from ratchet.store.tasks import TaskRow
+from sandbox_gateway import machine_probe
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.settings import GatewaySettings
+from stack.ports import free_port
+from tests.integration.activities import shop
+from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, provider_of
+
+EVAL_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def grading_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    try:
+        machine_probe.require_sandbox_support()
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    settings = GatewaySettings(
+        root_directory=tmp_path_factory.mktemp("grading"),
+        api_key=API_KEY,
+        port=free_port(),
+        max_boxes=16,
+        memory_bytes=512 << 20,
+        max_processes=160,
+        layers={PYTHON_LAYER_PATH: ensure_python_layer(default_cache_directory())},
+    )
+    gateway = GatewayProcess(settings)
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.kill_all_boxes()
+        gateway.end()
+
+
+@pytest.fixture
+async def box(grading_gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
+    provider = provider_of(grading_gateway)
+    async with await provider.create(
+        "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+async def second_box(grading_gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
+    provider = provider_of(grading_gateway)
+    async with await provider.create(
+        "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    ) as made:
+        yield made
+
+
+def config(eval_seconds: float = EVAL_SECONDS, **grading: Any) -> RunConfig:
+    limits = {"eval_seconds": eval_seconds, "workspace_seconds": 300}
+    return RunConfig.model_validate({"datasets": [{"path": "unused"}], "grading": grading, "limits": limits})
+
+
+Judge = Callable[..., Awaitable[tuple[Verdict, list[Finding]]]]
+
+
+@pytest.fixture
+def judged(box: Sandbox) -> Judge:
+    """Grades a patch on a task in a fresh box."""
+
+    async def run(task: TaskRow, patch: bytes, **options: Any) -> tuple[Verdict, list[Finding]]:
+        return await judge_patch(box, GRADERS[task.grader], task, None, patch, config(**options))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def test_patch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shop.hidden_patch(tmp_path_factory.mktemp("hidden"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """An empty directory for the patch's repository."""
+    directory = tmp_path / "tree"
+    directory.mkdir()
+    return directory

@@ -1,0 +1,53 @@
+"""The tables of docs/integrity.md, made from the rules and from the suite itself.
+
+Why here: a list of attacks that is written by hand is true on the day it is written.
+Called by: a person, as `python -m tests.integration.activities.tables`, and the test that holds the page against it.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from activities.graders.integrity_rules import TAMPERED, table
+from tests.integration.activities.attacks import ATTACKS, Attack
+
+PAGE = Path(__file__).parents[3] / "docs" / "integrity.md"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _answer(attack: Attack) -> str:
+    if not attack.rule:
+        return "not solved"
+    return f"rejected: `{attack.rule}`" if attack.rule == TAMPERED else f"`{attack.rule}`"
+
+
+def rules() -> str:
+    rows = table()
+    return _markdown(
+        list(rows[0]), [[f"`{value}`" if name == "files" else value for name, value in row.items()] for row in rows]
+    )
+
+
+def attacks() -> str:
+    rows = [
+        [str(number), one.name, ", ".join(one.graders), _answer(one)] for number, one in enumerate(ATTACKS, start=1)
+    ]
+    return _markdown(["", "attack", "graders", "what it gets"], rows)
+
+
+def filled(page: str) -> str:
+    for name, text in (("rules", rules()), ("attacks", attacks())):
+        block = f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
+        page, count = re.subn(
+            rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL
+        )  # type: ignore[misc]
+        assert count == 1, name
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))

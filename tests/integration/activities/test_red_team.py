@@ -1,0 +1,42 @@
+"""Every attack of `attacks.py` on the real gateway, with each grader it aims at. None may earn a reward; each named rule must be named."""
+
+from pathlib import Path
+
+import pytest
+
+from activities.graders.rewards import RewardFacts, compute_reward
+from tests.integration.activities import shop
+from tests.integration.activities.attacks import ATTACKS, Attack
+from tests.integration.activities.conftest import Judge
+from tests.integration.activities.tables import PAGE, filled
+
+pytestmark = pytest.mark.timeout(1800)
+CASES = [pytest.param(attack, grader, id=f"{attack.name}-{grader}") for attack in ATTACKS for grader in attack.graders]
+FACTS = RewardFacts("done", 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("attack", "grader"), CASES)
+async def test_no_reward(judged: Judge, tree: Path, test_patch: str, attack: Attack, grader: str) -> None:
+    spec = {"eval_cmd": attack.command} if attack.command else {}
+    patch = shop.diff(tree, attack.edits, attack.executable)
+    assert patch, "the attack changes nothing"
+    verdict, findings = await judged(shop.task(grader, test_patch, **spec), patch, eval_seconds=attack.seconds)
+    assert not verdict.solved, (verdict.reason, verdict.log)
+    for name in ("solved", "fraction", "weighted"):
+        won, _ = compute_reward(name, verdict, FACTS)
+        lost, _ = compute_reward(
+            name, verdict.__class__(False, "", "", 0.0, tests={}, fail_to_pass=(0, 2), pass_to_pass=(1, 1)), FACTS
+        )
+        assert won <= lost, f"the reward {name} of {won} is above an honest failure's {lost}"
+    assert not attack.rule or attack.rule in {verdict.rule, *(finding.rule for finding in findings)}, (
+        verdict.reason,
+        findings,
+    )
+
+
+def test_there_are_enough() -> None:
+    assert len(ATTACKS) >= 30 and len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+
+
+def test_the_page_lists_them() -> None:
+    assert filled(PAGE.read_text()) == PAGE.read_text(), "run `python -m tests.integration.activities.tables`"

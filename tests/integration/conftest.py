@@ -1,0 +1,62 @@
+"""One real Postgres for all integration tests of a session, and an empty store for each test."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from ratchet.store.database import Database
+from ratchet.store.schema import Base
+from stack.ports import free_port
+from stack.postgres import database_url, ensure_database
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of a new server with the tables of the schema.
+
+    Its data directory is outside pytest's base directory, because another pytest session clears that one while the
+    server runs.
+    """
+    port = free_port()
+    program = "import sys, pathlib; from stack.postgres import run_postgres; run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+
+    async def create_tables() -> None:
+        await ensure_database(port, timeout_seconds=600)
+        database = Database(database_url(port))
+        async with database.begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        await database.close()
+
+    with tempfile.TemporaryDirectory(prefix="ratchet-postgres-", ignore_cleanup_errors=True) as directory:
+        Path(directory).chmod(0o755)  # the embedded server runs as a user of its own
+        command = [sys.executable, "-c", program, f"{directory}/data", str(port)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            asyncio.run(create_tables())
+            yield database_url(port)
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    """A connection pool on the shared server, with every table empty."""
+    database = Database(postgres_url)
+    async with database.begin() as connection:
+        names = ", ".join(f'"{table.name}"' for table in Base.metadata.sorted_tables)
+        await connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY CASCADE")
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """An id for a run of this test's own."""
+    return f"test-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,204 @@
+"""`learn.sync` against an engine that behaves as scripted: who is believed, who is quarantined, what a death leaves behind.
+
+The real vLLM's half is in tests/integration/engine/test_vllm_plugin.py.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, insert, select, update
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.learning import LearnActivities
+from activities.run_configs import RunConfigs
+from engine.client import EngineClient, Sampling
+from ratchet.payloads import SyncInput
+from ratchet.store import engines
+from ratchet.store.database import Database
+from ratchet.store.schema import EngineTable, MetricTable, PolicyVersionTable, RunTable
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import EngineState, policy_version
+from stack.ports import free_port
+from tests.integration.training.records import make_config, make_run
+
+OLD, NEW = [-1.0, -2.0, -3.0, -4.0], [-1.2, -2.1, -2.7, -4.1]
+
+
+@dataclass
+class Stage:
+    """A run whose step 1 is published, and one engine that serves step 0."""
+
+    database: Database
+    run_id: str
+    client: httpx.AsyncClient
+    engine_id: int
+    process: "subprocess.Popen[bytes]"
+
+    async def sync(self) -> None:
+        activities = LearnActivities(self.database, RunConfigs(self.database, load_temporal_settings()))
+        await ActivityEnvironment().run(
+            activities.sync, SyncInput(run_id=self.run_id, step=1, engine_id=self.engine_id)
+        )
+
+    async def row(self) -> engines.EngineRow:
+        async with self.database.begin() as connection:
+            row = await engines.get_engine(connection, self.engine_id)
+        assert row is not None
+        return row
+
+    async def paused_until(self) -> datetime:
+        async with self.database.begin() as connection:
+            found = (
+                await connection.execute(select(EngineTable.paused_until).where(EngineTable.id == self.engine_id))
+            ).scalar_one()
+        assert found is not None
+        return found
+
+    async def script(self, **values: Any) -> None:
+        (await self.client.post("/script", json=values)).raise_for_status()
+
+    async def metrics(self) -> dict[str, float]:
+        async with self.database.begin() as connection:
+            rows = await connection.execute(
+                select(MetricTable.name, MetricTable.value).where(
+                    MetricTable.run_id == self.run_id, MetricTable.step == 1
+                )
+            )
+            return {row[0]: row[1] for row in rows}
+
+
+@pytest.fixture
+async def stage(
+    database: Database, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stage]:
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+    await make_run(database, run_id, make_config())
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)])
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+    async with asyncio.timeout(300):
+        while True:
+            try:
+                await client.get("/health")
+                break
+            except httpx.TransportError:
+                await asyncio.sleep(0.1)
+    async with database.begin() as connection:
+        for step, logprobs in ((0, OLD), (1, NEW)):
+            values = {"version": policy_version(run_id, step, 1), "run_id": run_id, "step": step, "epoch": 1}
+            files = [{"name": "model.safetensors", "sha256": "00", "bytes": 1}]
+            row = {"uri": str(tmp_path / "policies" / run_id / f"{step}.e1"), "files": files}
+            canary = {"ids": [5, 6, 7, 8, 9], "logprobs": logprobs}
+            await connection.execute(insert(PolicyVersionTable).values(**values, **row, canary=canary))
+        engine_id = await engines.register_engine(connection, f"http://127.0.0.1:{port}", "", {"pid": 1})
+        serving = {"state": EngineState.READY, "version": policy_version(run_id, 0, 1)}
+        await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
+    yield Stage(database, run_id, client, engine_id, process)
+    await client.aclose()
+    process.kill()
+    process.wait()
+
+
+async def test_an_engine_that_answers_as_the_learner_does_is_ready(stage: Stage) -> None:
+    await stage.script(scores=[value + 0.01 for value in NEW])
+    await stage.sync()
+    row = await stage.row()
+    assert (row.state, row.version) == (EngineState.READY, policy_version(stage.run_id, 1, 1))
+    said = await stage.metrics()
+    assert said["canary_gap_mean"] == pytest.approx(0.01, rel=0.01)
+    assert 0 < said["sync_pause_seconds"] < said["sync_first_token_seconds"] < said["sync_seconds"]
+    assert not (await stage.client.get("/is_paused")).json()["is_paused"]
+    await stage.sync()  # again is harmless: by version
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [(OLD, "still serves the weights before"), ([value - 1 for value in NEW], "differ from the learner's by 1.000")],
+)
+async def test_an_engine_that_does_not_is_quarantined_with_the_reason(
+    stage: Stage, scores: list[float], reason: str
+) -> None:
+    """The update went through, the label is new, and it silently did nothing; or something else."""
+    small = [old + 0.2 * (new - old) for old, new in zip(OLD, NEW, strict=True)]
+    async with stage.database.begin() as connection:
+        canary = {"ids": [5, 6, 7, 8, 9], "logprobs": small if scores == OLD else NEW}
+        statement = update(PolicyVersionTable).where(PolicyVersionTable.version == policy_version(stage.run_id, 1, 1))
+        await connection.execute(statement.values(canary=canary))
+    await stage.script(scores=scores)
+    await stage.sync()
+    row = await stage.row()
+    assert row.state is EngineState.QUARANTINED
+    assert reason in row.details["canary"]["reason"] and row.details["pid"] == 1
+    async with stage.database.begin() as connection:
+        assert row.id not in [one.id for one in await engines.ready_engines(connection)]
+    await stage.sync()
+    assert (await stage.row()).state is EngineState.QUARANTINED, "only its wrapper brings it back"
+
+
+@pytest.mark.parametrize(("engine", "cleared"), [({}, "true"), ({"keep_cache": True}, "false")])
+async def test_caches_are_cleared_unless_the_run_keeps_them(stage: Stage, engine: dict[str, Any], cleared: str) -> None:
+    """Kept or not, a new call shares no block with another version's: the adapter salts by version."""
+    async with stage.database.begin() as connection:
+        config = make_config(engine=engine).model_dump(mode="json")
+        await connection.execute(update(RunTable).where(RunTable.run_id == stage.run_id).values(config=config))
+    await stage.script(scores=NEW)
+    await stage.sync()
+    async with EngineClient(str(stage.client.base_url)) as client:
+        await client.generate([5, 6], Sampling(1, 1.0), "turn-1", (await stage.row()).version)
+    seen = (await stage.client.get("/calls")).json()
+    assert seen["pauses"] == [{"mode": "keep", "clear_cache": cleared}]
+    expected = blake2b(policy_version(stage.run_id, 1, 1).encode(), digest_size=16).hexdigest()
+    assert [call["salt"] for call in seen["calls"]] == [expected]
+
+
+@pytest.mark.parametrize("ending", ["die", "refuse"])
+async def test_an_update_that_fails_never_resumes_the_engine(stage: Stage, ending: str) -> None:
+    """Killed in mid-update, or a digest that does not fit: the lease stays, no call is routed there, the wrapper takes over."""
+    await stage.script(update=ending)
+    with pytest.raises(ApplicationError) as caught:
+        await stage.sync()
+    assert caught.value.type == "EngineUnavailableError" and not caught.value.non_retryable
+    row = await stage.row()
+    assert row.state is EngineState.SYNCING and row.pause_seconds_left is not None and row.pause_seconds_left > 0
+    assert row.version == policy_version(stage.run_id, 0, 1)
+    if ending == "refuse":
+        assert (await stage.client.get("/is_paused")).json()["is_paused"]
+
+
+async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> None:
+    """Its machine is gone: nobody writes `gone` for it. Whenever it returns it catches up before it serves."""
+    async with stage.database.begin() as connection:
+        silent = {"heartbeat_at": func.now() - timedelta(minutes=5)}
+        await connection.execute(update(EngineTable).where(EngineTable.id == stage.engine_id).values(**silent))
+    stage.process.kill()
+    await stage.sync()
+    assert (await stage.row()).version == policy_version(stage.run_id, 0, 1)
+
+
+async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrapper takes over a pause whose lease has run out: two loads at once would leave unknown weights."""
+    monkeypatch.setattr("engine.weight_update.PAUSE_SECONDS", 2.0)
+    await stage.script(scores=NEW, update="hold")
+    syncing = asyncio.create_task(stage.sync())
+    async with asyncio.timeout(60):
+        while (await stage.row()).state is not EngineState.SYNCING:
+            await asyncio.sleep(0.05)
+    first = await stage.paused_until()
+    async with asyncio.timeout(60):
+        while await stage.paused_until() <= first + timedelta(seconds=2):  # longer than the lease it began with
+            assert not syncing.done()
+            await asyncio.sleep(0.05)
+    await stage.client.post("/release", json={"hold": "update"})
+    await syncing
+    row = await stage.row()
+    assert (row.state, row.version) == (EngineState.READY, policy_version(stage.run_id, 1, 1))

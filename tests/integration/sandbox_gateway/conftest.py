@@ -1,0 +1,241 @@
+"""A real gateway for the sandbox tests: a process of its own on a free loopback port, with real boxes.
+
+Why here: these tests are about processes that outlive each other, so nothing of them may run inside pytest.
+Called by: pytest.
+"""
+
+import asyncio
+import http.server
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from activities.sandboxes.base import Sandbox, SandboxProvider
+from activities.sandboxes.e2b import E2BProvider
+from ratchet.errors import MachineError
+from sandbox_gateway import machine_probe
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.settings import GatewaySettings
+from stack.ports import free_port
+
+pytest.register_assert_rewrite("tests.integration.sandbox_gateway.contract")
+
+API_KEY = "e2b_" + "0" * 40
+CHECKOUT = Path(__file__).resolve().parents[3]
+DEADLINE_SECONDS = 120.0
+ADAPTER_ANSWER = b"the adapter"
+NUM_REPEATS_BIG = 1_000_000
+_SERVE = (
+    "import sys; from sandbox_gateway.serve import serve_gateway;"
+    "from sandbox_gateway.settings import GatewaySettings; serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
+)
+
+
+class GatewayProcess:
+    """One gateway over one root directory; it can be killed and started again."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", _SERVE, self.settings.model_dump_json()]
+        self._process = subprocess.Popen(command, cwd=CHECKOUT, start_new_session=True)
+        until = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            assert self._process.poll() is None, "the gateway ended at start"
+            assert time.monotonic() < until, "the gateway does not answer"
+            try:
+                httpx.get(f"{self.url}/health", trust_env=False)
+                return
+            except httpx.TransportError:
+                time.sleep(0.02)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(timeout=DEADLINE_SECONDS)
+        self._process = None
+
+    def kill_fork_server(self) -> None:
+        """Its only child; boxes have left it. Returns when it is dead: the gateway can see it."""
+        assert self._process is not None
+        (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        watched = os.pidfd_open(int(child))
+        os.kill(int(child), signal.SIGKILL)
+        select.select([watched], [], [], DEADLINE_SECONDS)
+        os.close(watched)
+
+    def kill_all_boxes(self) -> None:
+        if self._process is None:
+            self.start()
+        for row in self.call("GET", "/v2/sandboxes").json():
+            self.call("DELETE", f"/sandboxes/{row['sandboxID']}")
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"X-API-KEY": API_KEY, **options.pop("headers", {})}
+        return httpx.request(
+            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
+        )
+
+    def call_box(self, box: dict[str, Any], method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {
+            "E2b-Sandbox-Id": box["sandboxID"],
+            "X-Access-Token": box["envdAccessToken"],
+            **options.pop("headers", {}),
+        }
+        return httpx.request(
+            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
+        )
+
+    def box_directory(self, box_id: str) -> Path:
+        return self.settings.root_directory / "boxes" / box_id
+
+
+class _Adapter(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = ADAPTER_ANSWER * (NUM_REPEATS_BIG if self.path == "/big" else 1)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def adapter_port() -> Iterator[int]:
+    """A small HTTP server on the host's loopback: what the adapter is to a box."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Adapter) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def python_layer() -> Path:
+    try:
+        machine_probe.require_sandbox_support()
+    except MachineError as reason:
+        pytest.skip(str(reason))
+    return ensure_python_layer(default_cache_directory())
+
+
+@pytest.fixture(scope="session")
+def make_settings(python_layer: Path, adapter_port: int) -> Callable[[Path], GatewaySettings]:
+    def make(root: Path) -> GatewaySettings:
+        return GatewaySettings(
+            root_directory=root,
+            api_key=API_KEY,
+            port=free_port(),
+            egress_ports=(adapter_port,),
+            max_boxes=8,
+            memory_bytes=256 << 20,
+            max_processes=96,
+            max_ttl_seconds=3600,
+            disk_bytes=192 << 20,
+            layers={PYTHON_LAYER_PATH: python_layer},
+        )
+
+    return make
+
+
+def _running(settings: GatewaySettings) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(settings)
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.kill_all_boxes()
+        gateway.end()
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """Shared by the tests that leave it running."""
+    yield from _running(make_settings(tmp_path_factory.mktemp("gateway")))
+
+
+@pytest.fixture
+def own_gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path: Path) -> Iterator[GatewayProcess]:
+    """For one test that kills and restarts it."""
+    yield from _running(make_settings(tmp_path / "state"))
+
+
+def provider_of(gateway: GatewayProcess) -> E2BProvider:
+    return E2BProvider(API_KEY, gateway.url + "/", gateway.url, image_metadata_key="image")
+
+
+@pytest.fixture
+def provider(gateway: GatewayProcess) -> E2BProvider:
+    return provider_of(gateway)
+
+
+@pytest.fixture
+def own_provider(own_gateway: GatewayProcess) -> E2BProvider:
+    return provider_of(own_gateway)
+
+
+async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 900) -> Sandbox:
+    return await provider.create(
+        "host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex
+    )
+
+
+@pytest.fixture
+async def box(provider: E2BProvider) -> AsyncIterator[Sandbox]:
+    async with await make_box(provider) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def shared_box(gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
+    """For tests that leave the box as good as they found it."""
+    async with await make_box(provider_of(gateway), ttl_seconds=1800) as made:
+        yield made
+
+
+@pytest.fixture
+def raw_box(gateway: GatewayProcess) -> Iterator[dict[str, Any]]:
+    """A box as the wire protocol describes it, for tests below the SDK."""
+    made = gateway.call("POST", "/v2/sandboxes", json={"templateID": "base"}).json()
+    yield made
+    gateway.call("DELETE", f"/sandboxes/{made['sandboxID']}")
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = DEADLINE_SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < until, "it did not come true in time"
+        await asyncio.sleep(0.05)
+
+
+def boxd_pid(gateway: GatewayProcess, box_id: str) -> int:
+    """The pid behind the box's control socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        directory = os.open(gateway.box_directory(box_id), os.O_RDONLY)
+        try:
+            connection.connect(f"/proc/self/fd/{directory}/ctl.sock")
+        finally:
+            os.close(directory)
+        connection.sendall(b'{"op":"ping"}\n')
+        return int(json.loads(connection.recv(4096))["pid"])

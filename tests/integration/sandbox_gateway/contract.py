@@ -1,0 +1,236 @@
+"""The sandbox contract: what every back end has to do, whatever makes its boxes.
+
+Why here: one suite for all. A back end's test file imports it and has fixtures `provider` and `box`, and an image called `host` with bash,
+coreutils, procps, a user `agent` and a directory /workspace.
+Called by: `test_contract.py` beside it (the SDK against the local gateway) and `tests/e2e/sandboxes/test_docker.py`.
+"""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.sandboxes.base import Sandbox, SandboxProvider
+from ratchet.errors import CommandFailedError, ConfigError, SandboxGoneError
+from tests.integration.sandbox_gateway.conftest import eventually, make_box
+
+
+async def test_exec_returns_output_and_exit_code(box: Sandbox) -> None:
+    result = await box.exec("echo out; echo err >&2; exit 3", check=False)
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+
+
+async def test_exec_check_raises_with_what_was_printed(box: Sandbox) -> None:
+    with pytest.raises(CommandFailedError) as failed:
+        await box.exec("echo before; exit 4")
+    assert (failed.value.exit_code, failed.value.stdout, failed.value.timed_out) == (4, "before\n", False)
+
+
+@pytest.mark.parametrize("check", [True, False])
+async def test_exec_timeout_always_raises_and_kills(box: Sandbox, check: bool) -> None:
+    with pytest.raises(CommandFailedError) as failed:
+        await box.exec("echo begun; sleep 60", timeout=0.5, check=check)
+    assert failed.value.timed_out and failed.value.exit_code is None
+    assert failed.value.stdout == "begun\n"
+
+    async def gone() -> bool:
+        return (await box.exec("pgrep -fx 'sleep 60'", check=False)).exit_code == 1
+
+    await eventually(gone)
+
+
+async def test_exec_without_timeout(box: Sandbox) -> None:
+    assert (await box.exec("sleep 0.2; echo done", timeout=None)).stdout == "done\n"
+
+
+async def test_exec_env_cwd_and_home(box: Sandbox) -> None:
+    assert (await box.exec('echo "$A:$PWD"', env={"A": "x y"}, cwd="/workspace")).stdout == "x y:/workspace\n"
+    assert (await box.exec("pwd; whoami; id -u", user="agent")).stdout == "/home/agent\nagent\n1000\n"
+
+
+@pytest.mark.parametrize(("user", "cwd"), [("nobody-here", None), ("root", "/not/there")])
+async def test_a_command_that_cannot_start_is_a_failed_command(box: Sandbox, user: str, cwd: str | None) -> None:
+    assert (await box.exec("true", check=False, user=user, cwd=cwd)).exit_code == 126
+    with pytest.raises(CommandFailedError):
+        await box.exec("true", user=user, cwd=cwd)
+
+
+async def test_big_output_arrives_whole(box: Sandbox) -> None:
+    result = await box.exec("head -c 3000000 /dev/zero | tr '\\0' x")
+    assert result.stdout == "x" * 3_000_000
+
+
+async def test_a_background_child_does_not_hold_the_call(box: Sandbox) -> None:
+    assert (await box.exec("sleep 300 & echo started", timeout=20)).stdout == "started\n"
+
+
+async def test_files_of_five_megabytes_both_ways(box: Sandbox, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    local = tmp_path / "local.bin"
+    local.write_bytes(data)
+    await box.write_file("/workspace/deep/er/a.bin", data)
+    await box.write_file("/workspace/b.bin", local)
+    assert await box.read_file("/workspace/deep/er/a.bin") == data
+    assert await box.read_file("/workspace/b.bin") == data
+
+
+async def test_text_files_and_owners(box: Sandbox) -> None:
+    await box.write_file("notes.txt", "grüße\n", user="agent")
+    assert await box.read_file("/home/agent/notes.txt") == "grüße\n".encode()
+    assert (await box.exec("stat -c %U:%G /home/agent/notes.txt")).stdout == "agent:agent\n"
+    await box.write_file("/workspace/empty", b"")
+    assert await box.read_file("/workspace/empty") == b""
+    await box.write_file("/workspace/empty", "shorter")
+    await box.write_file("/workspace/empty", "new")
+    assert await box.read_file("/workspace/empty") == b"new"
+
+
+async def test_a_big_file_is_read_in_part_or_into_a_file(box: Sandbox, tmp_path: Path) -> None:
+    data = os.urandom(9_000_000)
+    await box.write_file("/workspace/big.bin", data)
+    await box.fetch_file("/workspace/big.bin", tmp_path / "whole.bin")
+    assert (tmp_path / "whole.bin").read_bytes() == data
+    for num_bytes in (0, 1, 100_001, 8_999_999):
+        assert await box.read_file("/workspace/big.bin", max_bytes=num_bytes) == data[:num_bytes]
+    assert await box.read_file("/workspace/big.bin", max_bytes=20_000_000) == data
+
+
+async def test_missing_and_unreadable_files(box: Sandbox, tmp_path: Path) -> None:
+    def reads(path: str) -> tuple[Coroutine[Any, Any, object], ...]:
+        return box.read_file(path), box.read_file(path, max_bytes=5), box.fetch_file(path, tmp_path / "file")
+
+    for read in reads("/workspace/missing"):
+        with pytest.raises(FileNotFoundError):
+            await read
+    for refused in ("/workspace", "/dev/zero"):
+        for read in reads(refused):
+            with pytest.raises(CommandFailedError):
+                await read
+
+
+async def test_a_detached_command_goes_on_without_us(provider: SandboxProvider, box: Sandbox) -> None:
+    command = 'sleep 1; echo "$A:$PWD:$(whoami)" > /tmp/fresh && mv /tmp/fresh /tmp/done'
+    await (await provider.connect(box.id)).start_detached(command, user="agent", env={"A": "x y"}, cwd="/workspace")
+
+    async def done() -> bool:
+        return (await box.exec("test -e /tmp/done", check=False)).exit_code == 0
+
+    await eventually(done, 60)
+    assert await box.read_file("/tmp/done") == b"x y:/workspace:agent\n"
+    for user, cwd in (("nobody-here", None), ("root", "/not/there")):
+        with pytest.raises(CommandFailedError):
+            await box.start_detached("true", user=user, cwd=cwd)
+
+
+async def test_two_users_are_apart(box: Sandbox) -> None:
+    await box.exec("echo secret > /root/secret; echo x > /tmp/of-root")
+    denied = "cat /root/secret || touch /usr/x || touch /etc/x || rm /tmp/of-root || kill -9 1"
+    assert (await box.exec(denied, user="agent", check=False)).exit_code != 0
+    assert (await box.exec("touch /tmp/a ~/b", user="agent")).exit_code == 0
+    assert (await box.exec("ls /tmp/a /home/agent/b /tmp/of-root")).stdout == "/home/agent/b\n/tmp/a\n/tmp/of-root\n"
+
+
+async def test_a_killed_box_is_gone(provider: SandboxProvider) -> None:
+    box = await make_box(provider)
+    await box.kill()
+    await box.kill()
+    assert await provider.kill(box.id) is False
+    for call in (
+        box.exec("true"),
+        box.read_file("/x"),
+        box.write_file("/tmp/x", b""),
+        box.set_ttl(5),
+        provider.connect(box.id),
+    ):
+        with pytest.raises(SandboxGoneError):
+            await call
+
+
+async def test_kill_ends_a_running_command(provider: SandboxProvider) -> None:
+    box = await make_box(provider)
+    running = asyncio.create_task(box.exec("echo up > /tmp/up; sleep 60"))
+
+    async def begun() -> bool:
+        return (await box.exec("test -e /tmp/up", check=False)).exit_code == 0
+
+    await eventually(begun)
+    await box.kill()
+    with pytest.raises(SandboxGoneError):
+        await running
+
+
+async def test_list_filters_by_metadata(provider: SandboxProvider) -> None:
+    tag = uuid.uuid4().hex
+    boxes = []
+    for name in ("a", "b&c=d e%"):
+        metadata = {"tag": tag, "name": name}
+        boxes.append(await provider.create("host", ttl_seconds=60, metadata=metadata, idempotency_key=uuid.uuid4().hex))
+    found = await provider.list({"tag": tag})
+    assert {info.id for info in found} == {box.id for box in boxes}
+    (only,) = await provider.list({"tag": tag, "name": "b&c=d e%"})
+    assert (only.id, only.state, only.metadata["name"]) == (boxes[1].id, "running", "b&c=d e%")
+    assert only.started_at.tzinfo is not None
+    assert await provider.list({"tag": "other"}) == []
+    for box in boxes:
+        await box.kill()
+
+
+async def test_a_command_is_cancelled_at_any_moment(box: Sandbox) -> None:
+    for step in range(100):
+        running = asyncio.create_task(box.exec("sleep 0.02"))
+        await asyncio.sleep(0.0006 * step)
+        if running.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+
+async def test_clean_up_after_a_cancellation_runs_undisturbed(box: Sandbox) -> None:
+    async def work() -> str:
+        try:
+            await box.exec("sleep 60")
+        finally:
+            cleaned.append((await box.exec("echo cleaned")).stdout)
+        raise AssertionError("not cancelled")
+
+    cleaned: list[str] = []
+    running = asyncio.create_task(work())
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cleaned == ["cleaned\n"]
+
+
+async def test_the_same_key_gives_the_same_box(provider: SandboxProvider) -> None:
+    key = uuid.uuid4().hex
+    first, second = await asyncio.gather(make_box(provider, key), make_box(provider, key))
+    third = await make_box(provider, key)
+    assert first.id == second.id == third.id
+    await first.exec("echo one > /tmp/x")
+    assert await third.read_file("/tmp/x") == b"one\n"
+    await first.kill()
+
+
+async def test_a_box_ends_at_its_time_to_live(provider: SandboxProvider) -> None:
+    """Which connecting does not change."""
+    box = await make_box(provider, ttl_seconds=600)
+    await box.set_ttl(4)
+    with contextlib.suppress(SandboxGoneError):  # a slow machine may be too late
+        await provider.connect(box.id)
+
+    async def gone() -> bool:
+        return box.id not in {info.id for info in await provider.list({"owner": "test"})}
+
+    await eventually(gone, 60)
+    with pytest.raises(SandboxGoneError):
+        await provider.connect(box.id)
+
+
+async def test_an_unknown_image_is_the_users_mistake(provider: SandboxProvider) -> None:
+    with pytest.raises(ConfigError, match="no/such:image"):
+        await provider.create("no/such:image", ttl_seconds=5, metadata={}, idempotency_key=uuid.uuid4().hex)

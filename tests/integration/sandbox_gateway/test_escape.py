@@ -1,0 +1,291 @@
+"""Attempts to get out of a box, or to take the machine or the gateway along: every one is contained and answered, never with a 500.
+
+Why here: what the page "Sandboxes" claims about containment is claimed because of this file.
+Called by: pytest. Each attempt is one that an agent could make; none of them needs to be polite.
+"""
+
+import asyncio
+import gzip
+import json
+import os
+import socket
+import struct
+import urllib.parse
+from typing import Any
+
+import psutil
+import pytest
+
+from activities.sandboxes.base import Sandbox
+from activities.sandboxes.e2b import E2BProvider
+from ratchet.errors import CommandFailedError, SandboxGoneError
+from sandbox_gateway import disk_template
+from sandbox_gateway.boxd import cgroups, seccomp
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, make_box
+
+needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
+needs_disk = pytest.mark.skipif(
+    not disk_template.is_possible(), reason="this machine has no loop devices or no mkfs.ext4"
+)
+needs_filter = pytest.mark.skipif(not seccomp.PROGRAM, reason="no system call table for this machine type")
+
+
+def python(code: str) -> str:
+    return f"/opt/ratchet/bin/python3 - <<'PYTHON'\n{code}\nPYTHON"
+
+
+# ---- file system and /proc
+
+LOOKS_OUTSIDE = [
+    f"cat {CHECKOUT}/pyproject.toml",
+    f"cat /../../../../..{CHECKOUT}/pyproject.toml",
+    "cat /proc/1/root/etc/shadow.host /proc/1/root/../../etc/machine-id",
+    f"ls /proc/1/root{CHECKOUT}",
+    f"ls /proc/1/cwd{CHECKOUT}",
+    f"for p in /proc/[0-9]*; do ls $p/root{CHECKOUT} && exit 0; done; exit 1",
+    "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ | grep -q ^E2B_ && exit 0; done; exit 1",
+    "for fd in /proc/[0-9]*/fd/*; do case $(readlink $fd) in /*box.json*|*ctl.sock*|*disk.img*) exit 0;; esac; done; exit 1",
+    "head -c 1 /dev/loop0",
+    "cat /dev/mem",
+    "cat /dev/sda /dev/vda /dev/nvme0n1",
+    "cat /proc/kcore",
+    "cat /sys/kernel/security/lsm",
+]
+CHANGES_OUTSIDE = [
+    "mount --bind / /mnt",
+    "mount -t proc proc /mnt",
+    "mount -t cgroup2 none /mnt || mount -t cgroup -o memory none /mnt",
+    "mount -o remount,rw /usr",
+    "umount /usr",
+    "pivot_root /tmp /tmp",
+    "mknod /tmp/disk b 7 0",
+    "mknod /tmp/mem c 1 1",
+    "echo x > /proc/sys/kernel/core_pattern",
+    "echo 1 > /proc/sys/kernel/panic",
+    "echo b > /proc/sysrq-trigger",
+    "echo x > /proc/sys/kernel/hostname",
+    "hostname other",
+    "date -s @0",
+    "nsenter -t 1 -m true",
+    "unshare -U true",
+    "unshare -n true",
+    "chroot /proc/1/root /bin/true/../sh -c 'exit 0' && mount -t tmpfs x /mnt",
+    "swapoff -a && echo off | grep x",
+    "reboot -f",
+    "insmod /tmp/x.ko",
+    "ip link add dummy0 type dummy",
+    "iptables -L",
+]
+
+
+@pytest.mark.parametrize("attempt", LOOKS_OUTSIDE + CHANGES_OUTSIDE)
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_nothing_outside_is_seen_or_changed(shared_box: Sandbox, attempt: str, user: str) -> None:
+    assert (await shared_box.exec(attempt, user=user, check=False, timeout=60)).exit_code != 0, attempt
+    assert (await shared_box.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_a_setuid_program_gives_nothing(shared_box: Sandbox) -> None:
+    await shared_box.exec("cp /bin/bash /tmp/suid && chmod 4755 /tmp/suid")
+    assert (await shared_box.exec("/tmp/suid -p -c 'id -u'", user="agent")).stdout == "1000\n"
+
+
+async def test_links_out_of_the_box_end_inside(shared_box: Sandbox, gateway: GatewayProcess) -> None:
+    """Symbolic links, `..` and the root of pid 1, through the file service, which runs on the host's side."""
+    await shared_box.exec(
+        "mkdir -p /tmp/l; ln -sfn / /tmp/l/root; ln -sfn /proc/1/root /tmp/l/one; ln -sfn ../../../.. /tmp/l/up"
+    )
+    for path in (f"/tmp/l/root{CHECKOUT}/Makefile", f"/tmp/l/one{CHECKOUT}/Makefile", f"/tmp/l/up{CHECKOUT}/Makefile"):
+        with pytest.raises(FileNotFoundError):
+            await shared_box.read_file(path)
+    await shared_box.write_file("/tmp/l/root/tmp/inside", "x")
+    assert (await shared_box.exec("cat /tmp/inside")).stdout == "x"
+
+
+# ---- the file and process services themselves
+
+
+@pytest.mark.parametrize(
+    ("path", "statuses"),
+    [
+        ("/tmp/%00x", {400}),
+        ("", {400}),
+        ("/loop/a", {400, 404}),
+        ("/" + "x" * 300, {400}),
+        ("/" + "a/" * 3000, {400, 404}),
+        ("/proc/self/mem", {400, 403, 404}),
+        ("/proc/kmsg", {400, 403, 404}),
+        ("/dev/zero", {400}),
+        ("/dev/ptmx", {400, 403, 404}),
+        ("/dev/full", {400, 404}),
+        ("/tmp/fifo", {400}),
+        ("/tmp/socket", {400}),
+        ("\udcff", {400, 404}),
+    ],
+)
+def test_odd_paths_are_refused(gateway: GatewayProcess, raw_box: dict[str, Any], path: str, statuses: set[int]) -> None:
+    make = "mkdir -p /loop; ln -s /loop/b /loop/a; ln -s /loop/a /loop/b; mkfifo /tmp/fifo;" + python(
+        "import socket; socket.socket(socket.AF_UNIX).bind('/tmp/socket')"
+    )
+    started = {"process": {"cmd": "/bin/bash", "args": ["-c", make]}}
+    assert call_stream(gateway, raw_box, started) == 200
+    for method, options in (
+        ("GET", {}),
+        ("POST", {"content": b"x", "headers": {"Content-Type": "application/octet-stream"}}),
+    ):
+        encoded = path if "%" in path else urllib.parse.quote(path, safe="/", errors="surrogateescape")
+        answer = gateway.call_box(raw_box, method, f"/files?path={encoded}", **options)
+        allowed = statuses | (
+            {200} if method == "POST" and path == "\udcff" else set()
+        )  # an odd name, and a file of the box like any other
+        assert answer.status_code in allowed, (method, path[:40], answer.status_code, answer.text[:200])
+
+
+def call_stream(gateway: GatewayProcess, box: dict[str, Any], message: dict[str, Any]) -> int:
+    body = json.dumps(message).encode()
+    headers = {"Content-Type": "application/connect+json"}
+    return gateway.call_box(
+        box, "POST", "/process.Process/Start", content=struct.pack(">BI", 0, len(body)) + body, headers=headers
+    ).status_code
+
+
+@pytest.mark.parametrize(
+    "method", ["Start", "Connect", "List", "SendSignal", "SendInput", "StreamInput", "CloseStdin", "Update", "GetMore"]
+)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"process": {"pid": 1e99}}', b'{"process": {"cmd": "\\u0000"}}', b"\xff" * 100],
+)
+def test_garbage_is_answered_in_the_protocol(
+    gateway: GatewayProcess, raw_box: dict[str, Any], method: str, body: bytes
+) -> None:
+    for content_type in ("application/json", "application/connect+json"):
+        answer = gateway.call_box(
+            raw_box, "POST", f"/process.Process/{method}", content=body, headers={"Content-Type": content_type}
+        )
+        assert answer.status_code < 500 or answer.status_code == 501, (answer.status_code, answer.text[:200])
+
+
+@needs_disk
+def test_a_gzip_bomb_fills_the_boxs_disk_only(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
+    bomb = gzip.compress(bytes(400 << 20), 9)
+    headers = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
+    answer = gateway.call_box(raw_box, "POST", "/files?path=/tmp/bomb", content=bomb, headers=headers)
+    assert answer.status_code == 507, answer.text
+    assert gateway.call("GET", "/health").status_code == 204
+
+
+# ---- using things up
+
+
+@needs_disk
+async def test_a_disk_filler_fills_its_own_disk(box: Sandbox) -> None:
+    result = await box.exec("head -c 400M /dev/zero > /tmp/filler", check=False)
+    assert result.exit_code != 0 and "No space left" in result.stderr
+    with pytest.raises(CommandFailedError, match="No space left"):
+        await box.write_file("/workspace/x", bytes(1 << 20))
+    assert (await box.exec("rm /tmp/filler; echo x > /workspace/y; cat /workspace/y")).stdout == "x\n"
+
+
+@needs_disk
+async def test_many_small_files_end_with_the_disk(box: Sandbox) -> None:
+    made = python("""
+import os
+os.makedirs("/tmp/many")
+try:
+    for number in range(10**6):
+        os.close(os.open(f"/tmp/many/{number}", os.O_CREAT))
+except OSError as error:
+    print(error.errno)
+""")
+    assert (await box.exec(made, timeout=300)).stdout.strip() == "28"
+    assert (await box.exec("rm -r /tmp/many; echo alive", timeout=300)).stdout == "alive\n"
+
+
+async def test_a_flood_of_output_is_cut_and_said_so(box: Sandbox, gateway: GatewayProcess) -> None:
+    result = await box.exec("head -c 300M /dev/zero | tr '\\0' 'x'", timeout=300)
+    assert "output ends here" in result.stderr and len(result.stdout) < 257 << 20
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+@needs_limits
+async def test_a_fork_bomb_of_root_takes_only_its_own_box(
+    box: Sandbox, provider: E2BProvider, gateway: GatewayProcess
+) -> None:
+    """Root of a box may use up the box; its neighbours, the gateway and the end of the box are out of its reach."""
+    bomb = asyncio.create_task(box.exec("bomb() { bomb | bomb & }; bomb; sleep 300", check=False, timeout=None))
+    async with await make_box(provider) as neighbour:
+        assert (await neighbour.exec("echo alive")).stdout == "alive\n"
+    assert await provider.kill(box.id)
+    with pytest.raises(SandboxGoneError):
+        await bomb
+
+
+@needs_limits
+async def test_a_memory_hog_in_shared_memory_is_contained(box: Sandbox) -> None:
+    filled = await box.exec("head -c 900M /dev/zero > /dev/shm/x", check=False, timeout=120)
+    assert filled.exit_code != 0
+    assert (await box.exec("rm -f /dev/shm/x; echo alive")).stdout == "alive\n"
+
+
+async def test_signals_reach_nobody_outside(box: Sandbox, provider: E2BProvider) -> None:
+    async with await make_box(provider) as neighbour:
+        sleeper = asyncio.create_task(neighbour.exec("sleep 3; echo slept"))
+        await box.exec("kill -9 -1; true", check=False)
+        await box.exec("for p in $(seq 1 400); do kill -9 $p 2>/dev/null; done; true", check=False)
+        assert (await sleeper).stdout == "slept\n"
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+@needs_filter
+async def test_every_command_runs_under_the_filter(shared_box: Sandbox) -> None:
+    for user in ("root", "agent"):
+        status = (await shared_box.exec("grep ^Seccomp: /proc/self/status", user=user)).stdout.split()
+        assert status == ["Seccomp:", "2"]
+    threads = "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start()\nt.join()"
+    assert (await shared_box.exec(python(threads))).stdout == "thread\n"
+    refused = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({}, 0, 0, 0, 0, 0), ctypes.get_errno())"
+    for number in (425, 442) if os.uname().machine != "x86_64" else (425, 442, 321, 250, 304, 323):
+        assert (await shared_box.exec(python(refused.format(number)))).stdout.split() == ["-1", "1"], number
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("user", ["root", "agent"])
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+async def test_no_address_is_reachable(shared_box: Sandbox, user: str, family: str) -> None:
+    addresses = ["169.254.169.254", "10.0.0.1", "172.17.0.1", "192.168.0.1", "1.1.1.1", host_address()]
+    if family == "AF_INET6":
+        addresses = ["fe80::1", "2606:4700::1111", "::ffff:1.1.1.1"]
+    tries = f"""
+import socket
+for address in {addresses!r}:
+    for kind, port in ((socket.SOCK_STREAM, 80), (socket.SOCK_STREAM, 22), (socket.SOCK_DGRAM, 53)):
+        s = socket.socket(socket.{family}, kind)
+        s.settimeout(1)
+        try:
+            s.connect((address, port))
+            s.send(b"x")
+            print("reached", address, port)
+        except OSError:
+            pass
+"""
+    assert (await shared_box.exec(python(tries), user=user, timeout=120)).stdout == ""
+
+
+async def test_no_raw_or_abstract_sockets_lead_out(shared_box: Sandbox) -> None:
+    """Abstract unix sockets belong to a network namespace, packet sockets to a capability."""
+    abstract = "import socket\nfor line in open('/proc/net/unix').read().splitlines()[1:]: print(line)"
+    assert (await shared_box.exec(python(abstract))).stdout == ""
+    raw = "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)"
+    assert (await shared_box.exec(python(raw), check=False)).exit_code != 0
+
+
+def host_address() -> str:
+    """An address of this machine that is not its loopback, else one that nobody has."""
+    for family in psutil.net_if_addrs().values():
+        for address in family:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    return "192.0.2.1"

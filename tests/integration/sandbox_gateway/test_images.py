@@ -1,0 +1,318 @@
+"""Images: imported from every format, booted by reference, shared and held by boxes, removed."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.git_scripts import ENSURE_AGENT_USER
+from activities.sandboxes.base import Sandbox
+from activities.sandboxes.e2b import E2BProvider
+from ratchet.errors import ConfigError
+from sandbox_gateway.boxd import cgroups
+from sandbox_gateway.image_store import ImageStore
+from sandbox_gateway.machine_probe import probe_machine
+from sandbox_gateway.settings import GatewaySettings
+from tests.integration.sandbox_gateway import image_files
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images keep their files' owners, which only root may set")
+
+CHANGES: list[image_files.Entry] = [
+    ("srv/.wh.removed", "", {}),
+    ("srv/replaced/.wh..wh..opq", "", {}),
+    ("srv/replaced/new", "new\n", {}),
+    ("srv/owned", "owned\n", {"uid": 1234, "gid": 50, "mode": 0o640, "mtime": 1_000_000_000}),
+    ("srv/far", "far\n", {"uid": 3_000_000}),
+    ("srv/link", "", {"type": b"2", "linkname": "/srv/owned"}),
+    ("srv/hard", "", {"type": b"1", "linkname": "srv/owned"}),
+    ("srv/turned", "a file now\n", {}),
+    ("dev/sda", "", {"type": b"4"}),
+]
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """A base, and changes on top of it in every way that a layer can change one."""
+    tree = image_files.make_tree(tmp_path_factory.mktemp("tree") / "root")
+    (tree / "srv" / "removed").write_text("old\n")
+    (tree / "srv" / "replaced" / "deep").mkdir(parents=True)
+    (tree / "srv" / "replaced" / "deep" / "old").write_text("old\n")
+    (tree / "srv" / "turned").mkdir()
+    (tree / "srv" / "turned" / "inside").write_text("old\n")
+    return [image_files.tree_layer(tree), image_files.make_layer(CHANGES)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory, cache: Path
+) -> Iterator[Any]:
+    """Started before anything is imported: it has to see images as they come and go."""
+    settings = make_settings(tmp_path_factory.mktemp("gateway")).model_copy(
+        update={"images_directory": cache / "ratchet" / "images"}
+    )
+    running = GatewayProcess(settings)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.kill_all_boxes()
+        running.end()
+
+
+def ratchet_images(cache: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", "images", *map(str, arguments)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environment)
+
+
+def import_image(cache: Path, *arguments: str | Path) -> dict[str, Any]:
+    done = ratchet_images(cache, "import", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+async def boot(provider: E2BProvider, reference: str) -> Sandbox:
+    return await provider.create(reference, ttl_seconds=120, metadata={}, idempotency_key=uuid.uuid4().hex)
+
+
+@pytest.fixture
+async def box_of(gateway: GatewayProcess) -> AsyncIterator[Callable[[str], Any]]:
+    """Boots boxes that are gone after the test."""
+    boxes: list[Sandbox] = []
+
+    async def make(reference: str) -> Sandbox:
+        boxes.append(await boot(provider_of(gateway), reference))
+        return boxes[-1]
+
+    yield make
+    for box in boxes:
+        await box.kill()
+
+
+def _bring(kind: str, tmp_path: Path, layers: list[bytes]) -> tuple[list[str | Path], str]:
+    """(arguments of import, the reference it gets)."""
+    if kind == "docker-archive":
+        return [
+            image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/team/image:1"])
+        ], "team/image:1"
+    if kind == "docker-archive.gz":
+        plain = image_files.write_docker_archive(tmp_path / "a.tar", layers, ["team/zipped"])
+        (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain.read_bytes(), 1))
+        return [tmp_path / "a.tar.gz"], "team/zipped:latest"
+    if kind == "oci-archive":
+        return [image_files.write_oci_archive(tmp_path / "o.tar", layers, "registry.example:5000/team/image:2")], (
+            "registry.example:5000/team/image:2"
+        )
+    return [
+        image_files.write_oci_layout(tmp_path / "o", layers, "latest"),
+        "--name",
+        "python:3.12",
+    ], "library/python:3.12"
+
+
+@pytest.mark.parametrize("kind", ["docker-archive", "docker-archive.gz", "oci-archive", "oci-layout"])
+async def test_an_archive_boots_as_the_image_says(
+    kind: str, layers: list[bytes], tmp_path: Path, cache: Path, gateway: GatewayProcess, box_of: Callable[[str], Any]
+) -> None:
+    arguments, reference = _bring(kind, tmp_path, layers)
+    facts = import_image(cache, *arguments)
+    assert (facts["workdir"], facts["user"]) == ("/srv/work", "1234:staff")
+    box = await box_of(reference)
+
+    # As the image's own user, in its directory, with its environment; PATH survives a login shell.
+    plain = await _run_as_default_user(
+        gateway, box, "id -u; id -g; pwd; echo $FROM_IMAGE; our-tool; ls /opt/ratchet/bin/python3"
+    )
+    assert plain.splitlines() == ["1234", "50", "/srv/work", "yes and = more", "tool", "/opt/ratchet/bin/python3"]
+
+    listed = (await box.exec("cd /srv; ls; ls replaced; cat turned link")).stdout.split("\n")
+    assert listed[:9] == ["far", "from-image", "hard", "link", "owned", "replaced", "turned", "work", "new"]
+    assert listed[9:11] == ["a file now", "owned"]
+    assert (
+        await box.exec("stat -c '%u %g %a %Y %h' /srv/owned; stat -c %u /srv/far")
+    ).stdout == "1234 50 640 1000000000 2\n65534\n"
+    assert (await box.exec("ls /dev/sda", check=False)).exit_code != 0
+    assert (await box.exec("cat /etc/hosts")).stdout.startswith("127.0.0.1\tlocalhost")
+
+
+async def _run_as_default_user(gateway: GatewayProcess, box: Sandbox, command: str) -> str:
+    from e2b import AsyncSandbox
+
+    options = {"api_key": gateway.settings.api_key, "api_url": gateway.url, "sandbox_url": gateway.url}
+    connected = await AsyncSandbox.connect(box.id, **options)
+    return str((await connected.commands.run(command)).stdout)
+
+
+@pytest.mark.parametrize("name", ["Tree", "Tree.tar", "tree.tar.gz"])
+async def test_a_plain_tree_boots(
+    name: str, layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+) -> None:
+    source = tmp_path / name
+    if name == "Tree":
+        image_files.make_tree(source)
+    else:
+        source.write_bytes(gzip.compress(layers[0], 1) if name.endswith(".gz") else layers[0])
+    facts = import_image(cache, source)
+    assert facts["reference"] == "tree:latest"
+    box = await box_of(facts["reference"])
+    assert (await box.exec("cat /srv/from-image; id -u")).stdout == "image\n0\n"
+
+
+async def test_two_boxes_share_an_image_and_not_their_changes(
+    layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+) -> None:
+    facts = import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", layers, ["shared"]))
+    first, second = await box_of("shared"), await box_of("docker.io/library/shared:latest")
+    await first.exec("echo changed > /srv/from-image; mkdir /new")
+    assert await first.read_file("/srv/from-image") == b"changed\n"
+    assert await second.read_file("/srv/from-image") == b"image\n"
+    assert (await second.exec("ls -d /new", check=False)).exit_code != 0
+    rootfs = Path(facts["directory"]) / "rootfs"
+    assert (rootfs / "srv" / "from-image").read_text() == "image\n"
+    assert not (rootfs / "new").exists()
+
+
+async def test_the_agent_gets_a_user_of_its_own_in_an_image_that_has_none(
+    layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+) -> None:
+    import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", layers, ["no-agent"]))
+    box = await box_of("no-agent")
+    for _ in range(2):
+        await box.exec(ENSURE_AGENT_USER)
+    # 1000 is taken by somebody else in this image.
+    assert (await box.exec("id -u; id -gn; cd; pwd; touch mine", user="agent")).stdout == "1001\nagent\n/home/agent\n"
+    assert (await box.exec("grep -c agent /etc/passwd")).stdout == "1\n"
+
+
+async def test_an_unknown_reference_is_refused_with_its_name(gateway: GatewayProcess) -> None:
+    answer = gateway.call("POST", "/sandboxes", json={"templateID": "base", "metadata": {"image": "nobody/has-this:7"}})
+    assert answer.status_code == 404
+    assert "nobody/has-this:7" in answer.json()["message"] and "ratchet images import" in answer.json()["message"]
+    with pytest.raises(ConfigError, match="nobody/has-this:7"):
+        await boot(provider_of(gateway), "nobody/has-this:7")
+
+
+async def test_a_removed_image_stays_while_a_box_uses_it(
+    layers: list[bytes], tmp_path: Path, cache: Path, gateway: GatewayProcess, box_of: Callable[[str], Any]
+) -> None:
+    changed = [*layers, image_files.make_layer([("srv/only-here", "here\n", {})])]
+    facts = import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", changed, ["held:1", "held:2"]))
+    box = await box_of("held:1")
+    # Known by its config's digest: this only gives it a second name.
+    assert import_image(cache, tmp_path / "a.tar", "--name", "held:2")["directory"] == facts["directory"]
+    directory = Path(facts["directory"])
+    assert ratchet_images(cache, "remove", "held:1").returncode == 0
+    assert directory.is_dir(), "the other name still holds it"
+    done = ratchet_images(cache, "remove", "held:2")
+    assert "in use" in done.stderr and directory.is_dir()
+    assert gateway.call("POST", "/sandboxes", json={"templateID": "held:2"}).status_code == 404
+    assert (await box.exec("cat /srv/only-here")).stdout == "here\n"
+    await box.kill()
+
+    async def collected() -> bool:
+        import_image(cache, tmp_path / "a.tar", "--name", "again")
+        ratchet_images(cache, "remove", "again")
+        return not directory.exists()
+
+    await eventually(collected, 60)
+    assert ratchet_images(cache, "remove", "held:2").returncode == 2
+
+
+def test_list_shows_what_was_imported(layers: list[bytes], tmp_path: Path) -> None:
+    source = image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/library/listed"])
+    facts = import_image(tmp_path, source)
+    listed = json.loads(ratchet_images(tmp_path, "list", "--json").stdout)
+    assert listed == [facts]
+    assert facts["reference"] == "listed:latest" and facts["source"] == str(source) and facts["size_bytes"] > 1_000_000
+    assert facts["digest"].startswith("sha256:")
+    assert "listed:latest" in ratchet_images(tmp_path, "list").stdout
+
+
+HOSTILE: dict[str, list[image_files.Entry]] = {
+    "parent directories": [("../../../../{outside}/file", "x", {})],
+    "an absolute name": [("{outside}/file", "x", {})],
+    "through a link": [("out", "", {"type": b"2", "linkname": "{outside}"}), ("out/file", "x", {})],
+    "a hard link": [("stolen", "", {"type": b"1", "linkname": "{outside}/secret"})],
+    "a whiteout": [("out", "", {"type": b"2", "linkname": "{outside}"}), ("out/.wh.secret", "", {})],
+    "an opaque link": [("out", "", {"type": b"2", "linkname": "{outside}"}), ("out/.wh..wh..opq", "", {})],
+    "links that lead nowhere": [("loop", "", {"type": b"2", "linkname": "loop"}), ("loop/file", "x", {})],
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_layer_reaches_nothing_outside(attack: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    entries = [
+        (
+            name.format(outside=outside),
+            content,
+            {k: v.format(outside=outside) if isinstance(v, str) else v for k, v in attributes.items()},
+        )
+        for name, content, attributes in HOSTILE[attack]
+    ]
+    store = ImageStore(tmp_path / "images")
+    source = image_files.write_docker_archive(tmp_path / "a.tar", [image_files.make_layer(entries)], ["hostile"])
+    found: list[bytes] = []
+    try:
+        rootfs = store.add(source, None, print).directory / "rootfs"
+        found = [path.read_bytes() for path in rootfs.rglob("stolen") if path.is_file()]
+    except ConfigError as refused:
+        assert "cannot be unpacked" in str(refused)
+    assert found == []
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert (outside / "secret").read_text() == "secret" and (outside / "secret").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("damage", ["a changed layer", "a missing layer", "a cut archive", "no image", "no name"])
+def test_what_is_no_image_is_refused_and_leaves_nothing(damage: str, layers: list[bytes], tmp_path: Path) -> None:
+    store, source = ImageStore(tmp_path / "images"), tmp_path / "a.tar"
+    small = [layers[1]]
+    if damage == "a changed layer":
+        image_files.write_docker_archive(source, [layers[1] + b"\0"], ["x"], image_files.make_config(small))
+    elif damage == "a missing layer":
+        source = image_files.write_oci_layout(tmp_path / "layout", small, "a/b:c")
+        max((source / "blobs" / "sha256").iterdir(), key=lambda blob: blob.read_bytes()[:2] == b"\x1f\x8b").unlink()
+    elif damage == "a cut archive":
+        source.write_bytes(image_files.write_docker_archive(source, small, ["x"]).read_bytes()[:3000])
+    elif damage == "no image":
+        source.write_bytes(os.urandom(5000))
+    else:
+        image_files.write_oci_archive(source, small, "latest")
+    with pytest.raises(ConfigError):
+        store.add(source, None, print)
+    assert store.images() == [] and [path.name for path in store.directory.glob(".new-*")] == []
+
+
+def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    (tmp_path / "images" / ".new-dead" / "image" / "rootfs").mkdir(parents=True)
+    (tmp_path / "images" / "sha256-unnamed" / "rootfs").mkdir(parents=True)
+    source = image_files.write_docker_archive(tmp_path / "a.tar", [layers[1]], ["tiny"])
+    with store._under_way() as alive:
+        image = store.add(source, None, print)
+        assert alive.is_dir(), "an import that is under way is left alone"
+    assert sorted(path.name for path in store.directory.iterdir() if path.is_dir()) == [image.directory.name]
+    shutil.rmtree(image.directory)
+
+
+def test_probe_reports_this_machine(python_layer: Path) -> None:
+    report = {protection.name: protection for protection in probe_machine()}
+    assert report["bubblewrap"].on and report["user namespaces"].on and report["closed network"].on
+    assert report["memory and process limits"].on == (cgroups.usable_version() != 0)
+    assert not [*Path(cgroups.MOUNT).glob("*/ratchet-probe-*"), *Path(cgroups.MOUNT).glob("ratchet-probe-*")]

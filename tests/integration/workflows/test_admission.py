@@ -1,0 +1,212 @@
+"""Admission and regrading through the real workflows: what is admitted, what an empty patch then costs, what a new verdict changes."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import func, select
+
+from activities.dataset_import import import_dataset, usable
+from activities.datasets.formats import dataset_digest, read_rows
+from activities.datasets.package_recipes import PYTHON, write_rows
+from ratchet import paths
+from ratchet.config import DatasetConfig, RunConfig
+from ratchet.errors import DatasetError
+from ratchet.store import tasks
+from ratchet.store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
+from tests.integration.workflows.conftest import ROOT, Loop
+from tests.integration.workflows.test_rollout import PRE, TASK, call, finish
+
+pytestmark = pytest.mark.timeout(600)
+GOLD = "diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-one\n+two\n"
+
+
+def dataset(loop: Loop, **rows: dict[str, Any]) -> str:
+    path = loop.home / f"{uuid4().hex[:8]}.jsonl"
+    base = {"image": "host", "workdir": "/workspace/repo", "pre_commands": [PRE], "gold_patch": GOLD}
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": "p", "label": label, "metadata": {**base, **row}}) + "\n"
+            for label, row in rows.items()
+        )
+    )
+    return str(path)
+
+
+async def run(loop: Loop, workflow: str, argument: dict[str, Any]) -> Any:
+    id = f"{workflow}/{uuid4().hex[:8]}"
+    return await loop.result(await loop.client.start_workflow(workflow, argument, id=id, task_queue="control"))
+
+
+async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> None:
+    check = 'test "$(cat a.txt)" = two'
+    path = dataset(
+        loop,
+        good={"eval_cmd": check},
+        gold_fails={"eval_cmd": 'test "$(cat a.txt)" = three'},
+        empty_passes={"eval_cmd": "true"},
+        no_gold={"eval_cmd": check, "gold_patch": None},
+        cannot_run={"eval_cmd": "no-such-program"},
+        no_image={"eval_cmd": check, "image": "no-such-image"},
+        flaky={"eval_cmd": f"{check} && test $(($(date +%N) % 2)) = 0 && test $((RANDOM % 16)) = 0"},
+    )
+    result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3})
+    assert result == {"admitted": 1, "quarantined": 6}
+    async with loop.database.begin() as connection:
+        found = select(
+            TaskTable.label,
+            AdmissionTable.admitted,
+            AdmissionTable.reason,
+            AdmissionTable.evidence,
+            AdmissionTable.gold_seconds,
+        )
+        rows = {
+            row.label: row
+            for row in await connection.execute(
+                found.join(TaskTable, TaskTable.id == AdmissionTable.task_id).where(TaskTable.dataset == path)
+            )
+        }
+        held = select(func.count()).where(SandboxTable.rollout_id.is_(None), SandboxTable.state != "released")
+        assert (await connection.execute(held)).scalar_one() == 0
+    assert rows["good"].admitted and rows["good"].gold_seconds > 0 and len(rows["good"].evidence) == 4
+    assert "gold patch passed 0 of 2" in rows["gold_fails"].reason
+    assert "empty patch failed 0 of 2" in rows["empty_passes"].reason
+    assert "no gold_patch" in rows["no_gold"].reason
+    assert "could not run" in rows["cannot_run"].reason
+    assert not rows["flaky"].admitted
+    command = [sys.executable, "-m", "cli.main", "tasks", "report", path]
+    report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "7 tasks examined: 1 admitted, 6 quarantined." in report
+    assert "| good | eval_cmd 2 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 2 | 2/2 | 0/2 | " in report
+    again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
+    assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
+
+
+async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
+    """Two of the second bundled dataset, fetched and built here; `datasets/packages/ADMISSION.md` reports on all of them."""
+    recipes = ROOT / "datasets" / "packages"
+    only = frozenset({"inflection-0.5.1-9c59df57", "isodate-0.7.2-63e104e0"})
+    path = loop.home / "packages.jsonl"
+    write_rows(recipes, path, paths.cache(), "host", PYTHON, only)
+    result = await run(loop, "AdmitTasks", {"dataset": str(path), "repeats": 1, "window": 2})
+    async with loop.database.begin() as connection:
+        found = select(TaskTable.label, AdmissionTable.reason, AdmissionTable.evidence).join(
+            TaskTable, TaskTable.id == AdmissionTable.task_id
+        )
+        rows = (await connection.execute(found.where(TaskTable.dataset == str(path)))).all()
+    assert {row.label for row in rows} == only
+    assert result == {"admitted": 2, "quarantined": 0}, [row.reason for row in rows]
+    assert all("fail-to-pass" in trial["reason"] for row in rows for trial in row.evidence)
+
+
+@pytest.mark.parametrize("said_by", ["admission", "row"])
+async def test_an_empty_patch_that_is_known_to_fail_needs_no_grading_box(loop: Loop, said_by: str) -> None:
+    path = dataset(loop, task={"eval_cmd": TASK["eval_cmd"], "empty_patch_fails": said_by == "row"})
+    if said_by == "admission":
+        assert (await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}))["admitted"] == 1
+    await loop.script("I give up.")
+    _, row = await finish(loop, await loop.start(path))
+    assert (row.outcome, row.reward, row.reward_components) == ("graded", 0.0, {"solved": 0.0})
+    async with loop.database.begin() as connection:
+        roles = (
+            (await connection.execute(select(SandboxTable.role).where(SandboxTable.rollout_id == row.id)))
+            .scalars()
+            .all()
+        )
+        reason = (
+            await connection.execute(select(GradeTable.reason).where(GradeTable.rollout_id == row.id))
+        ).scalar_one()
+    assert roles == ["agent"] and reason.startswith("the patch is empty") and said_by in reason
+
+
+async def test_admission_believes_no_row(loop: Loop) -> None:
+    path = dataset(loop, task={"eval_cmd": "true", "empty_patch_fails": True})
+    assert await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}) == {"admitted": 0, "quarantined": 1}
+
+
+async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_nothing(loop: Loop) -> None:
+    path = dataset(loop, one={"eval_cmd": "true"}, two={"eval_cmd": "false"}, three={"eval_cmd": "exit 3"})
+    config = DatasetConfig(path=path)
+    rows = list(read_rows(config, dataset_digest(config)))
+    async with loop.database.begin() as connection:
+        assert await tasks.import_tasks(connection, rows[:1]) == 1
+    for expected in (2, 0):
+        async with loop.database.begin() as connection:
+            assert await import_dataset(connection, config) == expected
+    async with loop.database.begin() as connection:
+        assert [label for _, label, _ in await tasks.tasks_of_dataset(connection, dataset_digest(config))] == [
+            "one",
+            "two",
+            "three",
+        ]
+
+
+async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
+    path = dataset(loop, good={"eval_cmd": TASK["eval_cmd"]}, bad={"eval_cmd": "true"})
+
+    async def labels(**grading: str) -> list[str]:
+        config = RunConfig.model_validate({"datasets": [{"path": path}], "grading": grading})
+        async with loop.database.begin() as connection:
+            ids = await usable(connection, config.datasets[0], dataset_digest(config.datasets[0]), config)
+            return list(
+                (
+                    await connection.execute(
+                        select(TaskTable.label).where(TaskTable.id.in_(ids)).order_by(TaskTable.row_no)
+                    )
+                ).scalars()
+            )
+
+    await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1, "labels": ["nobody"]})
+    with pytest.raises(DatasetError, match="none of its 2 tasks is admitted"):
+        await labels()
+    await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1})
+    assert await labels() == ["good"]
+    assert await labels(admission="ignored") == ["good", "bad"]
+
+
+async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -> None:
+    """The verdict of a grader that could not run is given later, three times, and pays the rollout."""
+    await loop.script(call("echo two > a.txt"), "Done.")
+    switch = "test -e /usr/bin/env && no-such-program"
+    started = await loop.start(
+        loop.dataset(pre_commands=[PRE], eval_cmd=switch), limits={"agent_seconds": 300, "eval_seconds": 60}
+    )
+    _, row = await finish(loop, started)
+    assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("grader_failed", None, "done", 2)
+    async with loop.database.begin() as connection:
+        spec = {
+            **(await connection.execute(select(TaskTable.spec).where(TaskTable.id == row.task_id))).scalar_one(),
+            "eval_cmd": TASK["eval_cmd"],
+        }
+        await connection.execute(TaskTable.__table__.update().where(TaskTable.id == row.task_id).values(spec=spec))  # type: ignore[attr-defined]
+        turns = (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()
+    looked = await run(loop, "Regrade", {"rollout_id": row.id, "repeats": 3})
+    assert looked == {"rollouts": 1, "changed": 1, "flaky": 0, "adopted": 0, "without_verdict": 0}
+    async with loop.database.begin() as connection:
+        assert (
+            await connection.execute(select(RolloutTable.reward).where(RolloutTable.id == row.id))
+        ).scalar_one() is None
+    adopted = await run(loop, "Regrade", {"rollout_id": row.id, "adopt": True})
+    assert adopted["adopted"] == 1
+    async with loop.database.begin() as connection:
+        paid = (
+            await connection.execute(select(RolloutTable.outcome, RolloutTable.reward).where(RolloutTable.id == row.id))
+        ).one()
+        given = (
+            await connection.execute(
+                select(GradeTable.solved, GradeTable.repeat, GradeTable.reason)
+                .where(GradeTable.rollout_id == row.id)
+                .order_by(GradeTable.id)
+            )
+        ).all()
+        states = set(
+            (await connection.execute(select(SandboxTable.state).where(SandboxTable.rollout_id == row.id))).scalars()
+        )
+        assert (
+            await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))
+        ).scalar_one() == turns
+    assert [tuple(one)[:2] for one in given] == [(True, 0), (True, 1), (True, 2), (True, 0)], given
+    assert tuple(paid) == ("graded", 1.0) and states == {"released"}

@@ -1,0 +1,129 @@
+"""Time: an agent's budget, one that makes no progress, a box that must not end under its agent, and the sweep's schedule."""
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+from temporalio.client import WorkflowHandle
+
+from activities.sandboxes.base import Sandbox
+from ratchet import temporal_client
+from ratchet.store import schema
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_ledger import boxes_of
+from tests.integration.workflows.test_rollout import TASK, call, finish
+
+pytestmark = pytest.mark.timeout(900)
+
+LIMITS = {"agent_seconds": 600, "eval_seconds": 60}
+# Leaves a child in a session of its own, and stays in the tool call itself.
+BUSY = "echo two > a.txt; (setsid sh -c 'while :; do sleep 0.1; done' >/dev/null 2>&1 &); sleep 900"
+
+
+async def box_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Sandbox:
+    """The agent's, as soon as its program has asked the model."""
+
+    async def asked() -> str | None:
+        row = await loop.rollout(handle)
+        if row is None:
+            return None
+        async with loop.database.begin() as connection:
+            turns = select(func.count()).where(schema.TurnTable.rollout_id == row.id)
+            if not (await connection.execute(turns)).scalar_one():
+                return None
+        return str((await boxes_of(loop, handle))[0].provider_id)
+
+    return await loop.provider().connect(await loop.until(asked, "the agent asks the model"))
+
+
+async def holds(box: Sandbox, condition: str) -> bool:
+    return (await box.exec(condition, check=False)).exit_code == 0
+
+
+async def test_at_its_deadline_the_whole_tree_ends_without_us_and_the_diff_is_still_taken(loop: Loop) -> None:
+    """Nobody but the box keeps the time: the worker is dead when the budget ends."""
+    await loop.script(call(BUSY))
+    handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
+    box = await box_of(loop, handle)
+    await loop.until(
+        lambda: holds(box, "grep -q two /workspace/repo/a.txt && pgrep -u agent -f 'while :'"),
+        "the agent has its edit made",
+    )
+    loop.end("worker", kill=True)
+    await box.exec("echo 0.00 > /run/ratchet/1/deadline")  # the box's clock has come so far
+    await loop.until(lambda: holds(box, "test -s /run/ratchet/1/exit.json"), "the launcher writes down the end")
+    assert not await holds(box, "pgrep -u agent")
+    loop.spawn("worker")
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "time_budget", 1), (
+        row.outcome_reason
+    )
+
+
+async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_model_is_not(loop: Loop) -> None:
+    """The wall clock's budget is far away for both; the model's answer takes longer than the watchdog's patience."""
+    stall_seconds = 20.0
+    await loop.script(call(BUSY), hold="slow")
+    handle = await loop.start(loop.dataset(**TASK), limits={**LIMITS, "stall_seconds": stall_seconds})
+    box = await box_of(loop, handle)
+    loops = asyncio.get_running_loop()
+    patient_until = loops.time() + stall_seconds + 15
+
+    async def still_there() -> bool:
+        assert not await holds(box, "test -e /run/ratchet/1/exit.json")
+        return loops.time() > patient_until
+
+    await loop.until(still_there, "the model has taken its time")
+    await loop.release("slow")
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.reward, row.agent_exit, row.num_turns) == ("graded", 1.0, "time_budget", 1), (
+        row.outcome_reason
+    )
+    async with loop.database.begin() as connection:
+        used = (
+            await connection.execute(
+                select(schema.AttemptTable.used_seconds).where(schema.AttemptTable.rollout_id == row.id)
+            )
+        ).scalar_one()
+    assert used < LIMITS["agent_seconds"]
+
+
+async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:
+    await loop.script("Done.", hold="long")
+    handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
+    box = await box_of(loop, handle)
+    await box.set_ttl(300)
+    environment = loop.environment
+
+    async def seconds_left() -> float:
+        async with httpx.AsyncClient(base_url=environment["E2B_API_URL"], trust_env=False) as http:
+            facts = (await http.get(f"/sandboxes/{box.id}", headers={"X-API-KEY": environment["E2B_API_KEY"]})).json()
+        end = datetime.fromisoformat(facts["endAt"])
+        return (end - datetime.now(end.tzinfo)).total_seconds()
+
+    async def extended() -> bool:
+        return await seconds_left() > 600
+
+    assert not await extended()
+    await loop.until(extended, "the box has its whole time again")
+    await loop.release("long")
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.agent_exit) == ("graded", "done")
+
+
+async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:
+    async def seen() -> tuple[timedelta, timedelta, bool]:
+        found = (await handle.describe()).schedule
+        return found.spec.intervals[0].every, found.policy.catchup_window, found.state.paused
+
+    handle = loop.client.get_schedule_handle(temporal_client.SWEEP_SCHEDULE)
+    await handle.pause()
+    numbers = loop.settings.sweep.model_copy(update={"interval": 777, "catchup_window": 33})
+    await temporal_client.register_namespace(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
+    assert await seen() == (timedelta(seconds=777), timedelta(seconds=33), True)
+    await handle.unpause()
+    await temporal_client.register_namespace(loop.client, loop.settings)
+    assert await seen() == (timedelta(seconds=3600), timedelta(seconds=60), False)

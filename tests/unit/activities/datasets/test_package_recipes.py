@@ -1,0 +1,171 @@
+"""Recipes: the committed ones are whole, an archive is believed by its digest only, and rows hide the tests."""
+
+import base64
+import hashlib
+import http.server
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.datasets.archives import File, pack_archive
+from activities.datasets.bug_planting import plant_bug
+from activities.datasets.formats import check_rows
+from activities.datasets.package_recipes import read_recipes, write_rows
+from activities.datasets.package_sources import source_archive
+from activities.graders.test_evidence import look_up
+from ratchet.config import DatasetConfig
+from ratchet.errors import DatasetError, MachineError
+
+RECIPES = Path(__file__).parents[4] / "datasets" / "packages"
+CODE = b"def half(x):\n    return x // 2\n"
+FILES = {
+    "src/half.py": CODE, "tests/test_half.py": b"def test_half(): ...\n", "tests/data/a.txt": b"1", "README.md": b"half\n",
+    "PKG-INFO": b"x", "half.egg-info/entry_points.txt": b"x",
+}  # fmt: skip
+
+
+def published(files: dict[str, bytes]) -> bytes:
+    return base64.b64decode(pack_archive({f"half-1.0/{name}": File(content) for name, content in files.items()}))
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package index on this machine: the served directory."""
+    root = tmp_path / "index"
+    (root / "half").mkdir(parents=True)
+    (root / "half" / "half-1.0.tar.gz").write_bytes(published(FILES))
+    (root / "half" / "index.html").write_text(
+        '<a href="half-1.0.tar.gz#sha256=00&amp;x" data-requires-python="&gt;=3">half-1.0.tar.gz</a>'
+    )
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, directory=str(root), **options)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_address[1]}/")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield root
+        server.shutdown()
+        thread.join()
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    bug = {
+        "label": "half-1.0-x", "file": "src/half.py", "operator": "arithmetic", "function": "half", "index": 0,
+        "sha256": hashlib.sha256(plant_bug(CODE, "arithmetic", "half", 0)).hexdigest(), "fail_to_pass": ["tests/test_half.py::test_half"],
+    }  # fmt: skip
+    digest = hashlib.sha256(published(FILES)).hexdigest()
+    base = {
+        "package": "half",
+        "version": "1.0",
+        "file": "half-1.0.tar.gz",
+        "sha256": digest,
+        "import_path": "src",
+        "tests": ["tests"],
+    }
+    passing = {"tests/test_half.py": ["test_half", "test_zero"]}
+    return {**base, "passing": passing, "bugs": [{**bug, **changes.pop("bug", {})}], **changes}
+
+
+def built(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    (tmp_path / "half.json").write_text(json.dumps(recipe(**changes)))
+    write_rows(tmp_path / "half.json", tmp_path / "out.jsonl", tmp_path / "cache", "host", "python3", frozenset())
+    row: dict[str, Any] = json.loads((tmp_path / "out.jsonl").read_text())
+    return row
+
+
+def names_in(archive: str) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def test_a_row_hides_the_tests_and_holds_the_bug(index: Path, tmp_path: Path) -> None:
+    row = built(tmp_path)["metadata"]
+    shown = names_in(row["repository_archive"])
+    assert sorted(shown) == ["README.md", "src/half.py"] and shown["src/half.py"] == b"def half(x):\n    return x * 2\n"
+    assert sorted(names_in(row["tests_archive"])) == row["test_files"] == ["tests/data/a.txt", "tests/test_half.py"]
+    assert row["swe_bench"]["pass_to_pass"] == ["tests/test_half.py::test_zero"]
+    assert [
+        row for row in check_rows(DatasetConfig(path=str(tmp_path / "out.jsonl"))) if not isinstance(row, dict)
+    ] == []
+    assert "tests/test_half.py::test_half" in row["problem_statement"] and "src/half.py" not in row["problem_statement"]
+
+
+def test_rows_are_the_same_every_time_and_need_no_index_twice(index: Path, tmp_path: Path) -> None:
+    first = built(tmp_path)
+    (index / "half" / "half-1.0.tar.gz").unlink()
+    assert built(tmp_path) == first
+
+
+def test_another_archive_than_the_recipes_is_refused(index: Path, tmp_path: Path) -> None:
+    (index / "half" / "half-1.0.tar.gz").write_bytes(published({**FILES, "src/half.py": b"evil = 1\n"}))
+    with pytest.raises(DatasetError, match=r"half-1\.0\.tar\.gz: expected sha256"):
+        built(tmp_path)
+    assert not (tmp_path / "out.jsonl").exists() and not list((tmp_path / "cache").rglob("*.tar.gz"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bug": {"sha256": "0" * 64}}, "planting gave another file"),
+        ({"bug": {"file": "src/other.py"}}, "has no source src/other.py"),
+        ({"bug": {"file": "tests/test_half.py"}}, "has no source tests/test_half.py"),
+        ({"bug": {"index": 4}}, "no site arithmetic 4 in half"),
+        ({"file": "half-2.0.tar.gz"}, "the package index has no half-2.0.tar.gz"),
+        ({"sha256": "short"}, "half.json: is no recipe"),
+    ],
+)
+def test_what_does_not_fit_is_named(index: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        built(tmp_path, **changes)
+
+
+def test_an_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(MachineError, match="cannot be fetched"):
+        source_archive("half", "half-1.0.tar.gz", "0" * 64, tmp_path)
+
+
+def test_an_archive_cannot_point_outside(index: Path, tmp_path: Path) -> None:
+    content = published({"../../evil": b"x"})
+    (index / "half" / "half-1.0.tar.gz").write_bytes(content)
+    with pytest.raises(DatasetError, match="points out of the archive"):
+        built(tmp_path, sha256=hashlib.sha256(content).hexdigest())
+
+
+def test_the_committed_recipes() -> None:
+    recipes = read_recipes(RECIPES)
+    labels = [bug.label for recipe in recipes for bug in recipe.bugs]
+    assert len(labels) >= 40 and len(set(labels)) == len(labels)
+    for one in recipes:
+        names = {f"{file}::{name}" for file, listed in one.passing.items() for name in listed}
+        assert all(one.is_test(file) for file in one.passing)
+        for bug in one.bugs:
+            assert set(bug.fail_to_pass) <= names and len(bug.fail_to_pass) < len(names), bug.label
+            assert not one.is_test(bug.file)
+
+
+def test_a_name_without_parameters_stands_for_all_of_them() -> None:
+    tests = {
+        "t.py::a[1]": "passed",
+        "t.py::a[2 x]": "failed",
+        "t.py::b[1]": "passed",
+        "t.py::b[2]": "xfailed",
+        "t.py::abc": "passed",
+    }
+    assert [look_up(tests, f"t.py::{name}") for name in ("a", "b", "ab", "a[1]", "a[2", "abc")] == [
+        "failed", "passed", "missing", "passed", "failed", "passed",
+    ]  # fmt: skip

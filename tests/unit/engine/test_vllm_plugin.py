@@ -1,0 +1,59 @@
+"""The engine's half of a weight update, without the engine: what is checked before the first tensor is loaded.
+
+Why here: a refused update must leave the weights as they are, whichever file of it is bad.
+Called by: pytest. The real vLLM's half is in tests/integration/engine/test_vllm_plugin.py.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.vllm_plugin import checked_paths, file_sha256, read_tensors
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Two files of one policy, as names below the root."""
+    names = []
+    for number in (1, 2):
+        name = f"3.e1/model-0000{number}-of-00002.safetensors"
+        (tmp_path / "3.e1").mkdir(exist_ok=True)
+        save_file({f"layer.{number}": torch.full((64,), float(number))}, tmp_path / name)
+        names.append(name)
+    return names
+
+
+def digests(root: Path, names: list[str]) -> list[str]:
+    return [file_sha256(root / name) for name in names]
+
+
+def test_all_shards_load_once_all_digests_are_right(tmp_path: Path, shards: list[str]) -> None:
+    found = dict(read_tensors(checked_paths(tmp_path, shards, digests(tmp_path, shards))))
+    assert {name: float(value.mean()) for name, value in found.items()} == {"layer.1": 1.0, "layer.2": 2.0}
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut short", "gone"])
+def test_a_bad_second_shard_is_found_before_the_first_is_loaded(tmp_path: Path, shards: list[str], damage: str) -> None:
+    expected = digests(tmp_path, shards)
+    second = tmp_path / shards[1]
+    data = bytearray(second.read_bytes())
+    data[-7] ^= 1
+    second.write_bytes(data if damage == "one bit" else data[:-32])
+    if damage == "gone":
+        second.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match="00002-of-00002"):
+        checked_paths(tmp_path, shards, expected)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hostname", "3.e1/config.json"])
+def test_only_weight_files_below_the_root_are_read(tmp_path: Path, shards: list[str], name: str) -> None:
+    with pytest.raises(ValueError, match="no safetensors file below"):
+        checked_paths(tmp_path, [name], ["00"])
+
+
+def test_every_file_has_a_digest(tmp_path: Path, shards: list[str]) -> None:
+    for files, sha256 in (([], []), (shards, digests(tmp_path, shards)[:1])):
+        with pytest.raises(ValueError, match="expected as many of each"):
+            checked_paths(tmp_path, files, sha256)

@@ -1,0 +1,123 @@
+"""The run's config: precedence, and errors that name key, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
+from ratchet.errors import ConfigError
+from ratchet.temporal_settings import QUEUES, load_temporal_settings
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.jsonl").write_text("{}")
+    found = tmp_path / "run.yaml"
+    found.write_text("datasets: [{path: tasks.jsonl}]\ntraining: {steps: 3}\nlimits: {agent_seconds: 11}\n")
+    return found
+
+
+def test_precedence(path: Path) -> None:
+    """--set over RATCHET_* over a variable of the environment over the file over the default."""
+    environment = {
+        "SWE_AGENT_TIME_BUDGET_SEC": "12",
+        "SWE_EVAL_TIMEOUT_SEC": "13",
+        "RATCHET_TRAINING__STEPS": "4",
+        "RATCHET_HOME": "/x",
+    }
+    config = load_config(path, [], environment)
+    assert (config.limits.agent_seconds, config.limits.eval_seconds, config.training.steps) == (12, 13, 4)
+    environment["RATCHET_LIMITS__AGENT_SECONDS"] = "14"
+    config = load_config(path, ["training.steps=5"], environment)
+    assert (config.limits.agent_seconds, config.training.steps, config.training.group_size) == (14, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("training.stepz=3", "training.stepz: unknown key"),
+        ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
+        (
+            "training.steps={a} b",
+            "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')",
+        ),
+        ("nonsense", "expected KEY=VALUE"),
+        ("model.x=1", "model"),
+        ("training.group_size=1", "group_size must be at least 2"),
+        ("sampling.max_context_tokens=100000", "bin_tokens is below sampling.max_context_tokens"),
+    ],
+)
+def test_a_wrong_value_is_named(path: Path, override: str, named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(path, [override], {})
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{problem_statement} in {workdir}", "fix: this: now", "@here", "2026-99-99"])
+def test_what_is_no_yaml_is_text(path: Path, text: str) -> None:
+    assert load_config(path, [f"harness.prompt={text}"], {}).harness.prompt == text
+    assert load_config(path, [], {"RATCHET_HARNESS__PROMPT": text}).harness.prompt == text
+
+
+def test_unknown_keys_of_the_environment_are_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.stepz"):
+        load_config(path, [], {"RATCHET_TRAINING__STEPZ": "1"})
+
+
+def test_paths_are_resolved_against_the_config(path: Path) -> None:
+    assert load_config(path, [], {}).datasets[0].path == str(path.parent / "tasks.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a: [", "is no YAML"),
+        ("- 1", "expected a mapping"),
+        ("{}", "datasets: missing"),
+        ("datasets: [{path: x}]\ntraining: {group_size: 4, min_graded: 5}", "min_graded is above training.group_size"),
+        ("datasets: [{path: x}]\nsandbox: {max_boxes: 1}", "sandbox.max_boxes"),
+    ],
+)
+def test_a_file_that_is_no_config(tmp_path: Path, text: str, named: str) -> None:
+    found = tmp_path / "run.yaml"
+    found.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        load_config(found, [], {})
+
+
+def test_a_missing_dataset_and_a_missing_file(path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(path, ["datasets=[{path: nowhere.jsonl}]"], {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(path.with_name("none.yaml"), [], {})
+
+
+def test_the_digest_tells_configs_apart(path: Path) -> None:
+    first, second = load_config(path, [], {}), load_config(path, ["seed=1"], {})
+    assert first.digest() == RunConfig.model_validate(first.model_dump(mode="json")).digest() != second.digest()
+
+
+def test_the_shipped_config_is_valid() -> None:
+    config = load_config(ROOT / "configs" / "quickstart.yaml", [], {})
+    assert config.model == "tiny"
+    assert {dataset.use for dataset in config.datasets} == {"train", "eval"}
+
+
+def test_temporal_settings_fill_in_the_runs_limits(tmp_path: Path) -> None:
+    settings = load_temporal_settings()
+    stages = settings.all_stages(workspace_seconds=100, eval_seconds=200)
+    assert (stages["workspace"].start_to_close_seconds, stages["grade"].start_to_close_seconds) == (160, 420)
+    assert {stage.queue for stage in stages.values()} <= set(QUEUES)
+    assert stages["boot"].max_tries == 0 and stages["grade"].max_tries == 1
+
+
+def test_temporal_settings_refuse_unknown_keys(tmp_path: Path) -> None:
+    text = (ROOT / "temporal.yaml").read_text()
+    wrong = tmp_path / "temporal.yaml"
+    wrong.write_text(text + "\nsurprise: 1\n")
+    with pytest.raises(ConfigError, match="surprise: unknown key"):
+        load_temporal_settings(wrong)

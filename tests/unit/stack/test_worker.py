@@ -1,0 +1,97 @@
+"""Which sandbox service a worker uses."""
+
+from pathlib import Path
+
+import pytest
+
+from activities.run_configs import RunConfigs
+from activities.sandboxes.base import BoxLimits
+from activities.sandboxes.docker import DockerProvider
+from activities.sandboxes.e2b import E2BProvider
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
+from ratchet.store.database import Database
+from ratchet.temporal_settings import load_temporal_settings
+from stack.parts import Stack
+from stack.worker import adapter_url, sandbox_provider, slots
+
+
+def test_the_environment_chooses_the_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "e2b_x")
+    monkeypatch.delenv("RATCHET_SANDBOX_PROVIDER", raising=False)
+    assert isinstance(sandbox_provider(), E2BProvider)
+    monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", "docker")
+    assert isinstance(sandbox_provider(), DockerProvider)
+    for wrong in ("podman", "no.such.module:make", f"{__name__}:no_such_function"):
+        monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", wrong)
+        with pytest.raises(ConfigError, match=wrong):
+            sandbox_provider()
+
+
+def make_own_provider() -> DockerProvider:
+    return DockerProvider(max_ttl_seconds=1234)
+
+
+def test_a_service_of_the_users_own_by_its_import_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_boxes.py").write_text("from tests.unit.stack.test_worker import make_own_provider as make\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", "my_boxes:make")
+    assert sandbox_provider().capabilities.max_ttl_seconds == 1234
+
+
+def test_the_adapter_as_a_box_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without a network finds it on its own loopback, wherever it is."""
+    monkeypatch.setenv("ADAPTER_PUBLIC_HOST", "10.1.2.3")
+    monkeypatch.setenv("ADAPTER_PORT", "1800")
+    for provider, network, url in (
+        ("e2b", "", "10.1.2.3"),
+        ("docker", "", "127.0.0.1"),
+        ("docker", "mine", "10.1.2.3"),
+    ):
+        monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", provider)
+        monkeypatch.setenv("RATCHET_DOCKER_NETWORK", network)
+        assert adapter_url() == f"http://{url}:1800"
+
+
+@pytest.mark.parametrize(("provider", "network", "parts"), [
+    ("e2b", "", {"gateway"}), ("docker", "", {"egress"}), ("docker", "mine", set()), ("my_boxes:make", "", set()),
+])  # fmt: skip
+def test_the_stack_starts_what_the_boxes_need(
+    provider: str, network: str, parts: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", provider)
+    monkeypatch.setenv("RATCHET_DOCKER_NETWORK", network)
+    assert {part.name for part in Stack(tmp_path).parts()} & {"gateway", "egress"} == parts
+
+
+async def test_limits_that_a_service_cannot_set_are_refused() -> None:
+    provider = E2BProvider("e2b_x", "http://127.0.0.1:9", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="memory_mib"):
+        await provider.create(
+            "host", ttl_seconds=1, metadata={}, idempotency_key="x", limits=BoxLimits(memory_bytes=1 << 30)
+        )
+
+
+def test_boots_at_once_are_the_briefs_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_temporal_settings()
+    assert slots("boot", before) == before.queues["boot"].slots
+    monkeypatch.setenv("SWE_BOOT_CONCURRENCY", "6")
+    assert slots("boot", load_temporal_settings()) == 6
+    assert slots("boot", load_temporal_settings().model_copy(update={"boot_workers": 4})) == 1
+    for wrong in ("0", "many", "-3"):
+        monkeypatch.setenv("SWE_BOOT_CONCURRENCY", wrong)
+        with pytest.raises(ConfigError, match="SWE_BOOT_CONCURRENCY"):
+            load_temporal_settings()
+
+
+def test_a_service_that_ends_boxes_too_early_is_refused() -> None:
+    settings = load_temporal_settings()
+    configs = RunConfigs(Database("postgresql://nowhere/x", pool_size=1), settings)
+    config = RunConfig.model_validate(
+        {"datasets": [{"path": "x"}], "limits": {"agent_seconds": 3000, "eval_seconds": 600}}
+    )
+    assert configs.ttl_seconds(config, 86_400) == 3780 + settings.rollout.ttl_margin
+    assert configs.ttl_seconds(config, 4000) == 4000
+    with pytest.raises(ConfigError, match="3780 s"):
+        configs.ttl_seconds(config, 3600)

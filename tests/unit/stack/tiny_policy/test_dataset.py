@@ -1,0 +1,118 @@
+"""The quickstart dataset: made again byte for byte, its parts disjoint, its hidden tests telling fixed from buggy.
+
+Why here: a test that passes on the bug, or a held-out bug seen in training, would make every figure worthless.
+Called by: pytest.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stack.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
+
+DATASET = Path(__file__).resolve().parents[4] / "datasets" / "quickstart"
+BOX_PYTHON = "/opt/ratchet/bin/python3"
+
+
+def read_rows(part: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATASET / f"{part}.jsonl").read_text().splitlines()]
+
+
+ROWS = [*zip(read_rows("train"), train_tasks(), strict=True), *zip(read_rows("heldout"), held_out_tasks(), strict=True)]
+
+
+def row_id(value: object) -> str:
+    return str(value["label"]) if isinstance(value, dict) else ""
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("quickstart_generate", DATASET / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_in(folder: Path, command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """A command of a row, with `folder` in place of /workspace and a Python of ours in place of the box's."""
+    moved = command.replace("/workspace", str(folder)).replace(BOX_PYTHON, python)
+    # The box's Python has pytest and no plugins.
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        ["bash", "-c", moved], cwd="/", env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def prepare(folder: Path, row: dict[str, Any]) -> Path:
+    for command in row["metadata"]["pre_commands"]:
+        assert run_in(folder, command).returncode == 0
+    return Path(row["metadata"]["workdir"].replace("/workspace", str(folder)))
+
+
+def test_the_generator_writes_the_committed_files(tmp_path: Path) -> None:
+    load_generator().write_dataset(tmp_path)
+    for name in ("train.jsonl", "heldout.jsonl"):
+        assert (tmp_path / name).read_bytes() == (DATASET / name).read_bytes()
+
+
+def test_no_bug_occurs_twice_and_families_are_balanced() -> None:
+    train, held_out = train_tasks(), held_out_tasks()
+    assert len(task_digests([*train, *held_out])) == len(train) + len(held_out) == len(ROWS)
+    assert len(held_out) >= 96
+    for tasks in (train, held_out):
+        assert {sum(task.family == family for task in tasks) for family in FAMILIES} == {len(tasks) // len(FAMILIES)}
+    assert len({row["label"] for row, _ in ROWS}) == len(ROWS)
+
+
+def test_no_row_shows_the_agent_its_test() -> None:
+    for row, _ in ROWS:
+        assert "test_" not in row["prompt"] + "".join(row["metadata"]["pre_commands"])
+
+
+def passes(code: str, test: str) -> bool:
+    """The row's own test function on `code`, in this process: the bodies of both are the generator's."""
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    exec(test[test.index("def test_") :], namespace)
+    name = next(key for key in namespace if key.startswith("test_"))
+    try:
+        namespace[name]()
+    except Exception:
+        return False
+    return True
+
+
+def test_every_hidden_test_passes_the_fix_and_no_other_edit() -> None:
+    for row, task in ROWS:
+        test = row["metadata"]["eval_cmd"].split("<<'END_OF_FILE'\n")[1].split("END_OF_FILE\n")[0]
+        assert passes(task.fixed, test), row["label"]
+        for wrong in {task.wrong, *task.alternatives}:
+            assert not passes(task.code.replace(task.wrong, wrong, 1), test), (row["label"], wrong)
+
+
+@pytest.mark.parametrize(("row", "task"), ROWS[::20], ids=row_id)
+def test_a_row_makes_a_clean_repository_with_the_bug(row: dict[str, Any], task: BugTask, tmp_path: Path) -> None:
+    repository = prepare(tmp_path, row)
+    assert (repository / task.file).read_text() == task.code
+    git = f"git -C {repository}"
+    state = run_in(tmp_path, f"{git} status --porcelain && {git} rev-list --count HEAD && {git} ls-files")
+    assert state.stdout.split() == ["1", "README.md", task.file]
+
+
+@pytest.mark.parametrize("family", ["arithmetic", "text_method"])
+def test_the_whole_evaluation_tells_fixed_from_buggy(family: str, tmp_path: Path) -> None:
+    row, task = next((row, task) for row, task in ROWS if task.family == family)
+    repository = prepare(tmp_path, row)
+    # what a patch may bring to fool the runner
+    (repository / "conftest.py").write_text("def pytest_sessionfinish(session): session.exitstatus = 0\n")
+    (repository / "pytest.py").write_text("raise SystemExit(0)\n")
+    (repository / "pytest.ini").write_text("[pytest]\naddopts = --collect-only\n")
+    assert run_in(tmp_path, row["metadata"]["eval_cmd"]).returncode == 1
+    (repository / task.file).write_text(task.fixed)
+    assert run_in(tmp_path, row["metadata"]["eval_cmd"]).returncode == 0
