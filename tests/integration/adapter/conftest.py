@@ -172,8 +172,8 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from adapter.app import serve; from adapter.settings import AdapterSettings; "
-        "asyncio.run(serve(AdapterSettings.model_validate_json(sys.argv[1])))"
+        "import asyncio, sys; from adapter.app import serve_adapter; from adapter.settings import AdapterSettings; "
+        "asyncio.run(serve_adapter(AdapterSettings.model_validate_json(sys.argv[1])))"
     )
     process = subprocess.Popen([sys.executable, "-c", program, settings.model_dump_json()])
     try:
