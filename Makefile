@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Once, when the environment is made: otherwise the first run spends most of a minute on it. uv would look at every file each time.
 COMPILE := $(if $(wildcard $(VENV)/pyvenv.cfg),,--compile-bytecode)
 
-.PHONY: setup environment train test check e2e slow bench clean
+.PHONY: setup environment train test check house docs e2e slow bench clean
 
 $(BOOT)/bin/uv:
 	@echo "installing uv into $(BOOT)"
@@ -30,6 +30,16 @@ train: setup
 
 check: environment
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy && $(RUN)/lint-imports
+	@$(RUN)/python scripts/house.py --list
+	@$(RUN)/python scripts/glossary.py --check
+
+# Sizes, names and prose of the product's packages against the limits of CONTRIBUTING.md.
+house: environment
+	@$(RUN)/python scripts/house.py --list
+
+# Pages that are generated from the code.
+docs: environment
+	@$(RUN)/python scripts/glossary.py
 
 test: setup
 	@$(RUN)/pytest tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"

@@ -1,0 +1,272 @@
+"""Measure what CONTRIBUTING.md asks of the code, and exit with 1 if a limit is exceeded.
+
+`make house` prints one line per rule: the limit, the figure and, with `--list`, each place that exceeds it. Only the
+product's packages are measured; migrations are frozen and generated in part, so the limit of lines per function
+leaves them out.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_PACKAGE_SHARE = 0.30
+MAX_FUNCTION_LINES = 60
+MAX_LINE_LENGTH = 120
+MAX_LOOSE_WORDS = 5
+FRAMEWORK_NAMES = {"upgrade", "downgrade"}
+"""Names that a framework looks up in every module of a folder: alembic's migrations."""
+
+LOOSE_WORDS = re.compile(r"\b(whoever|whatever|whichever|nobody)\b", re.IGNORECASE)
+WHERE_FOR_IF = re.compile(
+    r"(?:\A|[.,;:(]\s+|\b(?:None|False|True|raises?|empty|[A-Za-z]+Error)\s+)where\s+(?!from|to\b)", re.IGNORECASE
+)
+"""`where` that opens a condition, after punctuation, a value or an error. "The folder where" names a place."""
+
+
+@dataclass
+class Finding:
+    """One rule: its limit in words, and the places that exceed it. `allowed` is the number of places that pass."""
+
+    rule: str
+    places: list[str] = field(default_factory=list)
+    figure: str = ""
+    allowed: int = 0
+    failed: bool = False
+
+    @property
+    def exceeded(self) -> bool:
+        return self.failed or len(self.places) > self.allowed
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file. `name` is its dotted name."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".")[0]
+
+    def at(self, line: int) -> str:
+        return f"{self.path}:{line}"
+
+
+def load_modules(packages: list[str]) -> list[Module]:
+    """All Python files that git tracks below `packages`."""
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *packages],
+        check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
+    modules = []
+    for path in sorted(Path(name) for name in names if name.endswith(".py") and Path(name).exists()):
+        text = path.read_text()
+        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        modules.append(Module(path, name, text, ast.parse(text)))
+    return modules
+
+
+def package_shares(modules: list[Module]) -> Finding:
+    lines: Counter[str] = Counter()
+    for module in modules:
+        lines[module.package] += module.text.count("\n")
+    package, most = lines.most_common(1)[0]
+    share = most / sum(lines.values())
+    finding = Finding(f"largest package's share of all lines (at most {MAX_PACKAGE_SHARE:.0%})")
+    finding.figure = f"{share:.0%} ({package})"
+    finding.failed = share > MAX_PACKAGE_SHARE
+    return finding
+
+
+def upward_imports(modules: list[Module], layers: list[set[str]]) -> Finding:
+    """Imports from a package to one of a higher layer, or to another package of its own layer."""
+    floor = {package: index for index, layer in enumerate(reversed(layers)) for package in layer}
+    finding = Finding(f"upward imports between the {len(layers)} layers (0)")
+    for module in modules:
+        for line, target in _imports(module.tree):
+            other = target.split(".")[0]
+            if other in floor and other != module.package and floor[other] >= floor[module.package]:
+                finding.places.append(f"{module.at(line)} imports {target}")
+    return finding
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def names_defined_twice(modules: list[Module]) -> Finding:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        for name, line in _public_names(module.tree):
+            if name not in FRAMEWORK_NAMES:
+                places[name].append(module.at(line))
+    finding = Finding("public names defined in two modules (0)")
+    finding.places = [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    return finding
+
+
+def _public_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Top-level names, each once: a name may be bound in both branches of a condition."""
+    found: dict[str, int] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.setdefault(node.name, node.lineno)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: node.lineno for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.setdefault(node.target.id, node.lineno)
+    return ((name, line) for name, line in found.items() if not name.startswith("_"))
+
+
+def long_lines(modules: list[Module]) -> Finding:
+    finding = Finding(f"lines over {MAX_LINE_LENGTH} characters (0)")
+    for module in modules:
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if len(line) > MAX_LINE_LENGTH:
+                finding.places.append(f"{module.at(number)} {len(line)}")
+    return finding
+
+
+def long_functions(modules: list[Module]) -> Finding:
+    finding = Finding(f"functions over {MAX_FUNCTION_LINES} lines, migrations aside (0)")
+    for module in modules:
+        if "migrations" in module.path.parts:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    finding.places.append(f"{module.at(node.lineno)} {node.name} {lines}")
+    return finding
+
+
+def config_fields_without_sentence(modules: list[Module]) -> Finding:
+    finding = Finding("config fields without a sentence (0)")
+    for module in modules:
+        if module.name not in ("ratchet.config", "ratchet.temporal_settings"):
+            continue
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                finding.places += [f"{module.at(line)} {node.name}.{name}" for name, line in _bare_fields(node)]
+    return finding
+
+
+def enum_values_without_sentence(modules: list[Module]) -> Finding:
+    finding = Finding("enum values of ratchet/types.py without a sentence (0)")
+    for module in modules:
+        if module.name != "ratchet.types":
+            continue
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") == "StrEnum" for base in node.bases):
+                finding.places += [f"{module.at(line)} {node.name}.{name}" for name, line in _bare_fields(node)]
+    return finding
+
+
+def _bare_fields(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
+    """Fields or members that no string literal with a full sentence follows."""
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+        else:
+            continue
+        sentence = _literal(following)
+        if name != "model_config" and not (sentence and sentence.strip().endswith(".") and " " in sentence.strip()):
+            yield name, statement.lineno
+
+
+def _literal(node: ast.stmt | None) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return ""
+
+
+def loose_words(modules: list[Module]) -> Finding:
+    """`where` for if, and whoever, whatever, whichever, nobody, in docstrings, field sentences and comments."""
+    finding = Finding(f"`where` for `if`, whoever, whatever, nobody in prose (at most {MAX_LOOSE_WORDS})")
+    finding.allowed = MAX_LOOSE_WORDS
+    for module in modules:
+        for line, text in _prose(module):
+            for match in [*LOOSE_WORDS.finditer(text), *WHERE_FOR_IF.finditer(text)]:
+                at = line + text.count("\n", 0, match.end())
+                finding.places.append(
+                    f"{module.at(at)} …{' '.join(text[max(0, match.start() - 30) : match.end() + 30].split())}…"
+                )
+    return finding
+
+
+def _prose(module: Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module.tree):
+        for statement in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
+            if literal := _literal(statement):
+                yield statement.lineno, literal
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if match := re.search(r"(?:^\s*|\s{2})#\s(.+)$", line):
+            yield number, match.group(1)
+
+
+def old_headings(modules: list[Module]) -> Finding:
+    finding = Finding("`Called by:` and `Why here:` headings (0)")
+    for module in modules:
+        for number, line in enumerate(module.text.splitlines(), 1):
+            if re.match(r"\s*(Called by|Why here):", line):
+                finding.places.append(module.at(number))
+    return finding
+
+
+def packed_attributes(modules: list[Module]) -> Finding:
+    finding = Finding("attributes assigned as a tuple (0)")
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+                continue
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple) and any(isinstance(element, ast.Attribute) for element in target.elts):
+                finding.places.append(module.at(node.lineno))
+    return finding
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print each place that exceeds a limit")
+    listing = parser.parse_args().list
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [{name.strip() for name in layer.split("|")} for layer in settings["contracts"][0]["layers"]]
+    modules = load_modules(settings["root_packages"])
+    findings = [
+        package_shares(modules),
+        upward_imports(modules, layers),
+        names_defined_twice(modules),
+        long_lines(modules),
+        long_functions(modules),
+        config_fields_without_sentence(modules),
+        enum_values_without_sentence(modules),
+        loose_words(modules),
+        old_headings(modules),
+        packed_attributes(modules),
+    ]
+    for finding in findings:
+        verdict = "FAIL" if finding.exceeded else "ok"
+        print(f"{verdict:<4}  {finding.figure or len(finding.places)!s:>18}  {finding.rule}")
+        for place in finding.places if listing and finding.exceeded else []:
+            print(f"          {place}")
+    return int(any(finding.exceeded for finding in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
