@@ -1,7 +1,8 @@
-"""The run's config as one pydantic tree.
+"""The config of a run as one pydantic tree.
 
-Why here: every knob of a run is declared once, with its unit; unknown keys are refused wherever they come from (`config_sources.py`).
-Called by: everything that a run's config decides; the tree is stored in the run's row and read from there.
+Every setting of a run is declared here once, with its unit, its effect and the reason for its default. Unknown keys are
+refused. `config_sources.py` reads the values from the file, the environment and the command line; the resolved tree is
+stored in the run's row, and all parts read it from there.
 """
 
 import hashlib
@@ -21,106 +22,148 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
+    """Base of all sections: immutable, unknown keys refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class EngineConfig(Section):
+    """How vLLM serves the policy."""
+
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
-    """Of the engine's weights."""
+    """Data type of the engine's weights. `auto`, the default, takes the one that the model's own config names."""
     max_num_seqs: Positive = 64
-    """Requests that one engine works on at once."""
+    """Number of requests that one engine decodes at once. 64 keeps a CPU or a small GPU busy without exhausting its KV
+    cache; raise it on a large GPU."""
     kv_cache_gib: Positive = 1
-    """Size of the KV cache on CPU, in GiB; without meaning on a GPU."""
+    """Size of the KV cache on CPU, in GiB. On a GPU it has no effect, because vLLM takes a share of the GPU's memory.
+    1 is enough for the tiny policy."""
     num_threads: Positive = 1
-    """OpenMP threads of the engine on CPU, so that it leaves cores to the others."""
+    """Number of OpenMP threads of the engine on CPU. 1 by default, because the learner and the boxes share the
+    cores."""
     keep_cache: bool = False
-    """Whether running calls keep their KV cache when new weights arrive. False: it is computed again, so that every logprob is that of the
-    weights it is labelled with; True saves that work where contexts are long, and mixes versions within a call's context."""
+    """Whether calls in progress keep their KV cache when new weights arrive. False, the default, recomputes the cache,
+    so that every logprob belongs to the weights it is labelled with. True saves that work, which matters for long
+    contexts, and mixes weights within the context of a call."""
     tool_parser: str = "qwen3_coder"
-    """vLLM's name of the parser that reads tool calls from the output."""
+    """vLLM's name of the parser that reads tool calls from the output. The default suits Qwen3 and the tiny policy."""
     reasoning_parser: str | None = None
-    """vLLM's name of the reasoning parser; None where the model does not think aloud."""
+    """vLLM's name of the parser that separates reasoning from the answer. None, the default, means that the model
+    produces no reasoning."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the model's chat template, such as enable_thinking; every rollout records them with the template's digest."""
+    """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
+    template's digest. Empty by default: the template's own defaults apply."""
     args: list[str] = []
-    """Further arguments, passed to vLLM as they stand."""
+    """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 
 
 class DatasetConfig(Section):
+    """One dataset and how its columns are named."""
+
     path: str
-    """A JSONL or parquet file, or a folder of Harbor tasks; a relative path is resolved against the config file's directory, then the working directory."""
+    """Path of a JSONL or parquet file, or of a folder of Harbor tasks. A relative path is resolved against the
+    directory of the config file first, then against the working directory."""
     use: Literal["train", "eval"] = "train"
-    """`eval`: held out, only ever evaluated."""
+    """`train`, the default, means that groups are made from the tasks. `eval` means that the tasks are held out and
+    only evaluated."""
     limit: Positive | None = None
-    """Take the first rows only; None: all."""
+    """Number of rows to take from the start of the file. None, the default, takes all."""
     input_key: str = "prompt"
+    """Name of the column with the problem statement; the default is that of the bundled datasets."""
     label_key: str = "label"
+    """Name of the column with the task's label, which names the task in reports and on the command line."""
     metadata_key: str = "metadata"
+    """Name of the column with the task's image, working directory and grader (docs/tasks.md)."""
 
 
 class HarnessConfig(Section):
+    """Which agent program works on the tasks, and with what limits."""
+
     name: str = "bash_agent"
-    """The agent program: bash_agent, claude_code, codex, mini_swe_agent, or a class of your own as `package.module:Class`."""
+    """Name of the agent program: bash_agent, claude_code, codex, mini_swe_agent, or the import path of a class as
+    `package.module:Class`. bash_agent is the default because it needs nothing to be fetched."""
     prompt: str | None = None
-    """Template of the user message; `{problem_statement}` and `{workdir}` are filled in. None: the harness's own."""
+    """Template of the user message, in which `{problem_statement}` and `{workdir}` are replaced. None, the default,
+    uses the prompt of activities/harnesses/base.py."""
     system_prompt: str | None = None
-    """None: the harness's own."""
+    """System prompt, or for claude_code a text that is appended to it. None, the default, uses the program's own."""
     max_turns: Positive = 50
-    """Model calls after which the agent ends with `turn_limit`."""
+    """Number of model calls after which the agent ends with `turn_limit`. 50 bounds the cost of an agent that loops."""
     step_timeout_seconds: Seconds = 120
-    """For one tool call."""
+    """Time limit of one tool call, in seconds. 120 s lets a usual test suite finish."""
     extra_args: str | None = None
-    """Appended to the agent's command line, in shell syntax; None: the harness's own (VIME_AGENT_CC_EXTRA_ARGS for claude_code)."""
+    """Arguments appended to the agent's command line, in shell syntax. None, the default, uses the harness's own
+    (variable VIME_AGENT_CC_EXTRA_ARGS for claude_code)."""
     extra_env: dict[str, str] = {}
-    """Environment of the agent's program, merged last (VIME_AGENT_CC_EXTRA_ENVS for claude_code)."""
+    """Environment variables of the agent's program, which override all others (variable VIME_AGENT_CC_EXTRA_ENVS for
+    claude_code). Empty by default."""
     options: dict[str, Any] = {}
-    """Of the harness itself; it refuses what it does not know."""
+    """Options that only this harness has. The harness refuses unknown ones when the run starts. Empty by default."""
 
     def all_options(self) -> dict[str, Any]:
+        """Return `options`, with `system_prompt` among them if it is set."""
         return self.options if self.system_prompt is None else {**self.options, "system_prompt": self.system_prompt}
 
 
 class SandboxConfig(Section):
-    """Which service makes the boxes, and how it is told the image, is the environment's matter (docs/sandboxes.md)."""
+    """How many boxes a run uses and how large they are.
+
+    The provider and its image metadata key are set by environment variables (docs/sandboxes.md).
+    """
 
     max_boxes: Annotated[int, Field(ge=2)] = 48
-    """Live boxes of this provider at once; a tenth of them is kept for grading."""
+    """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
+    below the agent slots of temporal.yaml."""
     memory_mib: Annotated[int, Field(ge=64)] | None = None
-    """What one box may use; None: what the service gives every box (docker: 2048). Only docker can set this and the next two per run."""
+    """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
+    this limit and the next two."""
     cpus: Annotated[float, Field(gt=0)] | None = None
-    """Processors' worth of time of one box; None: the service's (docker: no limit)."""
+    """CPU limit of one box, in cores. None, the default, leaves it to the service (docker: no limit)."""
     max_processes: Annotated[int, Field(ge=64)] | None = None
-    """Processes and threads of one box; None: the service's (docker: 512)."""
+    """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
 
 
 class SamplingConfig(Section):
+    """How the policy is sampled, and the token limits of one model call."""
+
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """Of every training rollout; the client's wishes are not asked."""
+    """Sampling temperature of training rollouts; values that a client sends are ignored. 1, the default, samples from
+    the policy itself, which is what the loss assumes."""
     max_response_tokens: Positive = 8192
-    """Of one model call (rollout_max_response_len)."""
+    """Largest number of tokens that one model call may sample (rollout_max_response_len)."""
     max_context_tokens: Positive = 32768
-    """Prompt and output of one model call (rollout_max_context_len)."""
+    """Largest number of tokens of prompt and output of one model call together (rollout_max_context_len)."""
     min_response_tokens: Positive = 16
-    """A call with less room than this is refused as too long."""
+    """Number of output tokens that must fit behind the prompt. A call with less room is refused as too long, because a
+    shorter answer could not hold a tool call."""
 
 
 class LossConfig(Section):
+    """The token loss and how it is averaged."""
+
     preset: str = "icepop"
-    """Which token loss: grpo, dr_grpo, dapo, gspo, cispo, tis, icepop, seq_mis, sft (training/loss.py names the papers), or a function of
-    your own as package.module:function. A preset also gives defaults to clip_low, clip_high, ratio_cap, reducer and training.advantage."""
+    """Name of the token loss: grpo, dr_grpo, dapo, gspo, cispo, tis, icepop, seq_mis, sft (training/loss.py names the
+    papers), or a function as `package.module:function`. A preset also sets the defaults of clip_low, clip_high,
+    ratio_cap, reducer and training.advantage. icepop is the default because it masks tokens whose probability differs
+    between engine and learner."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Lower clip bound of grpo, dr_grpo, dapo and gspo: the probability ratio is kept at or above 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """Clip range of grpo, dr_grpo, dapo and gspo: ratio kept within [1 - clip_low, 1 + clip_high]."""
+    """Upper clip bound of grpo, dr_grpo, dapo and gspo: the probability ratio is kept at or below 1 + clip_high."""
     mask_low: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of icepop: a token whose ratio to its recorded probability is below this gets no gradient."""
     mask_high: Annotated[float, Field(gt=0)] = 5.0
-    """`icepop`: tokens whose ratio to the recorded probability is outside get no gradient."""
+    """Upper bound of icepop: a token whose ratio to its recorded probability is above this gets no gradient."""
     ratio_cap: Annotated[float, Field(gt=0)] = 5.0
-    """Upper bound of the ratio: of a token in `tis` and `cispo`, of a turn in `seq_mis`."""
+    """Upper bound of the probability ratio: of a token in tis and cispo, of a turn in seq_mis."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
-    """Times the policy's entropy at each trained token, taken off the token's loss; 0 computes it for the metrics only."""
+    """Factor of the policy's entropy at each trained token, subtracted from the token's loss. 0, the default, computes
+    the entropy for the metrics only."""
     reducer: Literal["token_mean", "rollout_mean", "prompt_mean", "constant"] = "token_mean"
+    """How token losses are averaged: over all tokens of an update, over rollouts first, over groups first, or by a
+    constant divisor. token_mean, the default, gives every token the same weight."""
     constant_tokens: Positive = 1024
-    """C of the `constant` reducer, in tokens."""
+    """Divisor of the `constant` reducer, in tokens per rollout; other reducers ignore it."""
 
 
 LOSS_PRESET_VALUES: dict[str, dict[str, Any]] = {
@@ -134,131 +177,183 @@ LOSS_PRESET_VALUES: dict[str, dict[str, Any]] = {
     "seq_mis": {"ratio_cap": 2.0},
     "sft": {},
 }
-"""What each paper uses, where the config says nothing else; a key that is missing here keeps the default above."""
+"""The values of each preset's paper, used for keys that the config does not set; a missing key keeps its own
+default."""
 
 
 ADVANTAGES = ("mean", "std", "leave_one_out", "batch", "shuffled")
 
 
 class TrainingConfig(Section):
+    """Steps, groups and the optimiser."""
+
     steps: Positive = 100
-    """Steps of the run; the last checkpoint is the result."""
+    """Number of steps of the run; the checkpoint of the last one is the result."""
     groups_per_step: Positive = 8
-    """Groups with signal that one step trains on."""
+    """Number of groups with signal, that is with different rewards, that one step trains on."""
     min_groups: Positive = 1
-    """With `max_groups_seen` groups ready, a step is planned on at least this many groups with signal."""
+    """Smallest number of groups with signal that a step is planned on once `max_groups_seen` groups are ready. 1 lets a
+    run go on if most tasks are always or never solved."""
     max_groups_seen: Positive | None = None
-    """None: twice groups_per_step."""
+    """Number of ready groups, with or without signal, after which a step is planned on fewer than `groups_per_step`.
+    None, the default, means twice `groups_per_step`."""
     group_size: Positive = 8
-    """Rollouts of one task whose rewards are compared."""
+    """Number of rollouts of one task whose rewards are compared; at least 2."""
     min_graded: Positive | None = None
-    """A group with fewer graded rollouts is not trained on; None: half of group_size, at least 2."""
+    """Smallest number of graded rollouts of a group that is trained on. None, the default, means half of `group_size`,
+    at least 2."""
     max_replacements: Annotated[int, Field(ge=0)] = 2
-    """Rollouts of a group that may be started anew after infrastructure failed them."""
+    """Number of rollouts of a group that may be replaced after they ended without a verdict. 0 replaces none."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
-    """In steps: older tokens get no loss weight; 0 means synchronous."""
+    """Largest age of the weights that sampled a token, in steps; tokens of older weights get no loss weight. 0 means
+    synchronous training. 1, the default, lets rollouts run while a step is trained."""
     solve_rates: tuple[Fraction, Fraction] | None = None
-    """Tasks whose mean reward lately was outside of these bounds get no group; [0.05, 0.95] leaves out what is always or never solved.
-    None: all tasks in turn."""
+    """Lower and upper bound of a task's recent mean reward; tasks outside get no group. [0.05, 0.95] leaves out tasks
+    that are always or never solved. None, the default, takes all tasks in turn."""
     solve_rate_steps: Positive = 10
-    """What lately means: groups that started within so many steps. A task without any is tried again."""
+    """Window, in steps, of the recent mean reward for `solve_rates`. A task without a group in the window is tried
+    again."""
     updates_per_step: Positive = 1
-    """Optimiser updates of one step; a group is whole in one of them."""
+    """Number of optimiser updates of one step; all members of a group are in the same update. 1, the default, keeps
+    every update on-policy with respect to the step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Learning rate of AdamW after warm-up. 1e-6 suits models of some billion parameters."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Of linear learning-rate warm-up, in updates."""
+    """Length of the linear warm-up of the learning rate, in optimiser updates. 0, the default, means none."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay. 0, the default, means none, as usual in RL fine-tuning."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Norm to which the gradient of an update is clipped."""
     advantage: str = "mean"
-    """Over the group's rewards: mean, std, leave_one_out, batch (training/advantage.py names the papers), a function of your own as
-    package.module:function, or `shuffled`, which permutes the advantages within each group: a control that must not learn."""
+    """How advantages are computed from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
+    the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group
+    and serves as a control that must not learn."""
     negative_weight: Fraction = 1.0
-    """Times every advantage below 0. 0: only what was better than its group is trained, weighted by how much better."""
+    """Factor of every advantage below 0. 1, the default, leaves them unchanged; 0 trains only rollouts that were better
+    than their group's mean."""
     truncated: Literal["train", "mask", "exclude"] = "train"
-    """What a rollout cut by a limit does: trained, without loss but in the baseline, or neither."""
+    """How rollouts that a limit ended are used: `train` trains them, `mask` counts them in the baseline without loss,
+    `exclude` does neither."""
     train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]
-    """Kinds of turns that may be trained."""
+    """Kinds of turns that may be trained. Auxiliary calls, such as titles, are left out by default."""
     bin_tokens: Positive = 32768
-    """Tokens of one forward pass of a rank; at least sampling.max_context_tokens."""
+    """Number of tokens of one forward pass of a rank; at least `sampling.max_context_tokens`. It bounds the learner's
+    memory."""
     packing: Literal["auto", "tree", "packed", "padded"] = "auto"
-    """How chains share a forward pass: equal prefixes once, side by side, or as padded rows. auto: tree where the architecture allows."""
+    """How chains share a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side, `padded`
+    makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     workers: Positive | None = None
-    """Learner ranks; None: one on up to three cores, two from four cores on."""
+    """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
     checkpoint_every: Positive = 5
-    """Steps between checkpoints; the last step always makes one."""
+    """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
+    steps."""
     kept_versions: Positive | None = 4
-    """Published weights whose files are kept, beside the first and those of kept checkpoints; None: all of them."""
+    """Number of published weights whose files are kept, beside step 0 and those of kept checkpoints. None keeps all."""
     weight_transport: Literal["disk", "nccl"] = "disk"
-    """How running engines get new weights. disk: each reads the published files. nccl: the learner's first rank reads them once and broadcasts
-    them from its GPU, which no engine may use; an engine that this misses, or that starts later, reads the files. Not yet measured."""
+    """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
+    learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
+    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's computation; master weights, moments and gradient sums are float32."""
+    """Data type of the learner's computation. Master weights, optimiser moments and gradient sums are always
+    float32."""
     fp32_head: bool = False
-    """Whether logits are computed in float32 where dtype is not."""
+    """Whether logits are computed in float32 although `dtype` is not; it brings logprobs closer to the engine's. False
+    by default, because it costs memory."""
     activation_checkpointing: bool = False
-    """Whether each layer is computed again in the backward pass instead of being kept: a third more work, far less memory."""
+    """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
+    computation and far less memory."""
 
 
 class EvaluationConfig(Section):
+    """When and how the held-out tasks are evaluated."""
+
     at: list[Literal["start", "end"]] = ["start", "end"]
-    """When the held-out tasks are evaluated."""
+    """When the held-out tasks are evaluated: before the first step, after the last one, or both, which is the
+    default."""
     temperatures: list[float] = [1.0, 0.0]
-    """Sampled and greedy (0)."""
+    """Temperatures of the evaluations; 0 is greedy decoding. The default compares sampled and greedy rewards."""
     start_temperatures: list[float] = []
-    """Further temperatures at the start only: what mere sharpening of the initial policy would give."""
+    """Further temperatures of the evaluation at the start. They show what sharpening of the initial policy alone would
+    give. Empty by default."""
     samples: Positive = 1
-    """Rollouts of each held-out task at those of `temperatures` that are above 0; greedy and `start_temperatures` take one."""
+    """Number of rollouts of each held-out task at those `temperatures` that are above 0. Greedy evaluations and
+    `start_temperatures` take one."""
 
 
 class GradingConfig(Section):
+    """How patches are judged and rewarded."""
+
     reward: str = "solved"
-    """A reward function: `solved`, `fraction`, `weighted`, or one of yours as module:function."""
+    """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
+    gives 1 to a solved task and 0 to any other."""
     integrity: Literal["drop", "reject"] = "drop"
-    """What a patch with files that could change the runner gets: a grade without those files, or the verdict `rejected`."""
+    """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
+    without those files; `reject` gives it the verdict `rejected`."""
     admission: Literal["required", "ignored"] = "required"
-    """Which tasks a run takes: those that `ratchet tasks admit` has admitted under the present graders, or all."""
+    """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
+    present grader versions; `ignored` all of them."""
 
 
 class LimitsConfig(Section):
+    """Time and size limits of a rollout."""
+
     agent_seconds: Seconds = 1800
-    """For the agent's program, by the box's clock; waiting for an engine does not count (SWE_AGENT_TIME_BUDGET_SEC)."""
+    """Time budget of the agent's program, in seconds of the box's clock. Time in which it waits for an engine or an
+    adapter does not count (SWE_AGENT_TIME_BUDGET_SEC)."""
     eval_seconds: Seconds = 600
-    """For the tests of one grade (SWE_EVAL_TIMEOUT_SEC)."""
+    """Time limit of the tests of one grade, in seconds (SWE_EVAL_TIMEOUT_SEC)."""
     guard_seconds: Seconds | None = None
-    """For a whole rollout; None: agent + eval + the margin in temporal.yaml (SWE_ROLLOUT_GUARD_SEC)."""
+    """Time limit of all stages of a rollout together, in seconds. None, the default, means agent_seconds + eval_seconds
+    + the margin in temporal.yaml (SWE_ROLLOUT_GUARD_SEC)."""
     stall_seconds: Seconds | None = 900
-    """An agent that makes no model call for so long is ended with `time_budget`; above harness.step_timeout_seconds. None: never."""
+    """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above
+    harness.step_timeout_seconds. None disables the check."""
     workspace_seconds: Seconds = 300
-    """For a task's pre_commands."""
+    """Time limit of a task's pre_commands, in seconds."""
     max_patch_bytes: Positive = 5_000_000
-    """A larger diff is kept out of the store and graded as an empty patch, with the reason."""
+    """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
 
 
 class RunConfig(Section):
+    """The whole config of a run."""
+
     model: str = TINY
-    """A Hugging Face directory, or `tiny`: the small policy that is made on this machine."""
+    """Path of a Hugging Face model directory, or `tiny`, the default: the small policy that is made on this machine."""
     init_from: str | None = None
-    """Weights to start from instead of the model's own: a directory, or RUN@step of a checkpointed run."""
+    """Weights to start from instead of the model's own: a directory, or `RUN@step` of a run with that step published.
+    None, the default, uses the model's."""
     seed: int = 0
-    """Derives task order, update split, shuffles and, for `tiny`, the warm start."""
+    """Seed of the task order, the split into updates, all shuffles and, for `tiny`, the warm start."""
     drift: Literal["branch", "drop"] = "branch"
-    """What happens to a turn that later prompts re-tokenise differently (docs/adapter.md, "Forks, drift, thinking")."""
+    """How a turn is trained that later prompts tokenise differently: `branch`, the default, trains it as a chain of its
+    own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""
     engine: EngineConfig = EngineConfig()
+    """How vLLM serves the policy."""
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
+    """Datasets of the run; at least one with `use: train`."""
     harness: HarnessConfig = HarnessConfig()
+    """The agent program and its limits."""
     sandbox: SandboxConfig = SandboxConfig()
+    """Number and size of the boxes."""
     sampling: SamplingConfig = SamplingConfig()
+    """Temperature and token limits of model calls."""
     loss: LossConfig = LossConfig()
+    """The token loss."""
     training: TrainingConfig = TrainingConfig()
+    """Steps, groups and the optimiser."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluations on held-out tasks."""
     grading: GradingConfig = GradingConfig()
+    """Verdicts and rewards."""
     limits: LimitsConfig = LimitsConfig()
+    """Time and size limits of a rollout."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
-        """The preset's own values stand where the config has none: a resolved config says them all."""
+        """Fill in the preset's values for keys that the config does not set, so that a resolved config is complete."""
         loss = values.get("loss") if isinstance(values, Mapping) else None
         preset = LOSS_PRESET_VALUES.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None
         if not isinstance(loss, Mapping) or not preset:
@@ -297,5 +392,5 @@ class RunConfig(Section):
         return self
 
     def digest(self) -> str:
-        """Of the resolved values: two runs with the same digest are asked to do the same."""
+        """Return the sha256 of the resolved values; runs with equal digests do the same work."""
         return hashlib.sha256(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,7 +1,6 @@
-"""Where a run's config comes from: file, environment, command line, one over the other.
+"""Read a run's config from the file, the environment and the command line, and explain wrong values.
 
-Why here: what a knob means (`config.py`) and where its value came from are two questions, and every wrong value is explained in one place.
-Called by: `ratchet train` and the activity that starts a run; the resolved tree is stored in the run's row and read from there.
+`config.py` declares the settings; this module finds their values.
 
 Precedence: `--set a.b=c` > `RATCHET_A__B` > SWE_* and VIME_AGENT_* variables > the YAML file > the defaults.
 """
@@ -37,7 +36,7 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for key in parents:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{dotted}: {key} is no section; see the keys in ratchet/config.py")
+            raise ConfigError(f"{dotted}: {key} is not a section; see the keys in ratchet/config.py")
     tree[leaf] = value
 
 
@@ -66,15 +65,16 @@ def _from_environment(environment: Mapping[str, str], variables: Mapping[str, st
 
 
 def _yaml_or_text(text: str) -> Any:
-    """A value of one key. What is no YAML is meant as it stands, such as a prompt that begins with `{problem_statement}`."""
+    """Parse one value as YAML; text that is not YAML is kept, such as a prompt that begins with
+    `{problem_statement}`."""
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError):  # ValueError: an impossible date
         return text
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Of an object (VIME_AGENT_CC_EXTRA_ENVS) every value is text, as in any environment."""
+    """Parse a variable as YAML; the values of an object (VIME_AGENT_CC_EXTRA_ENVS) become text. Raises ConfigError."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -93,7 +93,7 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def explain_validation(error: ValidationError, source: str) -> ConfigError:
-    """One sentence per mistake: the key, the value, what was expected."""
+    """Return an error with one sentence per mistake: the key, the value, what was expected."""
     problems = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "config"
@@ -109,7 +109,7 @@ def explain_validation(error: ValidationError, source: str) -> ConfigError:
 
 
 def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunConfig:
-    """Validates and makes every path absolute; raises ConfigError naming key, value and expectation."""
+    """Validate `values` and make every path absolute. Raises ConfigError naming key, value and expectation."""
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -126,7 +126,8 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
     for dataset in datasets:
         if not Path(dataset.path).exists():
             raise ConfigError(
-                f"{source}: datasets: {dataset.path} does not exist; name a JSONL or parquet file, or a folder of Harbor tasks"
+                f"{source}: datasets: {dataset.path} does not exist; "
+                "name a JSONL or parquet file, or a folder of Harbor tasks"
             )
     model = config.model if config.model == TINY else absolute(config.model)
     init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
@@ -134,7 +135,7 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> RunConfig:
-    """The run's config from all five sources; raises ConfigError, never a half-read tree."""
+    """Read the run's config from all five sources. Raises ConfigError."""
     try:
         from_file = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -142,7 +143,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[
             f"{path}: cannot be read ({error.strerror}); name a YAML file, for example configs/quickstart.yaml"
         ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(from_file, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(from_file).__name__}")
     environment = os.environ if environment is None else environment

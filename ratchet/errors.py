@@ -1,50 +1,56 @@
-"""Every error that crosses a boundary, in one tree.
+"""The errors that are raised in one package and handled in another, in one tree.
 
-Why here: each failure belongs to exactly one boundary and is classified once, where it is raised.
-Called by: everything above `ratchet.types`; `activities/stage.py` turns the class into Temporal's retry decision.
+Each failure belongs to one boundary and is classified once, when it is raised. `activities/stage.py` turns the class
+into Temporal's decision whether to retry; the CLI prints a `UserError` as one sentence and exits with 2.
+
+Errors that stay within one package are defined there: those of the adapter and of the sandbox gateway become HTTP
+answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyError` (a `UserError` of
+`stack/tiny_policy`) reaches only the CLI.
 
     RatchetError
-    ├── UserError                 the user's mistake or machine: one sentence, exit code 2
-    │   ├── ConfigError           a config key or value
-    │   ├── DatasetError          a row: file, row, field, what was expected
-    │   └── MachineError          something missing on this machine: bubblewrap, a port, disk, a database
-    ├── SandboxBusyError          the sandbox service is busy or cannot be reached now
+    ├── UserError                 a mistake of the user, or something that the machine lacks: one sentence, exit code 2
+    │   ├── ConfigError           a config key or value cannot be used
+    │   ├── DatasetError          a dataset row cannot be used: file, row, field, what was expected
+    │   └── MachineError          the machine lacks something: bubblewrap, a port, disk space, a database
+    ├── SandboxBusyError          the sandbox service is busy or cannot be reached
     ├── SandboxGoneError          the box does not exist any more
     ├── CommandFailedError        a command in a box ended with a non-zero status or ran out of time
-    ├── BoxSpentError             a box was already used by another try: boot a new one
+    ├── BoxSpentError             another try has used the box: boot a new one
     ├── EngineUnavailableError    no engine answers, or all are paused
-    ├── EngineRejectedError       the engine refused a request (4xx): asking again cannot help
+    ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
     ├── StoreUnavailableError     Postgres cannot be reached
-    ├── LearnerLostError          the learner has been silent, or owes a checkpoint, for too long
-    ├── GraderFailedError         the grader itself could not run
-    ├── FencedError               a stale try or a zombie process wrote; its write matched no row
-    └── BugError                  anything not named here: never retried, ends one rollout, never loops
+    ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
+    ├── GraderFailedError         the grader could not run
+    ├── FencedError               a stale try or a replaced process wrote; its write matched no row
+    └── BugError                  any unclassified exception: never retried, so that a bug ends one rollout
 
 | boundary          | error                  | retried by                  | recorded as                        |
 |-------------------|------------------------|-----------------------------|------------------------------------|
-| activity ↔ box    | SandboxBusyError       | Temporal, after a delay     | nothing: it happens again          |
+| user ↔ any        | UserError              | not retried                 | the run's or rollout's reason      |
+| activity ↔ box    | SandboxBusyError       | Temporal, after a delay     | nothing: the call is repeated      |
 | activity ↔ box    | SandboxGoneError       | the workflow: a new box     | attempt lost; infra_failed after 3 |
-| activity ↔ box    | CommandFailedError     | nobody                      | the stage's own outcome            |
+| activity ↔ box    | CommandFailedError     | not retried                 | the stage's own outcome            |
 | activity ↔ box    | BoxSpentError          | the workflow: a new box     | nothing                            |
 | adapter ↔ engine  | EngineUnavailableError | the adapter, under pings    | engine wait of the turn            |
-| adapter ↔ engine  | EngineRejectedError    | nobody                      | the vendor's 400 to the agent      |
+| adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
 | any ↔ Postgres    | StoreUnavailableError  | Temporal / the client's SDK | nothing                            |
-| workflow ↔ learner| LearnerLostError       | Temporal, for ever          | the stage's failure, in its UI     |
+| workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
-| any               | FencedError            | nobody                      | nothing: another try owns the row  |
+| any               | FencedError            | not retried                 | nothing: another try owns the row  |
+| any               | BugError               | not retried                 | the workflow's failure, and a log  |
 """
 
 from typing import ClassVar
 
 
 class RatchetError(Exception):
-    """Base of all; `retryable` says whether Temporal may run the same activity again."""
+    """Base of all errors. `retryable`: whether Temporal may run the same activity again."""
 
     retryable: ClassVar[bool] = False
 
 
 class UserError(RatchetError):
-    """The user's mistake or machine. The message is one sentence: what is wrong, which value, what to do."""
+    """A mistake of the user, or of the machine's set-up. The message is one sentence: what, which value, what to do."""
 
 
 class ConfigError(UserError):
@@ -52,17 +58,17 @@ class ConfigError(UserError):
 
 
 class DatasetError(UserError):
-    """A dataset row cannot be used: names file, row number, field and what was expected."""
+    """A dataset row cannot be used. The message names file, row number, field and what was expected."""
 
 
 class MachineError(UserError):
-    """Something this machine lacks or forbids; the message names the remedy."""
+    """The machine lacks or forbids something; the message names the remedy."""
 
 
 class SandboxBusyError(RatchetError):
-    """The sandbox service is busy, rate-limited or unreachable; the same call may go through later.
+    """The sandbox service is busy, rate-limited or unreachable; the same call may succeed later.
 
-    `retry_after_seconds` is the service's own hint, None where it gave none.
+    `retry_after_seconds` is the service's own hint, None if it gave none.
     """
 
     retryable = True
@@ -73,7 +79,7 @@ class SandboxBusyError(RatchetError):
 
 
 class SandboxGoneError(RatchetError):
-    """The box was killed, expired or never existed. A new box is the only remedy."""
+    """The box was killed, expired or never existed. Only a new box helps."""
 
 
 class CommandFailedError(RatchetError):
@@ -87,17 +93,15 @@ class CommandFailedError(RatchetError):
         tail = (stderr or stdout).strip()[-400:]
         shown = " ".join(command.split())
         super().__init__(f"`{shown[:60]}{'…' if len(shown) > 60 else ''}` {reason}" + (f": {tail}" if tail else ""))
-        self.command, self.exit_code, self.stdout, self.stderr, self.timed_out = (
-            command,
-            exit_code,
-            stdout,
-            stderr,
-            timed_out,
-        )
+        self.command = command
+        self.exit_code = exit_code
+        self.stdout = stdout
+        self.stderr = stderr
+        self.timed_out = timed_out
 
 
 class BoxSpentError(RatchetError):
-    """The box has been used by an earlier try of this stage; what it holds cannot be trusted."""
+    """An earlier try of this stage has used the box, so its contents cannot be trusted."""
 
 
 class EngineUnavailableError(RatchetError):
@@ -117,7 +121,7 @@ class StoreUnavailableError(RatchetError):
 
 
 class LearnerLostError(RatchetError):
-    """The learner has not written its heartbeat for longer than its lease, or not yet the checkpoint that a run ends with."""
+    """The learner has sent no heartbeat for longer than its lease, or has not written the run's last checkpoint yet."""
 
     retryable = True
 
@@ -127,8 +131,8 @@ class GraderFailedError(RatchetError):
 
 
 class FencedError(RatchetError):
-    """Another try or process owns the row: this one has to stop without a trace."""
+    """Another try or process owns the row; the one that raises this must stop and write nothing."""
 
 
 class BugError(RatchetError):
-    """Our mistake: an assertion or an unclassified exception."""
+    """A bug of this program: an assertion or an unclassified exception."""

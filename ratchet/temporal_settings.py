@@ -1,7 +1,7 @@
 """temporal.yaml as types: queues, limits, timeouts and retries of the workflows.
 
-Why here: numbers of orchestration live in one file of the checkout, apart from what a run is.
-Called by: the worker, the CLI and the activity that snapshots stage options into a workflow's history.
+The numbers of the orchestration are in one file of the checkout, apart from a run's config. Durations are in seconds.
+An activity copies the options of the stages into each workflow's history, so that a replay uses the same numbers.
 """
 
 import os
@@ -23,19 +23,31 @@ class _Section(BaseModel):
 
 
 class Queue(_Section):
+    """One task queue."""
+
     slots: int
+    """Number of activities that one worker process of this queue runs at once."""
 
 
 class Stage(_Section):
+    """Timeouts and retries of one stage."""
+
     queue: str
+    """Name of the task queue that the stage's activity runs on."""
     start_to_close: float | None
+    """Longest duration of one try, in seconds. Null means that it is derived from the run's own limits."""
     heartbeat: float | None
+    """Time in seconds without a heartbeat after which a try counts as lost. Null means that the stage sends none."""
     retry_initial: float
+    """Delay before the first retry, in seconds; it doubles with every further retry."""
     retry_max: float
+    """Longest delay between two retries, in seconds."""
     tries: int
+    """Largest number of tries; 0 means unlimited retries. A stage that must run once per box has 1, and the workflow
+    boots a new box."""
 
     def options(self, start_to_close_seconds: float | None = None) -> StageOptions:
-        """`start_to_close_seconds` fills in what temporal.yaml leaves to the run's limits."""
+        """Return the options for the SDK. `start_to_close_seconds` replaces a null `start_to_close`."""
         seconds = self.start_to_close if self.start_to_close is not None else start_to_close_seconds
         assert seconds is not None, "a stage without start_to_close needs the run's limit"
         return StageOptions(
@@ -49,67 +61,110 @@ class Stage(_Section):
 
 
 class Stages(_Section):
+    """The stages of a rollout and of a training step."""
+
     boot: Stage
+    """Creates a box."""
     workspace: Stage
+    """Prepares the repository in the agent's box. Null start_to_close: limits.workspace_seconds + 60 s."""
     agent: Stage
+    """Runs the agent's program."""
     diff: Stage
+    """Ends the agent and takes its diff."""
     grade: Stage
+    """Applies the patch and runs the tests. Null start_to_close: workspace_seconds + eval_seconds + 120 s."""
     release: Stage
+    """Kills the boxes of a rollout."""
     record: Stage
+    """Writes to Postgres only: finalise, plans, group book-keeping."""
     learn: Stage
+    """Waits for the learner, and brings engines to new weights."""
 
 
 class RolloutNumbers(_Section):
+    """Limits of one rollout."""
+
     box_tries: int
+    """Number of agent boxes after which a rollout ends as `infra_failed`."""
     grade_tries: int
+    """Number of grading boxes after which a rollout ends as `grader_failed`."""
     guard_margin: float
+    """Seconds added to agent_seconds + eval_seconds for the guard, unless limits.guard_seconds is set."""
     ttl_margin: float
+    """Seconds added to the guard for a box's time to live, up to the provider's maximum."""
 
 
 class TrainRunNumbers(_Section):
+    """Numbers of the TrainRun workflow."""
+
     poll: float
+    """Seconds after which TrainRun reads Postgres although no signal has come."""
     steps_per_execution: int
+    """Number of steps after which TrainRun continues as new, which bounds its history."""
 
 
 class SweepNumbers(_Section):
+    """Numbers of the sweep, which releases boxes that no running workflow owns."""
+
     interval: float
+    """Seconds between two sweeps."""
     catchup_window: float
+    """Seconds within which a sweep that was missed during an outage is made up for."""
     creating_grace: float
+    """Seconds after which a ledger row in state `creating` without a live workflow is released."""
     unknown_grace: float
+    """Age in seconds from which a box of this installation that the ledger does not hold is killed."""
     max_share: float
+    """Largest share of the live boxes that one sweep may kill without being asked for, unless it is forced."""
 
 
 class TemporalSettings(_Section):
+    """The whole of temporal.yaml."""
+
     address: str
+    """host:port of the Temporal server; TEMPORAL_ADDRESS overrides it."""
     namespace: str
+    """Temporal namespace; TEMPORAL_NAMESPACE overrides it."""
     retention_days: int
+    """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]
+    """Task queues by name: exactly control, boot, agent, grade and learn."""
     boot_workers: int
+    """Number of worker processes of the boot queue, by which its slots are divided."""
     agent_workers: int
+    """Number of worker processes of the agent queue; sandbox.max_boxes must not exceed their slots together."""
     max_cached_workflows: int
+    """Number of workflows that a worker keeps in memory; others are replayed from their history when they wake."""
     stages: Stages
+    """Timeouts and retries by stage."""
     rollout: RolloutNumbers
+    """Limits of one rollout."""
     train_run: TrainRunNumbers
+    """Numbers of the TrainRun workflow."""
     sweep: SweepNumbers
+    """Numbers of the sweep."""
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
-        """Every stage's options with the run's limits filled in."""
+        """Return the options of every stage, with the run's limits filled in."""
         derived = {"workspace": workspace_seconds + 60, "grade": workspace_seconds + eval_seconds + 120}
         return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
 
 
 def positive_number(name: str, default: int) -> int:
-    """Of an environment variable; raises ConfigError."""
+    """Return the value of an environment variable, or `default` if unset. Raises ConfigError for any other text."""
     text = os.environ.get(name)
     if not text:
         return default
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise ConfigError(f"{name}: {text[:40]!r} is no positive number")
+        raise ConfigError(f"{name}: {text[:40]!r} is not a positive number")
     return int(text)
 
 
 def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
-    """temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names; SWE_BOOT_CONCURRENCY rules over it. Raises ConfigError."""
+    """Read temporal.yaml of the checkout, or the file that RATCHET_TEMPORAL_CONFIG names.
+
+    SWE_BOOT_CONCURRENCY overrides the slots of the boot queue. Raises ConfigError.
+    """
     path = path or Path(os.environ.get("RATCHET_TEMPORAL_CONFIG") or DEFAULT_PATH)
     try:
         settings = TemporalSettings.model_validate(yaml.safe_load(path.read_text()))

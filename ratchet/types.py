@@ -1,146 +1,274 @@
-"""Words of the system as types: states and their transitions.
+"""The words of the system, its states and their transitions.
 
-Why here: one file holds each enum, so the database, the workflows and the CLI cannot drift apart.
-Called by: everything; it imports nothing of ours.
+Every part uses these words and enums, so the database, the workflows, the CLI and the documentation cannot drift
+apart. `docs/glossary.md` is generated from the list below (`word: sentence.`, one per line) and from the enums.
+
+task: one row of a dataset, with an image, a repository, a problem statement and a grader.
+rollout: one try of one agent at one task under one policy; one workflow. Its purpose is `train` or `eval`.
+group: the `group_size` rollouts of one task whose rewards are compared with each other.
+member: one rollout of a group, numbered from 0; a replacement gets the next number.
+attempt: the n-th agent box of a rollout, counted by the workflow from 1 and used in keys.
+try: Temporal's retry of one activity; never part of a key.
+stage: one activity of a workflow with its timeouts and retries (`temporal.yaml`), such as boot, agent or grade.
+session: the adapter's record of one attempt; its bearer tokens are valid until it is closed.
+turn: one model call of a rollout, with its exact prompt ids, sampled ids, logprobs and policy versions.
+lane: the turns of one conversation of an agent program: the main one, or one of a sub-agent.
+fork: a turn that does not extend the newest token stream of its lane; its cause is recorded.
+drift: a message that comes back unchanged but is tokenised differently from the ids that were sampled.
+chain: one root-to-leaf path of a rollout's turn tree as one token sequence with a loss mask.
+span: a contiguous piece of a chain that comes from one turn, either sampled or context.
+harness: the code that installs, configures, starts and polls one agent program in a box.
+box: a sandbox, made by E2B, a service with E2B's API, or Docker; each box is used by one stage or one attempt.
+patch: the agent's diff against the base commit that was recorded before the agent started.
+grader: the code that turns a patch into a verdict by running hidden tests in a fresh box.
+verdict: a grader's judgement of one patch: solved, not solved or rejected, with its evidence.
+reward: the number that the run's reward function computes from a verdict and the facts of the rollout.
+admission: the check that a task's gold patch always passes and its empty patch never does.
+guard: the longest time in seconds that the stages of one rollout may use together.
+run: one training or evaluation run, with a config, policy versions and steps.
+step: one batch of groups trained by the learner; it ends with published weights.
+policy version: published weights, named `<run_id>/<step>.e<epoch>`; step 0 is the initial weights.
+epoch: the number of a learner within a run; a later learner has a higher one, and writes of earlier ones fail.
+staleness: the number of steps by which the weights that sampled a token are older than the step that trains on it.
+dialect: a wire protocol that agents speak: Anthropic Messages, OpenAI Chat Completions or OpenAI Responses.
+adapter: the HTTP service that agents call as their model; it records every turn.
+learner: the Ray training side, which reads plan rows from Postgres and publishes weights.
+engine: one vLLM server and its wrapper process.
+lease: a claim in Postgres that expires by the database's clock unless it is renewed.
+fence: a number that increases with every try of a stage; writes that carry an older number match no row.
 """
 
 from enum import StrEnum
 
 MODEL_NAME = "policy"
-"""What engines serve the policy as, and what agents ask for."""
+"""The model name under which engines serve the policy and under which agents request it."""
 
 # ---------------------------------------------------------------- states
 
 
 class Purpose(StrEnum):
+    """What a rollout, a group or a task of a run is for; fixed when the row is created."""
+
     TRAIN = "train"
+    """The rollout is sampled at the training temperature and its group may enter a step."""
     EVAL = "eval"
+    """The rollout belongs to an evaluation, or was started by hand; it is never trained on."""
 
 
 class RunState(StrEnum):
+    """State of a run.
+
+    running → paused (learner or planner), paused → running (`ratchet train`), running or paused → done | failed |
+    cancelled (TrainRun, or the learner of a run that trains on stored rollouts).
+    """
+
     RUNNING = "running"
+    """Groups are started, planned and trained."""
     PAUSED = "paused"
+    """Training is suspended for the reason in `state_reason`; no group starts until `ratchet train` resumes the run."""
     DONE = "done"
+    """The last step is trained and its checkpoint is committed. Final."""
     FAILED = "failed"
+    """The workflow of the run ended with an error, which is in `state_reason`. Final."""
     CANCELLED = "cancelled"
+    """The run was cancelled before its last step. Final."""
 
 
 class GroupState(StrEnum):
-    """`ready`: its rule holds and it may be planned. `consumed`: a plan row holds it. `failed`: its rule can no longer hold."""
+    """State of a group.
+
+    open → ready | failed (when all members have ended), ready → consumed (planner), open or ready → cancelled,
+    failed → ready (regrading with `--adopt`).
+    """
 
     OPEN = "open"
+    """Members still run, or may still be replaced."""
     READY = "ready"
+    """At least `min_graded` members have a reward; the planner may take the group."""
     CONSUMED = "consumed"
+    """A plan row contains the group, either as trained or as left out (no signal, too old). Final."""
     FAILED = "failed"
+    """All members have ended and fewer than `min_graded` have a reward."""
     CANCELLED = "cancelled"
+    """The group was cancelled and will not be trained on. Final."""
 
 
 class Outcome(StrEnum):
-    """How a rollout ended. NULL in the store exactly while it is open; only the first two carry a reward."""
+    """How a rollout ended. NULL in the store exactly while the rollout is open; only the first two have a reward."""
 
     GRADED = "graded"
+    """A grader gave a verdict, solved or not."""
     REJECTED = "rejected"
+    """An integrity rule rejected the patch; worth no more than a patch that solves nothing."""
     INFRA_FAILED = "infra_failed"
+    """No attempt produced a patch within the allowed boxes and time, or the workflow was terminated; no reward."""
     GRADER_FAILED = "grader_failed"
+    """No grading box gave a verdict, or the run's own reward function failed; no reward."""
     CANCELLED = "cancelled"
+    """The rollout, its group or its run was cancelled; no reward."""
 
 
 REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
 
 
 class AgentExit(StrEnum):
-    """How the agent's program ended. A fact, never an error; all but `starved` are graded."""
+    """How the agent's program ended: a fact, not an error. A rollout is graded after any of them except `starved`."""
 
     DONE = "done"
+    """The program ended by itself and reported success."""
     TURN_LIMIT = "turn_limit"
+    """The program reached `harness.max_turns` model calls."""
     CONTEXT_FULL = "context_full"
+    """The next prompt would not fit into `sampling.max_context_tokens`."""
     TIME_BUDGET = "time_budget"
+    """The launcher ended the program at its deadline, or because it made no model call for `limits.stall_seconds`."""
     CRASHED = "crashed"
+    """The program, or its launcher, ended with an error of its own."""
     STARVED = "starved"
+    """The program ended because it could not reach its model; infrastructure, so the rollout gets a new attempt."""
 
 
 TRUNCATED_EXITS = (AgentExit.TURN_LIMIT, AgentExit.CONTEXT_FULL, AgentExit.TIME_BUDGET)
 
 
 class AttemptState(StrEnum):
+    """State of an attempt: open → sealed when the rollout gets its outcome, open → superseded by a later attempt."""
+
     OPEN = "open"
+    """Stages of this attempt may write."""
     SEALED = "sealed"
+    """The rollout has its outcome. Final."""
     SUPERSEDED = "superseded"
+    """A later attempt has replaced this one; all its writes are refused. Final."""
 
 
 class SessionState(StrEnum):
+    """State of an adapter session: open → closed, never back."""
+
     OPEN = "open"
+    """The session's tokens are accepted and turns may be opened and completed."""
     CLOSED = "closed"
+    """The session is sealed: no turn of it can be opened or completed any more. Final."""
 
 
 class TurnState(StrEnum):
-    """`in_flight` until the engine's answer is stored, `completed` before the answer's last byte goes out."""
+    """State of a turn: in_flight → completed | aborted."""
 
     IN_FLIGHT = "in_flight"
+    """The row was written before the engine is called; its answer is not stored yet."""
     COMPLETED = "completed"
+    """The sampled ids and the answer are stored; this happens before the last byte goes to the client. Final."""
     ABORTED = "aborted"
+    """The engine refused the call, or the session was closed before its answer was stored. Final."""
 
 
 class TurnKind(StrEnum):
+    """What a model call is for; `training.train_kinds` names the kinds that are trained."""
+
     MAIN = "main"
+    """A call of the agent's main conversation."""
     SUB_AGENT = "sub_agent"
+    """A call of a sub-agent that the agent program started, in a lane of its own."""
     COMPACTION = "compaction"
+    """A call that asks the model to summarise the conversation."""
     AUXILIARY = "auxiliary"
+    """A call beside the task, such as one for the conversation's title."""
 
 
 class ForkCause(StrEnum):
-    """Why a turn does not extend its lane's newest stream. `root`: the first turn of a conversation."""
+    """Why a turn does not extend the newest token stream of its lane."""
 
     ROOT = "root"
+    """The turn is the first of a conversation."""
     SUB_AGENT = "sub_agent"
+    """The turn is the first of a sub-agent's lane."""
     COMPACTION = "compaction"
+    """The turn asks for a summary, or continues from one."""
     EDIT = "edit"
+    """The client sent an earlier message with different content."""
     DRIFT = "drift"
+    """The client sent equal messages whose text is tokenised differently from the sampled ids."""
     RESTART = "restart"
+    """The client went back to an earlier point of the conversation without changing a message."""
     STOP = "stop"
+    """The previous answer did not end with the template's end-of-turn token, for example at a length limit."""
     THINKING = "thinking"
+    """The chat template removed the reasoning of earlier answers."""
 
 
 class SandboxRole(StrEnum):
+    """What a box is for."""
+
     AGENT = "agent"
+    """The agent works in it; it can reach the adapter."""
     GRADE = "grade"
+    """A grader runs hidden tests in it; it has no network."""
 
 
 class SandboxState(StrEnum):
-    """Ledger of boxes: the row comes before the box, `release_wanted` before the kill."""
+    """State of a row in the ledger of boxes: creating → live → release_wanted → released; creating may skip `live`."""
 
     CREATING = "creating"
+    """The row exists and the provider is asked for the box; it has no provider id yet."""
     LIVE = "live"
+    """The provider made the box and its id is stored."""
     RELEASE_WANTED = "release_wanted"
+    """The box is to be killed, for a stored reason. Written before the kill, so a crash in between leaks no box."""
     RELEASED = "released"
+    """The provider has killed the box, or does not know it any more. Final."""
 
 
 class BatchState(StrEnum):
+    """State of a plan row: planned → stepped → committed. A restarted learner replays rows that are not committed."""
+
     PLANNED = "planned"
+    """The planner fixed the members of the step; the learner has not trained it yet."""
     STEPPED = "stepped"
+    """The learner trained the step and published its weights; no checkpoint contains it yet."""
     COMMITTED = "committed"
+    """A complete checkpoint contains the step. Final."""
 
 
 class PolicyVersionState(StrEnum):
+    """State of published weights: published → retired."""
+
     PUBLISHED = "published"
+    """The files are complete and engines may load them."""
     RETIRED = "retired"
-    SUPERSEDED = "superseded"
+    """The files may be deleted, because `training.kept_versions` newer steps exist. Final."""
 
 
 class EngineState(StrEnum):
+    """State of an engine.
+
+    starting → ready → syncing → ready | quarantined; quarantined or any other state → gone when its process ends. The
+    process that starts next at the same address begins at `starting`.
+    """
+
     STARTING = "starting"
+    """The wrapper registered the engine; vLLM is not ready to serve the newest policy yet."""
     READY = "ready"
+    """The engine serves the version in its row and receives calls."""
     SYNCING = "syncing"
+    """The engine is paused under a lease while it receives new weights."""
     QUARANTINED = "quarantined"
+    """The weights that it serves could not be verified; it receives no calls and its wrapper restarts it."""
     GONE = "gone"
+    """The vLLM process has ended."""
 
 
 class Wish(StrEnum):
-    """What a user asked of a run; a wish is recorded in the run's row and honoured between steps."""
+    """A request to a running run, stored in the run's row and read by TrainRun between steps.
+
+    No command or endpoint writes it at present; TrainRun obeys a value that is set by SQL.
+    """
 
     NONE = "none"
+    """Continue."""
     PAUSE = "pause"
+    """Start no new groups and plan no step until the value changes."""
     STOP = "stop"
+    """Cancel the open groups and end the run as `cancelled`."""
 
 
 # ---------------------------------------------------------------- search attributes (registered by `ratchet up`)
@@ -156,12 +284,12 @@ SEARCH_ATTRIBUTES: dict[str, str] = {
 
 
 def policy_version(run_id: str, step: int, epoch: int) -> str:
-    """`<run_id>/<step>.e<epoch>`: the label of published weights."""
+    """Return `<run_id>/<step>.e<epoch>`, the label of published weights."""
     return f"{run_id}/{step}.e{epoch}"
 
 
 def policy_step(version: str) -> int:
-    """The step in a policy version label; raises ValueError for anything that is not one."""
+    """Return the step of a policy version label. Raises ValueError for any other text."""
     run_id, _, tail = version.rpartition("/")
     step, separator, epoch = tail.partition(".e")
     if not run_id or not separator or not epoch.isdigit():

@@ -1,4 +1,4 @@
-"""The run's config: precedence, and errors that name key, value and remedy."""
+"""The run's config: precedence of its sources, and errors that name key, value and remedy."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_precedence(path: Path) -> None:
-    """--set over RATCHET_* over a variable of the environment over the file over the default."""
+    """--set overrides RATCHET_*, which overrides a SWE_* variable, which overrides the file, which overrides the default."""
     environment = {
         "SWE_AGENT_TIME_BUDGET_SEC": "12",
         "SWE_EVAL_TIMEOUT_SEC": "13",
@@ -58,7 +58,7 @@ def test_a_wrong_value_is_named(path: Path, override: str, named: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{problem_statement} in {workdir}", "fix: this: now", "@here", "2026-99-99"])
-def test_what_is_no_yaml_is_text(path: Path, text: str) -> None:
+def test_a_value_that_is_not_yaml_is_kept_as_text(path: Path, text: str) -> None:
     assert load_config(path, [f"harness.prompt={text}"], {}).harness.prompt == text
     assert load_config(path, [], {"RATCHET_HARNESS__PROMPT": text}).harness.prompt == text
 
@@ -75,14 +75,14 @@ def test_paths_are_resolved_against_the_config(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("- 1", "expected a mapping"),
         ("{}", "datasets: missing"),
         ("datasets: [{path: x}]\ntraining: {group_size: 4, min_graded: 5}", "min_graded is above training.group_size"),
         ("datasets: [{path: x}]\nsandbox: {max_boxes: 1}", "sandbox.max_boxes"),
     ],
 )
-def test_a_file_that_is_no_config(tmp_path: Path, text: str, named: str) -> None:
+def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path, text: str, named: str) -> None:
     found = tmp_path / "run.yaml"
     found.write_text(text)
     with pytest.raises(ConfigError, match=named):
