@@ -1,23 +1,21 @@
-"""`ratchet agents`: the agent programs that boxes can run."""
+"""`ratchet agents`: fetch and list the agent programs that sandboxes run."""
 
 from typing import Annotated
 
 import typer
 
-agents_app = typer.Typer(
-    name="agents", help="Agent programs for boxes: fetch them once, see what is there.", no_args_is_help=True
-)
+agents_app = typer.Typer(name="agents", help="Fetch and list the agent programs that boxes run.", no_args_is_help=True)
 
 
 @agents_app.command(name="fetch")
 def fetch_agent(
-    names: Annotated[list[str], typer.Argument(help="claude-code, codex, mini-swe-agent")],
+    names: Annotated[list[str], typer.Argument(help="Any of claude-code, codex, mini-swe-agent.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Fetch pinned programs into ~/.cache/ratchet/agents, which every box sees at /opt/agents. Safe to run again.
+    """Fetch pinned agent programs into ~/.cache/ratchet/agents, which every box mounts at /opt/agents. Idempotent.
 
-    VIME_AGENT_CC_TARBALL (with VIME_AGENT_NODE_TARBALL for a package that needs Node) and RATCHET_CODEX_TARBALL take the place
-    of the npm packages.
+    VIME_AGENT_CC_TARBALL (with VIME_AGENT_NODE_TARBALL for a package that needs Node) and RATCHET_CODEX_TARBALL
+    replace the npm packages.
     """
     from cli.console import print_json, say
     from ratchet.errors import ConfigError
@@ -25,7 +23,7 @@ def fetch_agent(
 
     for name in names:
         if name not in FETCHABLE:
-            raise ConfigError(f"no agent {name!r} to fetch; there are: {', '.join(FETCHABLE)}")
+            raise ConfigError(f"no agent {name!r}; available: {', '.join(FETCHABLE)}")
     fetched = []
     for name in names:
         program = FETCHABLE[name]()
@@ -45,7 +43,7 @@ def fetch_agent(
 
 @agents_app.command(name="list")
 def list_agents(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """What has been fetched."""
+    """List the agent programs that have been fetched."""
     from cli.console import print_json, print_table
     from stack.agent_programs import installed_programs
 

@@ -1,4 +1,4 @@
-"""`ratchet bench`: runs a benchmark of the checkout and prints its JSON."""
+"""`ratchet bench`: run a benchmark of the checkout and print its JSON."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,11 +7,11 @@ import typer
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="A file of tests/benchmarks, without .py.")],
-    full: Annotated[bool, typer.Option("--full", help="All repetitions, however long they take.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="JSON is all it prints on stdout, with or without this.")] = True,
+    name: Annotated[str, typer.Argument(help="Name of a file in tests/benchmarks, without .py.")],
+    full: Annotated[bool, typer.Option("--full", help="Run all repetitions; this can take hours.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry; stdout is always JSON.")] = True,
 ) -> None:
-    """Run a benchmark; only JSON is printed on stdout, progress goes to stderr."""
+    """Run a benchmark. stdout carries only JSON; progress goes to stderr."""
     import runpy
     import sys
 
@@ -22,8 +22,8 @@ def bench(
     if not path.is_file():
         known = (
             ", ".join(sorted(found.stem for found in directory.glob("[a-z]*.py")))
-            or f"none: run it in a checkout, {directory} is not here"
+            or f"none ({directory} does not exist; run this in a checkout)"
         )
-        raise ConfigError(f"no benchmark {name!r}; there are: {known}")
+        raise ConfigError(f"no benchmark {name!r}; available: {known}")
     sys.argv = [str(path), *(["--full"] if full else [])]
     runpy.run_path(str(path), run_name="__main__")

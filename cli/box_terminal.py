@@ -1,7 +1,6 @@
-"""The user's terminal, connected to one in a box.
+"""Connect the user's terminal to one in a box.
 
-Why here: keys go in as they are typed and output comes out as it is, which takes the local terminal out of its line mode.
-Called by: `ratchet sandboxes shell`.
+Keys are sent as they are typed and output is written unchanged, so the local terminal is put into raw mode.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from typing import Any
 
 
 async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: str) -> int:
-    """Returns the shell's exit code. Raises SandboxGoneError where the box is no more."""
+    """Return the shell's exit code. Raises SandboxGoneError if the box does not exist any more."""
     from e2b import AsyncSandbox, CommandExitException
     from e2b.exceptions import SandboxException
     from e2b.sandbox.commands.command_handle import PtySize
@@ -37,7 +36,8 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
         os.write(sys.stdout.fileno(), data)
 
     try:
-        box = await AsyncSandbox.connect(sandbox_id, timeout=1, **options)  # never prolongs the box
+        # connecting must not prolong the box's time to live
+        box = await AsyncSandbox.connect(sandbox_id, timeout=1, **options)
         terminal = await box.pty.create(size(), on_data=show, user=user, timeout=0)
     except SandboxException as error:
         raise SandboxGoneError(f"box {sandbox_id}: {error}") from error
@@ -65,7 +65,7 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
 
 
 def run_docker_terminal(sandbox_id: str, user: str) -> int:
-    """By Docker's own CLI, which does the same. Raises MachineError where it is not there."""
+    """Open the terminal with Docker's own CLI. Raises MachineError if the program `docker` is not installed."""
     from ratchet.errors import MachineError
 
     program = shutil.which("docker")
@@ -82,7 +82,7 @@ _URLS = {"api_url": "E2B_API_URL", "sandbox_url": "E2B_SANDBOX_URL"}
 
 @contextlib.contextmanager
 def _raw_mode() -> Iterator[None]:
-    """Where standard input is a terminal; a pipe is passed on as it is."""
+    """Put standard input into raw mode if it is a terminal; leave a pipe as it is."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""`ratchet checkpoints`: what a run can go on from, and its weights as a Hugging Face directory."""
+"""`ratchet checkpoints`: list a run's checkpoints and export one as a Hugging Face directory."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
     from ratchet.store.checkpoints import CheckpointRow
 
-checkpoints_app = typer.Typer(
-    name="checkpoints", help="Checkpoints of a run: list them, export one.", no_args_is_help=True
-)
+checkpoints_app = typer.Typer(name="checkpoints", help="List and export a run's checkpoints.", no_args_is_help=True)
 
 RunOption = Annotated[str, typer.Argument(help="A run's id.")]
 
 
 @checkpoints_app.command("list")
 def list_all(run: RunOption, json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """List a run's checkpoints, newest first. Older ones are deleted when a newer one is committed; their rows stay."""
+    """List a run's checkpoints, newest first. The files of older ones are deleted when a newer one is committed; their
+    rows stay.
+    """
     from cli.console import print_json, print_table
 
     found = [{**row.as_dict(), **_size(row)} for row in _rows(run)]
@@ -44,10 +44,12 @@ def list_all(run: RunOption, json: Annotated[bool, typer.Option("--json")] = Fal
 @checkpoints_app.command(name="export")
 def export_checkpoint_command(
     run: RunOption,
-    directory: Annotated[Path, typer.Argument(help="Where the model is written; must not exist.")],
-    step: Annotated[int | None, typer.Option(help="Of which step; the newest where left out.")] = None,
+    directory: Annotated[Path, typer.Argument(help="Directory to create; it must not exist.")],
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")] = None,
 ) -> None:
-    """Write a checkpoint's weights, with tokenizer and template, as a Hugging Face directory. Needs no learner and no GPU."""
+    """Write a checkpoint's weights, tokenizer and chat template as a Hugging Face directory. Needs no learner and no
+    GPU.
+    """
     from cli.console import say
     from ratchet.errors import ConfigError
 
@@ -56,14 +58,15 @@ def export_checkpoint_command(
     if chosen is None:
         kept = ", ".join(str(row.step) for row in usable) or "none"
         raise ConfigError(
-            f"run {run} has no checkpoint{'' if step is None else f' of step {step}'} on this machine; there are: {kept}"
+            f"run {run} has no checkpoint{'' if step is None else f' of step {step}'} on this machine; "
+            f"available steps: {kept}"
         )
     if directory.exists():
         raise ConfigError(f"{directory} exists already; name a directory that does not")
     from training.policy_export import export_checkpoint
 
     export_checkpoint(Path(chosen.initial_uri), chosen.uri, directory.resolve())
-    say(f"step {chosen.step} of {run} is in {directory}")
+    say(f"step {chosen.step} of {run} written to {directory}")
 
 
 def _rows(run: str) -> "list[CheckpointRow]":

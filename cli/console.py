@@ -1,7 +1,6 @@
-"""How commands speak: progress on stderr, results on stdout, JSON where asked.
+"""Output of commands: progress on stderr, results on stdout, JSON on request.
 
-Why here: every command sounds the same, and `--json` output is never mixed with progress.
-Called by: the commands of this folder.
+All commands print through these functions, so that `--json` output is never mixed with progress.
 """
 
 import sys
@@ -16,7 +15,7 @@ _STARTED = time.monotonic()
 
 
 def say(text: str) -> None:
-    """One line of progress, with the seconds since the command began."""
+    """Print one line of progress to stderr, with the seconds since the command began."""
     print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`ratchet doctor`: what this machine has, and what each missing thing would take."""
+"""`ratchet doctor`: check what this machine has and tell how to get what is missing."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ import typer
 
 
 def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Check this machine: sandbox protections, programs, disk, ports. Exit code 1 where something needed is missing."""
+    """Check this machine: sandbox protections, programs, disk, ports. Exit code 1 if something required is missing."""
     from cli.console import print_json, print_table
 
     checks = _checks()

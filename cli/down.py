@@ -1,4 +1,4 @@
-"""`ratchet down`: ends the local stack."""
+"""`ratchet down`: stop the local stack."""
 
 from typing import Annotated
 
@@ -7,10 +7,10 @@ import typer
 
 def down(
     boxes: Annotated[
-        bool, typer.Option("--boxes", help="End the sandboxes, too; rollouts in flight start new ones later.")
+        bool, typer.Option("--boxes", help="Also stop the sandboxes; rollouts in flight boot new ones later.")
     ] = False,
 ) -> None:
-    """End the local stack; everything stored stays, and `ratchet up` goes on from there."""
+    """Stop the local stack. Everything stored stays; `ratchet up` continues from there."""
     import asyncio
 
     from cli.console import say
@@ -22,11 +22,11 @@ def down(
     supervisor = Supervisor(stack)
     if boxes and supervisor.is_up() and stack.has_gateway:
         try:
-            say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} boxes ended")
+            say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} sandboxes stopped")
         except RatchetError as error:
-            say(f"boxes that still run end when their time is up, for the gateway does not end them: {error}")
+            say(f"could not stop sandboxes ({error}); they expire at their TTL")
     supervisor.down()
-    say("down")
+    say("the stack is down")
 
 
 async def kill_stack_boxes(environment: dict[str, str]) -> int:

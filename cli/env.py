@@ -1,8 +1,8 @@
-"""`ratchet env`: what a shell needs so that stock tools find the stack."""
+"""`ratchet env`: print the environment variables with which stock tools find the stack."""
 
 
 def env() -> None:
-    """Print `export` lines: eval "$(ratchet env)" lets temporal, psql and the E2B SDK find the stack."""
+    """Print `export` lines. After eval "$(ratchet env)", temporal, psql and the E2B SDK find the stack."""
     import shlex
 
     from stack.parts import Stack

@@ -1,4 +1,4 @@
-"""`ratchet export`: a run's samples as files."""
+"""`ratchet export`: write a run's samples to files."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +16,11 @@ class Format(StrEnum):
 def export(
     run: Annotated[str, typer.Argument(help="The run's id; see `ratchet runs`.")],
     format: Annotated[
-        list[Format] | None, typer.Option("--format", help="Given once or more; all of them without it.")
+        list[Format] | None,
+        typer.Option("--format", help="Output format. Repeat the option for several; default: all."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Directory; without it runs/<config>_<time of start>.")
+        Path | None, typer.Option("--out", help="Output directory. Default: runs/<config>_<time of start>.")
     ] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:

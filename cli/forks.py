@@ -1,4 +1,4 @@
-"""`ratchet forks`: why a run's conversations fell into several chains."""
+"""`ratchet forks`: report why a run's conversations split into several chains."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ def forks(
     run: Annotated[str, typer.Argument(help="The run's id; see `ratchet runs`.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Forks by cause, chains per rollout, context per trained token, alarms."""
+    """Report forks by cause, chains per rollout, context tokens per trained token, and alarms."""
     from dataclasses import asdict
 
     from cli.console import print_json, print_table, say

@@ -1,11 +1,13 @@
-"""`ratchet images`: what local sandboxes boot, beside the machine's own programs (`host`)."""
+"""`ratchet images`: import, list and remove the images that local sandboxes boot."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-images_app = typer.Typer(name="images", help="Images for local sandboxes: import, list, remove.", no_args_is_help=True)
+images_app = typer.Typer(
+    name="images", help="Import, list and remove images for local sandboxes.", no_args_is_help=True
+)
 
 
 @images_app.command(name="import")
@@ -14,19 +16,21 @@ def import_image(
         Path, typer.Argument(help="A directory, a tar, an OCI layout or archive, a docker-archive; compressed or not.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="Its reference, as datasets name it; default: what the archive says.")
+        str | None, typer.Option(help="Reference by which datasets name the image. Default: the archive's own.")
     ] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Unpack an image for boxes; a running gateway sees it at once. Environment, working directory and user are kept.
+    """Unpack an image for sandboxes; a running gateway sees it at once. Its environment, working directory and user
+    are kept.
 
-    `docker save IMAGE -o FILE`, `podman save`, `skopeo copy docker://IMAGE oci-archive:FILE` and `docker export` make such files.
+    `docker save IMAGE -o FILE`, `podman save`, `skopeo copy docker://IMAGE oci-archive:FILE` and `docker export` write
+    such files.
     """
     from cli.console import print_json, say
     from ratchet.errors import ConfigError
 
     if not source.exists():
-        raise ConfigError(f"there is nothing at {source}")
+        raise ConfigError(f"{source} does not exist; name an archive or a directory")
     image = _store().add(source, name, say)
     say(f"{image.reference}: {image.size_bytes / 1e6:.1f} MB at {image.directory}")
     if json:
@@ -35,7 +39,7 @@ def import_image(
 
 @images_app.command(name="list")
 def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """What has been imported. `host` and `base`, the machine's own programs, are always there."""
+    """List imported images. `host` and `base`, the machine's own programs, always exist."""
     from datetime import UTC, datetime
 
     from cli.console import print_json, print_table
@@ -59,9 +63,9 @@ def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
 
 @images_app.command(name="remove")
 def remove_image(
-    references: Annotated[list[str], typer.Argument(help="References, as `ratchet images list` shows them.")],
+    references: Annotated[list[str], typer.Argument(help="References as `ratchet images list` prints them.")],
 ) -> None:
-    """Forget images. Files that boxes still use stay until those have ended."""
+    """Remove images. Files that running boxes use are deleted after those boxes have ended."""
     from cli.console import say
 
     for reference in references:
@@ -69,7 +73,7 @@ def remove_image(
         say(
             f"{reference} removed"
             if removed
-            else f"{reference} removed; its files are in use by boxes and go with the next removal"
+            else f"{reference} removed; boxes still use its files, which the next removal deletes"
         )
 
 

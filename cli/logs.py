@@ -1,4 +1,4 @@
-"""`ratchet logs`: what a part of the stack has written."""
+"""`ratchet logs`: print a part's log."""
 
 from typing import Annotated
 
@@ -9,8 +9,8 @@ def logs(
     part: Annotated[
         str, typer.Argument(help="postgres, temporal, gateway, ray, engine, adapter, learner, worker or supervisord.")
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing.")] = False,
-    lines: Annotated[int, typer.Option(help="How many of the last lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
+    lines: Annotated[int, typer.Option(help="Number of lines to print.")] = 100,
 ) -> None:
     """Print the last lines of a part's log."""
     import os
@@ -25,5 +25,5 @@ def logs(
             ", ".join(sorted(log.stem for log in directory.glob("*.log")))
             or "none yet: start the stack with `ratchet up`"
         )
-        raise ConfigError(f"no log of {part!r}; there are: {known}")
+        raise ConfigError(f"no log of {part!r}; available: {known}")
     os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), str(path)])

@@ -1,7 +1,7 @@
-"""The command `ratchet`: one file per command, heavy imports inside the commands.
+"""The command `ratchet`: registers one file per command and turns errors into one sentence and an exit code.
 
-Why here: an error becomes one sentence and an exit code in this one place.
-Called by: the console script and `python -m cli.main`, which is how the supervisor starts parts.
+The supervisor starts the parts of the stack with `python -m cli.main PART`. Commands import heavy packages inside
+their functions, so that `--help` stays fast.
 """
 
 import atexit
@@ -97,10 +97,10 @@ for function in PARTS:
 
 
 def main() -> NoReturn:
-    """Runs one command and leaves without taking the interpreter apart.
+    """Run one command and exit without finalising the interpreter.
 
-    Threads of Temporal's SDK outlive the event loop and abort a process (exit code 134) that they find half dismantled:
-    temporalio/sdk-python#300. What was registered to run at exit runs first.
+    Threads of Temporal's SDK outlive the event loop and abort the process (exit code 134) if they run while the
+    interpreter is finalised: temporalio/sdk-python#300. Functions registered with atexit run first.
     """
     code = run_app()
     atexit._run_exitfuncs()
@@ -110,7 +110,7 @@ def main() -> NoReturn:
 
 
 def run_app() -> int:
-    """One command's exit code: 2 for an error of the user's, 1 for one of ours that has a name; either is said in one sentence."""
+    """Return the exit code: 2 for a UserError, 1 for another RatchetError; each is printed as one sentence."""
     try:
         app()
     except UserError as error:

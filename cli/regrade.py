@@ -1,4 +1,4 @@
-"""`ratchet regrade`: stored patches are graded again, without a model call."""
+"""`ratchet regrade`: grade stored patches again, without a model call."""
 
 from typing import Annotated
 
@@ -6,16 +6,16 @@ import typer
 
 
 def regrade(
-    what: Annotated[str, typer.Argument(help="A run's id, or a rollout's id.")],
-    grader: Annotated[str | None, typer.Option(help="Another grader than the task's own.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Grades of each patch, each in a fresh box.")] = 1,
+    what: Annotated[str, typer.Argument(help="Id of a run or of a rollout.")],
+    grader: Annotated[str | None, typer.Option(help="Grader to use instead of the task's own.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of grades per patch, each in a fresh box.")] = 1,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Pay rollouts by the new verdict where no step has used their group.")
+        bool, typer.Option("--adopt", help="Update rewards to the new verdicts, except in groups that a step has used.")
     ] = False,
-    window: Annotated[int, typer.Option(min=1, help="Patches at once.")] = 2,
+    window: Annotated[int, typer.Option(min=1, help="Number of patches graded in parallel.")] = 2,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Grade stored patches again, for example after a grader was mended. Needs a running stack (`ratchet up`)."""
+    """Grade stored patches again, for example after a grader was fixed. Needs a running stack (`ratchet up`)."""
     import asyncio
     from uuid import uuid4
 
@@ -32,6 +32,7 @@ def regrade(
         print_json(result.model_dump())
     else:
         say(
-            f"{result.rollouts} rollouts graded again: {result.changed} verdicts changed, {result.flaky} patches with two verdicts, "
-            f"{result.adopted} rollouts paid anew, {result.without_verdict} without a verdict"
+            f"{result.rollouts} rollouts graded again: {result.changed} verdicts changed, "
+            f"{result.flaky} patches with differing verdicts, {result.adopted} rewards updated, "
+            f"{result.without_verdict} without a verdict"
         )

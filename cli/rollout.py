@@ -1,4 +1,4 @@
-"""`ratchet rollout`: one rollout of one task, by hand."""
+"""`ratchet rollout`: run one rollout of one task."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def rollout(
-    task: Annotated[str, typer.Argument(help="A row's label, or its number from 0.")],
+    task: Annotated[str, typer.Argument(help="The row's label, or its number counted from 0.")],
     dataset: Annotated[Path | None, typer.Option(help="JSONL file; default: the config's first dataset.")] = None,
-    config: Annotated[Path, typer.Option(help="Whose model, harness and limits to use.")] = DEFAULT_CONFIG,
+    config: Annotated[Path, typer.Option(help="Run config that gives model, harness and limits.")] = DEFAULT_CONFIG,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Run one rollout and print its outcome; `ratchet show` then tells its story."""
+    """Run one rollout and print its outcome; `ratchet show` then prints its details."""
     import asyncio
 
     from cli.console import print_json, say
@@ -34,7 +34,8 @@ def rollout(
         print_json(result)
     else:
         say(
-            f"rollout {result['rollout_id']}: {result['outcome']}, reward {result['reward']}; `ratchet show {result['rollout_id']}`"
+            f"rollout {result['rollout_id']}: {result['outcome']}, reward {result['reward']}; "
+            f"`ratchet show {result['rollout_id']}`"
         )
 
 
@@ -53,7 +54,7 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
     client = await connect_stack(stack, load_temporal_settings())
     rollout = RolloutInput(dataset=path, task=task, config=config)
     workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
-    say(f"{workflow_id} begins; the Temporal UI shows its stages")
+    say(f"started {workflow_id}; the Temporal UI shows its stages")
     try:
         result: RolloutResult = await client.execute_workflow(
             "Rollout", rollout, id=workflow_id, task_queue="control", result_type=RolloutResult

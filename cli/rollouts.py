@@ -1,4 +1,4 @@
-"""`ratchet rollouts`: the rollouts of a run."""
+"""`ratchet rollouts`: list the rollouts of a run."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 
 def rollouts(
     run: Annotated[str, typer.Option("--run", help="The run's id.")],
-    limit: Annotated[int, typer.Option(help="Newest first, at most this many.")] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number of rollouts, newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's rollouts with outcome and reward."""

@@ -1,4 +1,4 @@
-"""`ratchet runs`: the runs of this installation."""
+"""`ratchet runs`: list the runs of this installation."""
 
 from typing import Annotated
 

@@ -1,21 +1,21 @@
-"""`ratchet sandboxes`: the ledger of boxes beside what the provider really has; end one, or look into one."""
+"""`ratchet sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one."""
 
 from typing import Annotated, Any
 
 import typer
 
 sandboxes_app = typer.Typer(
-    name="sandboxes", help="Boxes: list them, end them, open a terminal in one.", invoke_without_command=True
+    name="sandboxes", help="List boxes, end them, open a terminal in one.", invoke_without_command=True
 )
 
 
 @sandboxes_app.callback()
 def list_command(
     context: typer.Context,
-    every: Annotated[bool, typer.Option("--all", help="Released ones, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include released boxes.")] = False,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Boxes in the ledger, and whether their provider still has them."""
+    """List the boxes of the ledger and whether their provider still runs them."""
     if context.invoked_subcommand is not None:
         return
     from cli.console import print_json, print_table
@@ -40,10 +40,10 @@ def list_command(
 
 @sandboxes_app.command()
 def kill(
-    names: Annotated[list[str] | None, typer.Argument(help="Ids, of the ledger or of the provider.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that the ledger holds.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Ids, from the ledger or from the provider.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="End every box of the ledger.")] = False,
 ) -> None:
-    """End boxes. Rollouts that work in them boot new ones."""
+    """End boxes. Rollouts that use them boot new ones."""
     import asyncio
 
     from cli.console import say
@@ -58,10 +58,10 @@ def kill(
 
 @sandboxes_app.command()
 def shell(
-    name: Annotated[str, typer.Argument(help="Id, of the ledger or of the provider.")],
-    user: Annotated[str, typer.Option(help="Who you are in the box.")] = "root",
+    name: Annotated[str, typer.Argument(help="Id, from the ledger or from the provider.")],
+    user: Annotated[str, typer.Option(help="User in the box.")] = "root",
 ) -> None:
-    """A terminal in a live box. Ends with the shell; the box and its agent go on."""
+    """Open a terminal in a live box. Closing the shell leaves the box and its agent running."""
     import asyncio
 
     from cli.box_terminal import run_docker_terminal, run_terminal
@@ -86,11 +86,11 @@ def _find(name: str) -> dict[str, Any]:
     for row in _ledger(every=False):
         if name in (str(row["id"]), row["provider_id"]):
             return row
-    raise ConfigError(f"no box {name!r} is held; `ratchet sandboxes` shows them")
+    raise ConfigError(f"no live box {name!r}; `ratchet sandboxes` lists the live ones")
 
 
 def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`at_provider`: running, paused or gone; `?` where the provider cannot be asked."""
+    """Add `at_provider` to each row: running, paused or gone; `?` if the provider cannot be reached."""
     import asyncio
 
     from activities.boot import INSTALLATION_KEY

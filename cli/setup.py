@@ -1,8 +1,8 @@
-"""`ratchet setup`: what the stack needs on this machine beside the Python environment."""
+"""`ratchet setup`: install what the stack needs on this machine beside the Python environment."""
 
 
 def setup() -> None:
-    """Find or make bubblewrap, the Temporal server and the boxes' Python layer; safe to run again."""
+    """Find or install bubblewrap, the Temporal server and the Python layer of the boxes. Idempotent."""
     import os
     import shutil
     import subprocess

@@ -1,4 +1,4 @@
-"""`ratchet show`: one rollout, from its boxes to its verdict."""
+"""`ratchet show`: print one rollout, from its boxes to its verdict."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ import typer
 
 
 def show(
-    rollout: Annotated[str, typer.Argument(help="Its id, or its workflow id.")],
+    rollout: Annotated[str, typer.Argument(help="The rollout's id or workflow id.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show one rollout: attempts, turns, patch, grade log, boxes."""
@@ -17,7 +17,7 @@ def show(
 
     rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
     if rollout_id is None:
-        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's")
+        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's rollouts")
     story = query(lambda connection: reports.read_rollout(connection, rollout_id))
     if json:
         print_json(story)
@@ -36,7 +36,8 @@ def _print(story: dict[str, Any]) -> None:
         f"[bold]{head['workflow_id']}[/]  task {head['task']}  harness {head['harness']}  T={head['temperature']:g}"
     )
     console.print(
-        f"outcome {head['outcome'] or 'open'}  reward {head['reward']}  exit {head['agent_exit']}  ({head['outcome_reason']})"
+        f"outcome {head['outcome'] or 'open'}  reward {head['reward']}  exit {head['agent_exit']}  "
+        f"({head['outcome_reason']})"
     )
     console.print("seconds  " + "  ".join(f"{stage} {used:.1f}" for stage, used in head["timings"].items()))
     turns = [

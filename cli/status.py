@@ -1,4 +1,4 @@
-"""`ratchet status`: every part's state, address and version."""
+"""`ratchet status`: print every part's state, address and version."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Tell the state of the local stack."""
+    """Print the state of the local stack."""
     from cli.console import print_json, print_table
 
     found = _collect()
@@ -55,7 +55,9 @@ def _collect() -> dict[str, Any]:
 
 
 def _versions(stack: "Stack", running: set[str]) -> dict[str, str]:
-    """Part → version of the program behind it; servers that are not of this Python environment are asked."""
+    """Return part → version of the program behind it. Servers outside this Python environment are asked over the
+    network.
+    """
     from importlib import metadata
 
     def version(*names: str) -> str:
@@ -105,7 +107,7 @@ def _temporal_version(stack: "Stack") -> str:
 
 
 def _policies() -> str:
-    """What the engines serve."""
+    """Describe the policy versions that the engines serve."""
     from cli.store_access import query
     from ratchet.errors import MachineError
     from ratchet.store import engines

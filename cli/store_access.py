@@ -1,8 +1,4 @@
-"""One query for a command that only reads.
-
-Why here: every read command opens the store the same way.
-Called by: `runs`, `rollouts`, `show` and `status`.
-"""
+"""Open the store for one read-only query, the same way for every command that reads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def query(read: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
-    """Raises MachineError where the store does not answer."""
+    """Run `read` in a transaction and return its result. Raises MachineError if the store does not answer."""
 
     async def run() -> _T:
         async with Stack().database() as database, database.begin() as connection:

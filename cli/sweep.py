@@ -1,4 +1,4 @@
-"""`ratchet sweep`: one pass of the sweep, now."""
+"""`ratchet sweep`: run one pass of the sweep now."""
 
 from typing import Annotated, Any
 
@@ -6,11 +6,13 @@ import typer
 
 
 def sweep(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be released.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Without the limit per pass.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be released and change nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Ignore the limit of boxes per pass.")] = False,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Release boxes that nobody owns and end rollouts whose workflow is gone."""
+    """Release boxes that have no owner and end rollouts whose workflow does not exist any more."""
     import asyncio
 
     from cli.console import print_json, say

@@ -1,4 +1,4 @@
-"""`ratchet tasks`: datasets built, checked, imported, listed, admitted."""
+"""`ratchet tasks`: build, check, import, list and admit the tasks of datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 tasks_app = typer.Typer(
     name="tasks",
-    help="Datasets: build, check, import, list, show, admit; and the integrity rules.",
+    help="Build, check, import, list, show and admit tasks; print the integrity rules.",
     no_args_is_help=True,
 )
 
 Dataset = Annotated[Path, typer.Argument(help="A JSONL or parquet file, or a folder of Harbor tasks.")]
-InputKey = Annotated[str, typer.Option(help="Column of the prompt.")]
-LabelKey = Annotated[str, typer.Option(help="Column of the label.")]
-MetadataKey = Annotated[str, typer.Option(help="Column of the metadata.")]
+InputKey = Annotated[str, typer.Option(help="Column that holds the prompt.")]
+LabelKey = Annotated[str, typer.Option(help="Column that holds the label.")]
+MetadataKey = Annotated[str, typer.Option(help="Column that holds the metadata.")]
 Json = Annotated[bool, typer.Option("--json")]
 
 
@@ -34,13 +34,15 @@ def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "
 @tasks_app.command()
 def check(
     dataset: Dataset,
-    config: Annotated[Path | None, typer.Option(help="A run config to hold against it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Run config to check the dataset against.")] = None,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
     json: Json = False,
 ) -> None:
-    """List everything that is wrong with a dataset, and what is allowed and rarely meant; exit code 1 if a row cannot be used."""
+    """List the errors of a dataset, and settings that are allowed but rarely intended. Exit code 1 if a row cannot be
+    used.
+    """
     from activities.datasets.base import Problem
     from activities.datasets.formats import check_rows
     from activities.datasets.lints import lint_config, lint_rows
@@ -70,7 +72,7 @@ def check(
             print(text)
         for text in lints:
             print(f"note: {text}")
-        say(f"{good} good rows, {len(problems)} that cannot be used, {len(lints)} notes")
+        say(f"{good} usable rows, {len(problems)} unusable rows, {len(lints)} notes")
     raise typer.Exit(1 if problems or not good else 0)
 
 
@@ -82,7 +84,7 @@ def import_(
     metadata_key: MetadataKey = "metadata",
     json: Json = False,
 ) -> None:
-    """Import a dataset; rows that are there already are left alone."""
+    """Import a dataset. Rows that are already stored are left unchanged."""
     from activities.dataset_import import import_dataset
     from activities.datasets.formats import dataset_digest
     from cli.console import print_json, say
@@ -99,11 +101,13 @@ def import_(
 
 @tasks_app.command(name="list")
 def list_(
-    dataset: Annotated[Path | None, typer.Argument(help="Its tasks; without it, the datasets.")] = None,
-    limit: Annotated[int, typer.Option(help="Rows at most.")] = 200,
+    dataset: Annotated[
+        Path | None, typer.Argument(help="Dataset whose tasks are listed. Default: list the datasets.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of rows.")] = 200,
     json: Json = False,
 ) -> None:
-    """List datasets, or the tasks of one with what admission found."""
+    """List datasets, or the tasks of one with the results of admission."""
     from cli.console import print_json, print_table
     from cli.store_access import query
     from ratchet.store import tasks
@@ -130,7 +134,7 @@ def list_(
 
 
 @tasks_app.command(name="show")
-def show_task_command(task: Annotated[str, typer.Argument(help="Its id or label.")], json: Json = False) -> None:
+def show_task_command(task: Annotated[str, typer.Argument(help="The task's id or label.")], json: Json = False) -> None:
     """Show one task: its row, and every admission with its evidence."""
     from rich.console import Console
 
@@ -147,7 +151,8 @@ def show_task_command(task: Annotated[str, typer.Argument(help="Its id or label.
         return
     console = Console()
     console.print(
-        f"[bold]{found['label']}[/]  {found['grader']}  image {found['image']}  in {found['workdir']}  ({found['dataset']})"
+        f"[bold]{found['label']}[/]  {found['grader']}  image {found['image']}  in {found['workdir']}  "
+        f"({found['dataset']})"
     )
     console.print(found["spec"]["problem_statement"], markup=False, highlight=False)
     rows = [
@@ -161,18 +166,24 @@ def show_task_command(task: Annotated[str, typer.Argument(help="Its id or label.
 @tasks_app.command()
 def admit(
     dataset: Dataset,
-    repeats: Annotated[int, typer.Option(min=1, help="Grades of either patch.")] = 3,
-    only: Annotated[list[str], typer.Option("--only", help="A label; may be given often. Default: all.")] = [],  # noqa: B006
-    limit: Annotated[int | None, typer.Option(help="The first rows only.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what the present graders have examined.")] = False,
-    window: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 2,
-    eval_seconds: Annotated[float, typer.Option(help="Time limit of the tests.")] = 600,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of grades of the gold and of the empty patch.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only this many rows from the start.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Examine tasks again that the current graders have examined.")
+    ] = False,
+    window: Annotated[int, typer.Option(min=1, help="Number of tasks examined in parallel.")] = 2,
+    eval_seconds: Annotated[float, typer.Option(help="Time limit of the tests, in seconds.")] = 600,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
     json: Json = False,
 ) -> None:
-    """Examine tasks: the gold patch must pass and the empty one fail, every time. Needs a running stack (`ratchet up`)."""
+    """Examine tasks: the gold patch must pass and the empty patch must fail, every time. Needs a running stack
+    (`ratchet up`).
+    """
     import asyncio
 
     from cli.console import print_json, say
@@ -184,7 +195,7 @@ def admit(
         dataset=named.path,
         **columns,
         repeats=repeats,
-        labels=only,
+        labels=only or [],
         limit=limit,
         again=again,
         window=window,
@@ -194,7 +205,10 @@ def admit(
     if json:
         print_json(result.model_dump())
     else:
-        say(f"{result.admitted} admitted, {result.quarantined} quarantined; `ratchet tasks list {dataset}` says why")
+        say(
+            f"{result.admitted} admitted, {result.quarantined} quarantined; "
+            f"`ratchet tasks list {dataset}` shows the reasons"
+        )
 
 
 async def _admit(wanted: "AdmitInput") -> "AdmitResult":
@@ -209,11 +223,15 @@ async def _admit(wanted: "AdmitInput") -> "AdmitResult":
 
 @tasks_app.command()
 def build(
-    recipes: Annotated[Path, typer.Argument(help="A recipe, or a folder of them.")] = Path("datasets/packages"),
+    recipes: Annotated[Path, typer.Argument(help="A recipe file or a folder of recipe files.")] = Path(
+        "datasets/packages"
+    ),
     out: Annotated[
         Path | None, typer.Option(help="The dataset to write; default: tasks.jsonl beside the recipes.")
     ] = None,
-    only: Annotated[list[str], typer.Option("--only", help="A label; may be given often. Default: all.")] = [],  # noqa: B006
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")
+    ] = None,
     image: Annotated[str, typer.Option(help="Image of the boxes.")] = "host",
     python: Annotated[str, typer.Option(help="A Python with pytest in that image.")] = "/opt/ratchet/bin/python3",
     json: Json = False,
@@ -224,7 +242,7 @@ def build(
     from ratchet import paths
 
     target = out or (recipes if recipes.is_dir() else recipes.parent) / "tasks.jsonl"
-    labels = write_rows(recipes, target, paths.cache(), image, python, frozenset(only))
+    labels = write_rows(recipes, target, paths.cache(), image, python, frozenset(only or ()))
     if json:
         print_json({"dataset": str(target.resolve()), "tasks": labels})
     else:
@@ -232,8 +250,8 @@ def build(
 
 
 @tasks_app.command()
-def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]) -> None:
-    """Print the admissions of a dataset as markdown: a line a task, with what each patch got and how long the gold one took."""
+def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dataset.")]) -> None:
+    """Print a dataset's admissions as markdown: per task the result of each patch and the duration of the gold one."""
     from cli.store_access import query
     from ratchet.errors import ConfigError
     from ratchet.store import tasks
@@ -245,14 +263,18 @@ def report(dataset: Annotated[Path, typer.Argument(help="An imported dataset.")]
     admitted = sum(row["admitted"] for row in found)
     print(f"{len(found)} tasks examined: {admitted} admitted, {len(found) - admitted} quarantined.\n")
     print(
-        "| task | grader | gold solved | empty not solved | gold seconds | result |\n| --- | --- | --- | --- | --- | --- |"
+        "| task | grader | gold solved | empty not solved | gold seconds | result |\n"
+        "| --- | --- | --- | --- | --- | --- |"
     )
     for row in found:
         gold, empty = ([trial for trial in row["evidence"] if trial["patch"] == kind] for kind in ("gold", "empty"))
-        counts = f"{sum(one['solved'] for one in gold)}/{len(gold)} | {sum(not one['solved'] and not one['error'] for one in empty)}/{len(empty)}"
+        num_solved = sum(trial["solved"] for trial in gold)
+        num_unsolved = sum(not trial["solved"] and not trial["error"] for trial in empty)
+        counts = f"{num_solved}/{len(gold)} | {num_unsolved}/{len(empty)}"
         seconds = f"{row['gold_seconds']:.1f}" if row["gold_seconds"] is not None else ""
         print(
-            f"| {row['label']} | {row['grader']} {row['grader_version']} | {counts} | {seconds} | {row['reason'] or 'admitted'} |"
+            f"| {row['label']} | {row['grader']} {row['grader_version']} | {counts} | {seconds} "
+            f"| {row['reason'] or 'admitted'} |"
         )
 
 

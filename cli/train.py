@@ -1,4 +1,4 @@
-"""`ratchet train`: starts or continues a run, shows how it goes, and prints what came out."""
+"""`ratchet train`: start or continue a run, follow it, and print its result."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +10,12 @@ from cli.up import DEFAULT_CONFIG
 
 def train(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
-    set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
+    set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Never continue an unfinished run; refused while one is open.")
+        bool,
+        typer.Option(
+            "--new", help="Start a new run instead of continuing an unfinished one. Refused while a run is open."
+        ),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,
     from_store: Annotated[
@@ -20,9 +23,9 @@ def train(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train: set up the stack, start or continue the run, watch it, print the curve and where to look.
+    """Train: set up the stack, start or continue the run, follow it, print the curve and the commands that show more.
 
-    Interrupting it leaves the run going; the same command watches it again.
+    Interrupting the command leaves the run going; the same command follows it again.
     """
     import asyncio
     from dataclasses import asdict
@@ -34,7 +37,7 @@ def train(
     from stack.startup import bring_up
 
     stack = Stack()
-    resolved = load_config(config, set)
+    resolved = load_config(config, set or [])
     bring_up(stack, resolved, say)
     if from_store is not None:
         _train_from_store(stack, resolved, config.stem, from_store, new, detach, json)
@@ -47,7 +50,8 @@ def train(
         cost = asyncio.run(watch_run(stack, run_id, say))
     except KeyboardInterrupt:
         say(
-            f"the run goes on without us; `ratchet train {config}` watches it again, `ratchet down` pauses it with everything else"
+            f"Detached; run {run_id} continues. `ratchet train {config}` follows it again, "
+            "`ratchet down` stops the stack and the run until the next `ratchet up`"
         )
         raise typer.Exit(130) from None
     result = asyncio.run(collect_result(stack, run_id)) | {"cost": asdict(cost)}
@@ -71,7 +75,7 @@ def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool
     try:
         result = asyncio.run(train_from_store.train_from_store(stack, run_id, say))
     except KeyboardInterrupt:
-        say("the run goes on without us; the same command watches it again")
+        say(f"Detached; run {run_id} continues. Re-run this command to follow it")
         raise typer.Exit(130) from None
     if json:
         print_json(result)
@@ -131,7 +135,8 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
     say(f"picture: {picture}")
     say(
-        f"every rollout: `ratchet rollouts --run {result['run_id']}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}"
+        f"rollouts: `ratchet rollouts --run {result['run_id']}`; one of them: `ratchet show ID`; "
+        f"workflows: {stack.temporal_ui}"
     )
 
 
@@ -145,7 +150,7 @@ def _print_cost(cost: dict[str, Any]) -> None:
     rows.append(["all", f"{sum(cost['cpu_seconds'].values()) / cost['num_rollouts']:.3f}"])
     rate = cost["num_rollouts"] * 60 / cost["seconds"]
     print_table(
-        f"CPU seconds a rollout, of {cost['num_rollouts']} seen to end in {cost['seconds']:.0f} s ({rate:.0f} a minute)",
+        f"CPU seconds per rollout, {cost['num_rollouts']} rollouts in {cost['seconds']:.0f} s ({rate:.0f} per minute)",
         ["part", ""],
         rows,
     )

@@ -1,4 +1,4 @@
-"""`ratchet up`: the local stack, started and made ready."""
+"""`ratchet up`: start the local stack and wait until it is ready."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,15 +9,15 @@ DEFAULT_CONFIG = Path("configs/quickstart.yaml")
 
 
 def up(
-    config: Annotated[Path, typer.Argument(help="Whose model the engine serves.")] = DEFAULT_CONFIG,
-    set: Annotated[list[str], typer.Option("--set", help="KEY=VALUE, over the file.")] = [],  # noqa: B006
+    config: Annotated[Path, typer.Argument(help="Run config that names the model to serve.")] = DEFAULT_CONFIG,
+    set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
 ) -> None:
-    """Start the local stack, or bring a running one up to date; returns when everything answers."""
+    """Start the local stack, or bring a running one up to date. Returns when every part answers."""
     from cli.console import say
     from ratchet.config_sources import load_config
     from stack.parts import Stack
     from stack.startup import bring_up
 
     stack = Stack()
-    bring_up(stack, load_config(config, set), say)
-    say(f"ready; Temporal UI {stack.temporal_ui}; `ratchet status` tells more, `ratchet down` ends it")
+    bring_up(stack, load_config(config, set or []), say)
+    say(f"ready; Temporal UI {stack.temporal_ui}; `ratchet status` shows the parts, `ratchet down` stops them")

@@ -1,8 +1,4 @@
-"""Starts a workflow of a running stack and waits for it.
-
-Why here: commands that are one workflow say the same when the stack is down or the workflow fails.
-Called by: `ratchet tasks admit` and `ratchet regrade`.
-"""
+"""Start a workflow on a running stack and wait for its result, for commands that consist of one workflow."""
 
 from typing import TypeVar
 
@@ -12,7 +8,9 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_type: type[_T]) -> _T:
-    """Raises ConfigError with the root cause of a failure, MachineError where Temporal does not answer."""
+    """Return the workflow's result. Raises ConfigError with the root cause of a failure, MachineError if Temporal does
+    not answer.
+    """
     from temporalio.client import WorkflowFailureError
 
     from cli.console import say

@@ -1,7 +1,6 @@
-"""Fetches agent programs and lays each out as a read-only directory that boxes mount at /opt/agents.
+"""Fetch agent programs and lay each out as a read-only directory that boxes mount at /opt/agents.
 
-Why here: agents inside boxes can download nothing; what they run is pinned and fetched once per machine, through npm or PyPI.
-Called by: `ratchet agents fetch`; the tests that need a real program.
+Boxes have no network, so the programs that run in them are pinned and fetched once per machine, from npm or PyPI.
 """
 
 import fcntl
@@ -34,15 +33,19 @@ _NPM_PACKAGES = {
 _CPUS = {"x86_64": "x64", "aarch64": "arm64"}
 _NATIVE = {"claude_code": ("package/claude", "package/bin/claude"), "codex": ("package/vendor/*/bin/codex",)}
 _SCRIPTS = {"claude_code": ("package/cli.js",), "codex": ("package/bin/codex.js",)}
-_LEFT_OUT = "voice"  # half of Codex's files; there is nobody to talk to in a box
+_LEFT_OUT = "voice"  # speech input: half of Codex's files, unused in a box
 _PYTHON_WRAPPER = """\
 #!/bin/sh
-exec {python}/bin/python3 -I -c 'import sys; sys.path.insert(0, "{packages}"); from minisweagent.run.mini import app; sys.exit(app())' "$@"
+program='import sys; sys.path.insert(0, "{packages}"); from minisweagent.run.mini import app; sys.exit(app())'
+exec {python}/bin/python3 -I -c "$program" "$@"
 """
 
 
 def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
-    """The program's directory on this machine, made if missing; two at once end with one result. Raises MachineError, ConfigError."""
+    """Return the program's directory on this machine; fetch it if missing. Concurrent calls produce one result.
+
+    Raises MachineError and ConfigError.
+    """
     target = program.host_directory
     if (target / RECORD).is_file():
         return target
@@ -60,7 +63,7 @@ def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
 
 
 def installed_programs() -> list[dict[str, str]]:
-    """What lies on this machine: name, version, source, directory."""
+    """List what is installed on this machine: name, version, source, directory."""
     found = []
     for record in sorted(agent_programs.agents_directory().glob(f"*/{RECORD}")):
         facts = json.loads(record.read_text())
@@ -70,7 +73,9 @@ def installed_programs() -> list[dict[str, str]]:
 
 @contextmanager
 def _only_one(target: Path) -> Iterator[None]:
-    """Others wait; the kernel lets go of the lock however this process ends."""
+    """Serialise processes that lay out the same program. The kernel releases the lock when this process ends, however
+    it ends.
+    """
     descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -119,7 +124,7 @@ def _npm_pack(package: str, directory: Path) -> Path:
 
 
 def _unpack(tarball: Path, directory: Path) -> None:
-    """With the system's tar, which knows every compression that Node's and npm's archives come in."""
+    """Unpack with the system's tar, which supports every compression that Node's and npm's archives use."""
     options = ["--no-same-owner", f"--exclude=*/{_LEFT_OUT}/*", "-C", str(directory)]
     _run(["tar", "-xf", str(tarball), *options], f"{tarball} cannot be unpacked")
     if not (directory / "package").is_dir():
@@ -130,7 +135,7 @@ def _unpack(tarball: Path, directory: Path) -> None:
 
 
 def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
-    """A package of JavaScript needs Node beside it."""
+    """Write a launcher for a JavaScript package, which needs Node beside it."""
     script = _first(layer, _SCRIPTS[program.name])
     if script is None:
         raise ConfigError(f"{program.tarball} holds neither {_NATIVE[program.name]} nor {_SCRIPTS[program.name]}")
@@ -150,7 +155,7 @@ def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
 
 
 def _lay_out_python(program: AgentProgram, layer: Path, _temporary: Path, say: ReportProgress) -> tuple[str, str]:
-    """Installed for the interpreter of the boxes' own Python layer."""
+    """Install the program for the interpreter of the boxes' Python layer."""
     from sandbox_gateway.python_layer import install_packages
 
     source = f"mini-swe-agent=={program.pinned}"

@@ -1,10 +1,7 @@
-"""CPU seconds of the local stack, by part: what a rollout costs, and where.
+"""CPU seconds of the local stack by part, to show what a rollout costs and which part uses it.
 
-Why here: on one machine CPU is what bounds a run; a figure per part tells where to look first.
-Called by: `ratchet train`, which samples while it watches.
-
-A part's account is its process tree's: what lives now, and what has been waited for. Boxes are accounted by their control group; where
-the machine has none they are missing.
+A part's figure is that of its process tree: living processes and children that they have waited for. Boxes are
+measured by their control group; on a machine without control groups they are missing.
 """
 
 from collections import defaultdict
@@ -21,7 +18,7 @@ _NAMES = {"ray": "ray and ranks"}
 
 
 class CpuMeter:
-    """Adds up what every part has used since the first sample, through restarts of parts."""
+    """Add up the CPU seconds of every part since the first sample, including parts that were restarted."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -29,7 +26,9 @@ class CpuMeter:
         self._last = self._read()
 
     def sample(self) -> None:
-        """To be called every few seconds: what a part used between a sample and its death is not seen."""
+        """Take a sample. Call it every few seconds: what a part uses between its last sample and its end is not
+        counted.
+        """
         now = self._read()
         for key, seconds in now.items():
             before = self._last.get(key, 0.0)
@@ -37,7 +36,7 @@ class CpuMeter:
         self._last |= now
 
     def _read(self) -> dict[tuple[str, int], float]:
-        """(part, pid of its root) → CPU seconds so far."""
+        """Return (part, pid of its root process) → CPU seconds so far."""
         children, seconds = _processes()
         found = {}
         for state in Supervisor(self.stack).states():
@@ -49,7 +48,7 @@ class CpuMeter:
 
 
 def _processes() -> tuple[dict[int, list[int]], dict[int, float]]:
-    """Pid → its children, and pid → seconds of its own and of those it has waited for."""
+    """Return pid → its children, and pid → CPU seconds of the process and of the children that it has waited for."""
     children: dict[int, list[int]] = defaultdict(list)
     seconds: dict[int, float] = {}
     for process in psutil.process_iter(["pid", "ppid", "cpu_times"]):

@@ -1,9 +1,7 @@
-"""What a run's evaluations say: solve rates with intervals, the paired difference, per bug family, and the picture.
+"""Summarise a run's evaluations: solve rates with intervals, paired differences, rates per bug family, and the plot.
 
-Why here: the figures that are printed, committed and asserted come from one place.
-Called by: `ratchet train` and `ratchet bench curve`.
-
-Intervals are bootstrap percentiles over tasks (not over rollouts: rollouts of one task are not independent), 10,000 draws, seeded.
+Printed, committed and tested figures all come from this module. Intervals are bootstrap percentiles over tasks, not
+over rollouts (rollouts of one task are not independent), with 10,000 seeded draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +27,16 @@ def rates_by_task(rows: Sequence[dict[str, Any]], label: str, family: str | None
 
 
 def interval(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
-    """(mean, lower, upper) of the 95% bootstrap interval."""
+    """Return (mean, lower, upper) of the 95% bootstrap interval."""
     draws = np.random.default_rng(seed).integers(0, len(values), size=(_DRAWS, len(values)))
     means = values[draws].mean(axis=1)
     return float(values.mean()), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Per evaluation: rate and interval; per kind (sampled, greedy): after - before, paired by task; per family: before and after."""
+    """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before,
+    paired by task; per family the rate before and after.
+    """
     labels = sorted({row["label"] for row in rows})
     report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}}
     for label in labels:
@@ -75,9 +75,11 @@ def draw(
     path: Path,
     controls: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Mean reward of each step's batch (lines), and held-out solve rates before and after with 95% intervals (points).
+    """Plot the mean reward of each step's batch (lines) and held-out solve rates before and after with 95% intervals
+    (points).
 
-    `controls`: name of a control → of the run whose colour it has, dashed and hollow."""
+    `controls` maps a control's name to the run whose colour it takes; controls are drawn dashed and hollow.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

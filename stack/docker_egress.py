@@ -1,10 +1,9 @@
-"""The only way out of a container that an agent works in: 127.0.0.1 and the adapter's port inside, spliced to the adapter outside.
+"""The only network path out of a container in which an agent works: 127.0.0.1 and the adapter's port inside, spliced
+to the adapter outside.
 
-Why here: the listener is opened inside the box's network namespace and served from outside it, so a box needs no network, and there is
-nothing else that it could reach: not this machine's other ports, no other box, no internet, whatever packet filters say.
-Called by: `ratchet egress`, which runs beside the Docker daemon; `ratchet up` asks `require_docker_egress` first.
-
-Holds nothing that matters: after a restart the boxes that live are found again, and their agents' clients call once more.
+The listener is opened inside the box's network namespace and served from outside, so a box needs no network of its own
+and can reach nothing else: no other port of this machine, no other box and no internet, regardless of packet filters.
+The process keeps no state: after a restart it finds the living boxes again, and the agents' clients retry.
 """
 
 import asyncio
@@ -34,7 +33,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def require_docker_egress() -> None:
-    """Raises MachineError where boxes cannot be containers of the daemon that DOCKER_HOST names, or not with a way to the adapter."""
+    """Raise MachineError if boxes cannot be containers of the daemon at DOCKER_HOST, or cannot reach the adapter from
+    there.
+    """
     if os.geteuid() != 0:
         raise MachineError(
             "RATCHET_SANDBOX_PROVIDER=docker: opening the adapter's port in a box needs root;"
@@ -46,21 +47,24 @@ async def require_docker_egress() -> None:
     except (aiohttp.ClientError, DockerError, ValueError, OSError) as error:
         where = os.environ.get("DOCKER_HOST") or "the local socket"
         raise MachineError(
-            f"RATCHET_SANDBOX_PROVIDER=docker: no daemon answers at {where} (DOCKER_HOST): {error or type(error).__name__}"
+            f"RATCHET_SANDBOX_PROVIDER=docker: no daemon answers at {where} (DOCKER_HOST): "
+            f"{error or type(error).__name__}"
         ) from None
 
 
 class DockerEgress:
-    """Serves the boxes whose label names `adapter`; others on the same daemon are somebody else's."""
+    """Serve the boxes whose label names `adapter`; other containers of the same daemon belong to other stacks."""
 
     def __init__(self, adapter: str, url: str | None = None) -> None:
-        self._adapter, self._url = adapter, url
+        self._adapter = adapter
+        self._url = url
         host, _, port = adapter.rpartition(":")
-        self._host, self._port = host, int(port)
+        self._host = host
+        self._port = int(port)
         self._servers: dict[str, asyncio.Server] = {}
 
     async def run(self) -> None:
-        """For ever; a daemon that is away is asked again."""
+        """Serve until cancelled. If the daemon is unreachable, try again."""
         while True:
             try:
                 async with aiodocker.Docker(self._url) as docker:
@@ -70,12 +74,15 @@ class DockerEgress:
                 aiohttp.ClientError,
                 OSError,
                 ValueError,
-            ) as error:  # ValueError: there is no socket yet
+            ) as error:  # ValueError: the socket does not exist yet
                 _log.warning("docker_away", reason=str(error) or type(error).__name__)
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _follow(self, docker: aiodocker.Docker) -> None:
-        """News only make it look sooner: what is missed is found with the next look. Returns when the daemon ends the news."""
+        """Scan the daemon's containers, and again early after each event; the periodic scan finds what events miss.
+
+        Returns when the daemon ends the event stream.
+        """
         news = docker.events.subscribe(filters=json.dumps(_EVENTS))  # type: ignore[no-untyped-call]
         while True:
             await self._look(docker)
@@ -92,7 +99,7 @@ class DockerEgress:
         for box_id in boxes.keys() - self._servers.keys():
             try:
                 self._servers[box_id] = await self._open(boxes[box_id])
-            except (DockerError, OSError) as error:  # one that ends just now, or the next look succeeds
+            except (DockerError, OSError) as error:  # the container is ending; the next scan decides
                 _log.warning("no_way_for_box", box=box_id[:12], reason=str(error))
 
     async def _open(self, box: DockerContainer) -> asyncio.Server:
@@ -104,7 +111,8 @@ class DockerEgress:
         with contextlib.closing(writer), contextlib.suppress(OSError):
             answers, asks = await asyncio.open_connection(self._host, self._port)
             with contextlib.closing(asks):
-                await asyncio.gather(_copy(reader, asks), _copy(answers, writer))  # the first that fails closes both
+                # the first copy that fails closes both
+                await asyncio.gather(_copy(reader, asks), _copy(answers, writer))
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -115,13 +123,16 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 def _listen_inside(pid: int, box_id: str, port: int) -> socket.socket:
-    """Opened before it is checked whose namespace it is: the pid may have become another's since the daemon named it."""
+    """Open the listener, then check whose namespace it is in: the pid may have been reused since the daemon reported
+    it.
+    """
     ours = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if box_id not in Path(f"/proc/{pid}/cgroup").read_text():
             raise OSError(
-                f"process {pid} of the box is not on this machine; `ratchet egress` has to run where the Docker daemon runs"
+                f"process {pid} of the box is not on this machine; "
+                "run `ratchet egress` on the machine of the Docker daemon"
             )
         linux_calls.setns(theirs, linux_calls.CLONE_NEWNET)
         try:

@@ -1,7 +1,6 @@
-"""A run on this machine's stack as a person follows it: started or found again, watched to its end, read back with what it cost.
+"""Start a run or find it again, follow it to its end, and read its result and cost from the store.
 
-Why here: the command, the benchmark and the tests start and watch runs in one way.
-Called by: `ratchet train`, `tests/benchmarks/curve.py`, `tests/e2e`.
+`ratchet train`, the benchmark of the curve and the end-to-end tests start and follow runs through these functions.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 
 _LOOK_SECONDS = 2.0
-_SAY_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
-    """The newest unfinished run with the same config, resumed where it was paused, or a new one."""
+    """Return the newest unfinished run with the same config, resumed if it was paused, or a new run."""
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest())
         reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
@@ -56,7 +55,9 @@ def new_run_id(name: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class Cost:
-    """What was seen to be used while `num_rollouts` ended: a watcher that came late has not seen all of it."""
+    """Resources seen to be used while `num_rollouts` ended. A process that began to watch late has not seen all of
+    them.
+    """
 
     num_rollouts: int
     seconds: float
@@ -64,9 +65,9 @@ class Cost:
 
 
 async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
-    """A line now and then, until the run has ended.
+    """Report progress until the run has ended.
 
-    Raises ConfigError with the reason where the run failed or waits for a human, MachineError where the stack was ended meanwhile.
+    Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
     """
     client = await connect_stack(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
@@ -77,15 +78,16 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
         while True:
             ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
             await asyncio.to_thread(meter.sample)
-            await progress.look()
+            await progress.report()
             if ended and isinstance(error := result.exception(), RPCError):
                 if error.status == RPCStatusCode.NOT_FOUND:
                     raise ConfigError(
-                        f"Temporal knows no workflow run/{run_id}; where its file was lost, `ratchet up` makes it anew"
+                        f"Temporal has no workflow run/{run_id}; "
+                        "if its file was lost, `ratchet up` starts the workflow again"
                     )
-                # Temporal is away. Supervised, it comes back; ended by `ratchet down`, it does not.
+                # Temporal does not answer. The supervisor restarts it, except after `ratchet down`.
                 if not Supervisor(stack).is_up():
-                    raise MachineError(f"the stack was ended; run {run_id} goes on with the next `ratchet up`")
+                    raise MachineError(f"the stack was stopped; run {run_id} continues after `ratchet up`")
                 await asyncio.sleep(_LOOK_SECONDS)
                 result = asyncio.create_task(handle.result())
             elif ended:
@@ -99,16 +101,19 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
 
 
 class _Progress:
-    """What Postgres says of the run, said again when it has changed: steps and evaluations at once, counts now and then."""
+    """Report the run's progress from Postgres when it changes: steps and evaluations at once, counts at intervals."""
 
     def __init__(self, stack: Stack, run_id: str, say: ReportProgress) -> None:
-        self.run_id, self.say = run_id, say
+        self.run_id = run_id
+        self.report_line = say
         self.database = stack.database()
-        self.line, self.num_ended, self.said_at = "", 0, 0.0
+        self.line = ""
+        self.num_ended = 0
+        self.reported_at = 0.0
         self.milestone: tuple[int, list[str]] | None = None
         self.num_ended_before: int | None = None
 
-    async def look(self) -> None:
+    async def report(self) -> None:
         try:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, self.run_id)
@@ -118,14 +123,18 @@ class _Progress:
         except StoreUnavailableError:
             return
         if row.state == RunState.PAUSED:
-            raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command goes on with it")
+            raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command resumes it")
         if self.num_ended_before is None:
             self.num_ended_before = found["ended"]
         self.num_ended = found["ended"] - self.num_ended_before
         line, milestone = _line(found), (found["step"], found["evaluations"])
-        if milestone != self.milestone or (line != self.line and time.monotonic() - self.said_at >= _SAY_SECONDS):
-            self.say(line)
-            self.line, self.milestone, self.said_at = line, milestone, time.monotonic()
+        if milestone != self.milestone or (
+            line != self.line and time.monotonic() - self.reported_at >= _REPORT_SECONDS
+        ):
+            self.report_line(line)
+            self.line = line
+            self.milestone = milestone
+            self.reported_at = time.monotonic()
 
     async def close(self) -> None:
         await self.database.close()
@@ -138,7 +147,7 @@ def _line(progress: dict[str, Any]) -> str:
 
 
 async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:
-    """Steps, evaluations and their summary, from Postgres."""
+    """Read steps, evaluations and their summary from Postgres."""
     async with stack.database() as database, database.begin() as connection:
         progress = await reports.run_progress(connection, run_id)
         steps = await reports.read_steps(connection, run_id)

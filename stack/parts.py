@@ -1,7 +1,6 @@
-"""The local stack as data: its parts, their ports, their environment.
+"""The local stack as data: its parts, their commands, ports and environment.
 
-Why here: one place knows which part runs with which command, and which of them an environment variable replaces by a real cluster's.
-Called by: `stack.supervisor` (starts it) and the CLI (asks it).
+A part whose service the environment names elsewhere (for example TEMPORAL_ADDRESS) is not started here.
 """
 
 import json
@@ -21,7 +20,7 @@ from stack.postgres import database_url
 if TYPE_CHECKING:
     from ratchet.store.database import Database
 
-# All below 32768, from where the kernel takes source ports: a part that starts anew must find its port free.
+# All are below 32768, the start of the kernel's source-port range, so that a restarted part finds its port free.
 PREFERRED_PORTS = {
     "temporal": 7233,
     "temporal_ui": 8233,
@@ -37,7 +36,10 @@ PREFERRED_PORTS = {
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """`stop_group`: end the part's whole process group with it; the gateway's boxes must outlive it."""
+    """One supervised process.
+
+    `stop_group`: stop the part's whole process group. False for the gateway, whose boxes must outlive it.
+    """
 
     name: str
     command: list[str]
@@ -48,19 +50,19 @@ class Part:
 
 
 def free_ports(home: Path) -> None:
-    """Chooses ports that nobody prefers, for a stack that must not meet any other: the tests'."""
+    """Write unused ports to `home`/ports.json, for test stacks that must not share a port with any other stack."""
     (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
 
 
 class Stack:
-    """One checkout's stack; everything about it lies in `home`."""
+    """The stack of one checkout; all its state is in `home`."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or paths.home()
         self.ports = self._ports()
 
     def _ports(self) -> dict[str, int]:
-        """Those that are kept; for the others, preferred ones where they are free, else any."""
+        """Return the recorded ports; for parts without one the preferred port if it is free, else any free port."""
         kept = self._kept_ports()
         for name, preferred in PREFERRED_PORTS.items():
             if name not in kept:
@@ -75,14 +77,16 @@ class Stack:
         return self.home / "ports.json"
 
     def keep_ports(self) -> None:
-        """Fixes this stack's ports from now on, so that two checkouts run side by side; called while nothing of ours runs.
+        """Record this stack's ports, so that two checkouts can run side by side. Call it while no part of this stack
+        runs.
 
-        Raises MachineError where somebody else listens on a port that was ours before.
+        Raises MachineError if another program listens on a port that is recorded for this stack.
         """
         for name, port in self._kept_ports().items():
             if name in self._own_port_names() and not is_free(port):
                 raise MachineError(
-                    f"port {port} ({name}) is taken by another program; end that, or remove the line from {self._ports_path}"
+                    f"port {port} ({name}) is used by another program; "
+                    f"stop that program, or remove the line from {self._ports_path}"
                 )
         self.ports = self._ports()
         self.home.mkdir(parents=True, exist_ok=True)
@@ -91,17 +95,17 @@ class Stack:
         temporary.rename(self._ports_path)
 
     def _own_port_names(self) -> set[str]:
-        """A service that the environment names elsewhere needs no port here."""
+        """Return the names of the ports that this stack itself listens on; services that run elsewhere need none."""
         several = {"temporal": ("temporal", "temporal_ui"), "ray": ("ray", "ray_client", "ray_agent")}
         return {name for part in self.parts() for name in several.get(part.name, (part.name,))}
 
     @property
     def plan_path(self) -> Path:
-        """The resolved config that engine and adapter serve."""
+        """The file with the resolved config that engine and adapter serve."""
         return self.home / "stack.json"
 
     def _gateway_key(self) -> str:
-        """Of the local gateway: made once; E2B's own format, since older SDKs check it."""
+        """Return the local gateway's API key, made once in E2B's format, which older SDKs check."""
         path = self.home / "gateway.key"
         if not path.is_file():
             self.home.mkdir(parents=True, exist_ok=True)
@@ -121,7 +125,8 @@ class Stack:
             "E2B_API_URL": gateway,
             "E2B_SANDBOX_URL": gateway,
             "RAY_ADDRESS": f"127.0.0.1:{self.ports['ray']}",
-            # Ray on Linux would announce the machine's outer address; this switch of its own keeps a local cluster on loopback.
+            # By default Ray on Linux announces the machine's outer address; this switch keeps a local cluster on
+            # loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "ADAPTER_PUBLIC_HOST": "127.0.0.1",
             "ADAPTER_BIND_HOST": "127.0.0.1",
@@ -129,7 +134,7 @@ class Stack:
         }
 
     def is_external(self, name: str) -> bool:
-        """Whether the user's environment names a service of their own instead of ours."""
+        """Return whether the user's environment sets this variable to a service other than the stack's own."""
         value = os.environ.get(name)
         return bool(value) and value != self._own()[name]
 
@@ -139,7 +144,9 @@ class Stack:
         return not self.is_external("E2B_API_KEY") and os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") == "e2b"
 
     def environment(self) -> dict[str, str]:
-        """What every part, and a stock tool in the user's shell, needs to find the stack. The user's own values win."""
+        """Return the variables with which parts and stock tools find the stack. Values that the user has set take
+        precedence.
+        """
         own = self._own()
         if self.is_external("E2B_API_KEY"):
             del own["E2B_API_URL"], own["E2B_SANDBOX_URL"]
@@ -148,13 +155,13 @@ class Stack:
         return {name: os.environ[name] if self.is_external(name) else value for name, value in own.items()}
 
     def database(self) -> "Database":
-        """For one question after the other. Imported late: not every command asks the store."""
+        """Open a connection pool of size one. The import is local because most commands do not use the store."""
         from ratchet.store.database import Database
 
         return Database(self.environment()["RATCHET_DATABASE_URL"], pool_size=1)
 
     def parts(self) -> list[Part]:
-        """In the order in which they start; a service that the environment names elsewhere is left out."""
+        """Return the parts in start order, without those whose service the environment names elsewhere."""
         ratchet = [sys.executable, "-m", "cli.main"]
         parts = []
         if not self.is_external("RATCHET_DATABASE_URL"):
@@ -164,7 +171,7 @@ class Stack:
         if self.has_gateway:
             parts.append(Part("gateway", [*ratchet, "gateway"], 30, stop_group=False))
         if not self.is_external("RAY_ADDRESS"):
-            # Ray's head does not end when asked and holds nothing that would be missed.
+            # Ray's head ignores SIGTERM and has no state to save.
             parts.append(Part("ray", [*ratchet, "ray"], 30, stop_wait_seconds=3))
         parts.append(Part("engine", [*ratchet, "engine"], 40, stop_wait_seconds=30))
         parts.append(Part("adapter", [*ratchet, "adapter"], 50))
@@ -175,7 +182,7 @@ class Stack:
         return parts
 
     def addresses(self) -> dict[str, str]:
-        """Part → where it is reached from this machine."""
+        """Return part → its address as reached from this machine."""
         bound = self.environment()["ADAPTER_BIND_HOST"]
         return {
             "postgres": self.environment()["RATCHET_DATABASE_URL"],
@@ -192,10 +199,11 @@ class Stack:
 
 
 def require_space(home: Path, needed_bytes: int = 2 << 30) -> None:
-    """Raises MachineError where the state directory's disk is nearly full: a full disk half way is worse than none."""
+    """Raise MachineError if the state directory's disk has less than `needed_bytes` free."""
     status = os.statvfs(home if home.exists() else home.parent)
     free = status.f_bavail * status.f_frsize
     if free < needed_bytes:
         raise MachineError(
-            f"only {free >> 20} MiB are free where {home} lies, {needed_bytes >> 20} MiB are needed; free space or set RATCHET_HOME to another disk"
+            f"only {free >> 20} MiB are free on the disk of {home}, {needed_bytes >> 20} MiB are needed; "
+            "free space or set RATCHET_HOME to another disk"
         )

@@ -1,8 +1,7 @@
-"""Ports for servers of ours that nobody else takes between the choice and the bind.
+"""Choose free ports below the range from which the kernel picks source ports.
 
-Why here: a port that the kernel hands out (`bind` to 0) may be some connection's source port a moment later, and a part that starts anew
-hours later then finds its own port taken; so these come from below the range from which the kernel picks.
-Called by: `stack.py`, `private_gateway.py`, and tests and benchmarks that start servers.
+A port that the kernel hands out (`bind` to 0) can become a connection's source port a moment later; a part that
+restarts hours later would then find its own port taken.
 """
 
 import random
@@ -28,7 +27,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """One that nobody listens on, that is not among `taken`, and that this process has not been given before."""
+    """Return a port that is free, not in `taken`, and not returned by this process before."""
     while True:
         port = random.SystemRandom().randrange(_LOWEST, max(_first_ephemeral(), _LOWEST + 1000))
         if port not in _given and port not in taken and is_free(port):

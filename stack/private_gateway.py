@@ -1,7 +1,6 @@
-"""A sandbox gateway for one program: no stack, no ports that anybody knows, gone with its boxes when the program is done.
+"""A sandbox gateway for one program, without a stack: benchmarks and dataset generators that need real boxes use it.
 
-Why here: a benchmark or a maker of datasets needs real boxes and nothing else of a stack.
-Called by: `datasets/packages/propose.py` and `tests/benchmarks/grading.py`.
+The gateway and its boxes end with the block.
 """
 
 import contextlib
@@ -24,7 +23,8 @@ from stack.ports import free_port
 
 _SERVE = (
     "import sys; from sandbox_gateway.serve import serve_gateway;"
-    "from sandbox_gateway.settings import GatewaySettings; serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
+    "from sandbox_gateway.settings import GatewaySettings;"
+    "serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
@@ -32,7 +32,7 @@ _END_SECONDS = 30.0
 
 @contextlib.contextmanager
 def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvider]:
-    """Raises MachineError where this machine cannot make boxes. `directory` holds their files while it runs."""
+    """Yield a provider of boxes with files in `directory`. Raises MachineError if this machine cannot run boxes."""
     machine_probe.require_sandbox_support()
     settings = GatewaySettings(
         root_directory=directory,
@@ -44,7 +44,7 @@ def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvide
         hidden_directories=(Path.cwd(),),
     )
     url = f"http://127.0.0.1:{settings.port}"
-    # Its log goes to stderr: a benchmark prints nothing but its result on stdout.
+    # Its log goes to stderr, because a benchmark prints only its result on stdout.
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, settings.model_dump_json()], start_new_session=True, stdout=sys.stderr.fileno()
     )
@@ -63,7 +63,7 @@ def _wait_for(process: subprocess.Popen[bytes], url: str) -> None:
     until = time.monotonic() + _START_SECONDS
     while True:
         if process.poll() is not None or time.monotonic() > until:
-            raise MachineError("the sandbox gateway does not start; `ratchet doctor` says what is missing")
+            raise MachineError("the sandbox gateway does not start; `ratchet doctor` shows what is missing")
         with contextlib.suppress(httpx.TransportError):
             httpx.get(f"{url}/health", trust_env=False)
             return

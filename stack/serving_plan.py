@@ -1,7 +1,6 @@
-"""What the local engine and adapter serve: a resolved config and the directory of its model, kept in the state directory.
+"""What the local engine and adapter serve: a resolved config and the directory of its model.
 
-Why here: supervised parts take no arguments; `ratchet up` writes this file and they read it.
-Called by: `ratchet up`, `ratchet train`, `ratchet engine` and `ratchet adapter`.
+Supervised parts take no arguments; `ratchet up` writes this file and the parts read it.
 """
 
 from collections.abc import Callable
@@ -29,13 +28,13 @@ def load_plan(stack: Stack) -> ServingPlan:
 
 
 def wants_other(stack: Stack, config: RunConfig) -> bool:
-    """Whether engine and adapter, as they were last started, serve something else. Makes and checks nothing."""
+    """Return whether engine and adapter must be restarted to serve `config`. Creates and checks nothing."""
     wanted = ServingPlan(config=config, model_path=model_of(config))
     return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
 
 
 def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
-    """Makes sure of the model."""
+    """Make or check the model and return the plan."""
     model_path = model_of(config)
     if config.model == TINY:
         from stack.tiny_policy.build import make_tiny_policy
@@ -46,7 +45,7 @@ def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
 
 
 def write_plan(stack: Stack, plan: ServingPlan) -> None:
-    """What an engine or adapter that starts from now on serves."""
+    """Write what an engine or adapter serves from its next start on."""
     stack.home.mkdir(parents=True, exist_ok=True)
     temporary = stack.plan_path.with_suffix(".tmp")
     temporary.write_text(plan.model_dump_json(indent=1))
@@ -54,5 +53,5 @@ def write_plan(stack: Stack, plan: ServingPlan) -> None:
 
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:
-    """What an engine or adapter would do differently."""
+    """Return the parts of the plan that change what an engine or adapter does."""
     return plan.model_path, plan.config.engine, plan.config.sampling.max_context_tokens

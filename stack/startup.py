@@ -1,7 +1,6 @@
-"""From nothing to a stack that answers: model, parts, database, namespace, runs that were under way.
+"""Start the whole stack: model, parts, database, Temporal namespace, workflows of open runs.
 
-Why here: the order matters and is written once: Postgres → Temporal → search attributes and schedule → the rest → workflows of open runs.
-Called by: `ratchet up`, `ratchet train` and the tests.
+The order matters: Postgres → Temporal → search attributes and schedule → the other parts → workflows of open runs.
 """
 
 import asyncio
@@ -34,9 +33,10 @@ _ANSWER_SECONDS = 10.0
 
 
 def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
-    """Idempotent and interruptible. Raises MachineError with the part that does not come up and where its log is.
+    """Start the stack and wait until every part answers. Idempotent; it can be interrupted and called again.
 
-    What the user got wrong is said before anything is started or written: the sentences of ConfigError, DatasetError and MachineError.
+    Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is started or written,
+    and MachineError with the log's name for a part that does not start.
     """
     settings = load_temporal_settings()
     for dataset in config.datasets:
@@ -56,9 +56,10 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     elif other:
-        say("another model is wanted: restarting engine and adapter")
+        say("model or engine settings have changed: restarting engine and adapter")
         supervisor.stop("engine", "adapter")
-    # Interrupted before the plan is written, the next `up` changes the model again; after that, it starts what stands still.
+    # If this is interrupted before the plan is written, the next `up` changes the model again; afterwards it starts
+    # the stopped parts.
     if other or not stack.plan_path.is_file():
         write_plan(stack, plan)
     supervisor.up()
@@ -66,7 +67,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
 
 
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
-    """Servers that the user's environment names are asked before anything of ours is started."""
+    """Check the servers that the user's environment names before a part of this stack is started."""
     if stack.is_external("RATCHET_DATABASE_URL"):
         async with stack.database() as database:
             await database.wait(_ANSWER_SECONDS)
@@ -75,16 +76,16 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
 
 
 async def _require_idle(stack: Stack) -> None:
-    """An open run keeps its engine: a rollout by hand, or another training, must not take it away."""
+    """Raise ConfigError if a run is open: a rollout by hand or another training must not change its engine."""
     try:
         async with stack.database() as database, database.begin() as connection:
             open_runs = await runs.unfinished_runs(connection)
     except StoreUnavailableError:
-        return  # it cannot run either
+        return  # without it no run is in progress
     if open_runs:
         raise ConfigError(
-            f"run {open_runs[0]} is still open, and this config wants another model or other engine settings than it has; "
-            "wait for it or cancel it, or give this config the run's model, seed, engine and sampling.max_context_tokens"
+            f"run {open_runs[0]} is still open and its model or engine settings differ from this config's; "
+            "wait for the run or cancel it, or use its model, seed, engine and sampling.max_context_tokens here"
         )
 
 
@@ -103,17 +104,17 @@ async def _make_ready(
         await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
         say("engine and adapter answer")
         for run_id in await continue_runs(client, database):
-            say(f"run {run_id} goes on")
+            say(f"run {run_id} continues")
 
 
 async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
-    """Temporal as this stack knows it."""
+    """Connect to the stack's Temporal server."""
     address = stack.environment()["TEMPORAL_ADDRESS"]
     return await temporal_client.connect_temporal(settings.model_copy(update={"address": address}), wait_seconds)
 
 
 async def continue_runs(client: Client, database: Database) -> list[str]:
-    """Every unfinished run has its workflow, even where Temporal's file was lost; those that live are left alone."""
+    """Start the workflow of every unfinished run that has none, for example after Temporal's file was lost."""
     async with database.begin() as connection:
         unfinished = await runs.unfinished_runs(connection)
     started = []
@@ -153,5 +154,5 @@ async def _wait_for(part: str, supervisor: Supervisor, ready: Callable[[], objec
     deadline = time.monotonic() + _READY_SECONDS
     while not await ready():  # type: ignore[misc]  # a coroutine of bool
         if time.monotonic() > deadline:
-            raise MachineError(f"{part} did not answer within {_READY_SECONDS:.0f} s; `ratchet logs {part}` tells why")
+            raise MachineError(f"{part} did not answer within {_READY_SECONDS:.0f} s; see `ratchet logs {part}`")
         await asyncio.sleep(0.5)

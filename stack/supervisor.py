@@ -1,8 +1,4 @@
-"""Starts, watches and ends the local stack through supervisord. We only render its config and ask it.
-
-Why here: a program that restarts what dies is no place for our own code.
-Called by: `ratchet up`, `down`, `status` and the tests' fault injector.
-"""
+"""Start, watch and stop the local stack through supervisord; this module renders its config and calls its API."""
 
 import contextlib
 import os
@@ -21,7 +17,7 @@ from supervisor.xmlrpc import SupervisorTransport
 from ratchet.errors import MachineError
 from stack.parts import Part, Stack
 
-# Marks every process that this stack starts, so that leftovers of a crashed `up` are found and nobody else's are touched.
+# Marks every process that this stack starts, so that `up` finds leftovers of a crash and touches no other process.
 MARK = "RATCHET_STACK"
 
 _PROGRAM = """
@@ -65,7 +61,9 @@ serverurl=unix://{home}/supervisor.sock
 
 @dataclass(slots=True, frozen=True)
 class PartState:
-    """`state`: supervisord's word, lower case. `uptime_seconds` 0 unless it runs."""
+    """One part as supervisord reports it. `state` is supervisord's word in lower case; `uptime_seconds` is 0 unless it
+    runs.
+    """
 
     name: str
     state: str
@@ -75,12 +73,12 @@ class PartState:
 
 
 def _quote(value: str) -> str:
-    """A value in supervisord's `environment=` and `command=`: quoted, with its own % doubled."""
+    """Quote a value for supervisord's `environment=` and `command=`, with % doubled."""
     return '"' + value.replace("%", "%%").replace('"', '\\"') + '"'
 
 
 def _render(stack: Stack) -> str:
-    """The whole config; the checkout's root is every part's working directory."""
+    """Render the whole config. Every part's working directory is the checkout's root."""
     variables = {**stack.environment(), MARK: str(stack.home), "PYTHONUNBUFFERED": "1"}
     no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
     variables |= {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
@@ -108,7 +106,7 @@ class Supervisor:
         self.config_path = stack.home / "supervisord.conf"
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """One call to supervisord over its socket."""
+        """Call one method of supervisord over its socket."""
         transport = SupervisorTransport(None, None, f"unix://{self.stack.home}/supervisor.sock")
         with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
             return getattr(proxy.supervisor, method)(*arguments)
@@ -120,7 +118,7 @@ class Supervisor:
             return False
 
     def up(self) -> None:
-        """Idempotent: what runs is left alone, apart from parts whose command has changed; what stands still is started."""
+        """Start what is stopped and restart parts whose command has changed; leave other parts alone. Idempotent."""
         (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
         if self.is_up():
             self._write_config()
@@ -151,7 +149,9 @@ class Supervisor:
             self._ask("addProcessGroup", name)
 
     def _start_stopped(self) -> None:
-        """Parts that an interrupted `up`, or somebody by hand, has stopped. One that is still on its way down cannot be started yet."""
+        """Start parts that an interrupted `up` or a user has stopped. A part that is still stopping cannot be started
+        yet.
+        """
         while any(part.state == "stopping" for part in self.states()):
             time.sleep(0.1)
         for part in self.states():
@@ -160,17 +160,17 @@ class Supervisor:
                     self._ask("startProcess", part.name, False)
 
     def stop(self, *names: str) -> None:
-        """Returns once they have ended; they stay down until the next `up`."""
+        """Stop parts and wait until they have ended; they stay down until the next `up`."""
         for name in names:
             with contextlib.suppress(xmlrpc.client.Fault):
                 self._ask("stopProcess", name)
 
     def down(self) -> None:
-        """Ends every part, the stores last, then supervisord; boxes live on until their time is up."""
+        """Stop every part, Postgres and Temporal last, then supervisord. Boxes run on until their TTL."""
         if self.is_up():
             pid = int(self._ask("getPID"))
             for part in self.stack.parts():
-                if part.name not in ("postgres", "temporal"):  # what the others write to on their way out
+                if part.name not in ("postgres", "temporal"):  # the other parts write to these while they stop
                     with contextlib.suppress(xmlrpc.client.Fault):
                         self._ask("stopProcess", part.name, False)
             self._ask("shutdown")
@@ -194,7 +194,7 @@ class Supervisor:
 
 
 def _marked(home: Path) -> list[psutil.Process]:
-    """Living processes of this stack, other than boxes and ourselves."""
+    """Return the living processes of this stack except boxes and this process."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -207,7 +207,7 @@ def _marked(home: Path) -> list[psutil.Process]:
 
 
 def end_leftover_processes(home: Path) -> None:
-    """Ends what a killed supervisord has left behind, politely first."""
+    """End what a killed supervisord left behind: SIGTERM first, then SIGKILL."""
     leftovers = _marked(home)
     for process in leftovers:
         with contextlib.suppress(psutil.Error):

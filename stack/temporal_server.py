@@ -1,7 +1,6 @@
-"""Temporal's own dev server with its UI: found, downloaded or built, and run on a database file.
+"""Temporal's dev server with its UI: find, download or build the program, and run it on a database file.
 
-Why here: a laptop gets the real server; TEMPORAL_ADDRESS replaces it by a cluster.
-Called by: `ratchet setup` (finds or makes the program) and `ratchet temporal` (the supervised part).
+It runs unless TEMPORAL_ADDRESS names another server.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from typing import NoReturn
 from ratchet import paths
 from ratchet.errors import MachineError
 
-# The newest tag that `go install` takes: later ones have replace directives.
+# The newest tag that `go install` accepts: later ones have replace directives.
 GO_MODULE = "github.com/temporalio/cli/cmd/temporal@v1.5.1"
 
 
@@ -26,7 +25,7 @@ def _installed() -> Path | None:
 
 
 async def _downloaded() -> Path | None:
-    """The SDK's own download; None where this machine cannot reach it."""
+    """Download the program through the SDK; None if this machine cannot reach the download."""
     from temporalio.testing import WorkflowEnvironment
 
     directory = paths.cache() / "bin"
@@ -50,7 +49,8 @@ def _built(say: Callable[[str], None]) -> Path:
     )
     if go is None:
         raise MachineError(
-            "no `temporal` program: it is not on PATH, cannot be downloaded, and there is no Go to build it; install either"
+            "no `temporal` program: it is not on PATH, it cannot be downloaded, and Go is not installed to build it; "
+            "install temporal or Go"
         )
     say("building temporal with go (about three minutes, once)")
     directory = paths.cache() / "bin"
@@ -64,16 +64,16 @@ def _built(say: Callable[[str], None]) -> Path:
 
 
 def ensure_temporal(say: Callable[[str], None] = print) -> Path:
-    """PATH → the cache → the SDK's download → `go install`; raises MachineError where none works."""
+    """Find the program: PATH, the cache, the SDK's download, `go install`. Raises MachineError if all of them fail."""
     found = _installed()
     if found is not None:
         return found
-    say("looking for a temporal to download")
+    say("downloading temporal")
     return asyncio.run(_downloaded()) or _built(say)
 
 
 def run_temporal(home: Path, port: int, ui_port: int) -> NoReturn:
-    """Becomes the server; history and visibility survive it in `temporal.db`."""
+    """Replace this process with the server. Its history and visibility are kept in `temporal.db`."""
     program = ensure_temporal()
     arguments = [
         str(program),

@@ -1,10 +1,8 @@
-"""A run that trains on the groups that another run left in the store: no rollouts, no workflow, no engine; a learner and Postgres.
+"""Train a run on the groups that another run left in the store: no rollouts, no workflow, no engine.
 
-Why here: two losses can only be compared on the same data, and the same data is there once a run has been made.
-Called by: `ratchet train --from-store`, the tests.
-
-The run's row, its version 0 and all its plan rows are one transaction: killed anywhere, there is a whole run or none. From then on the
-learner does what it always does, with the same guarantees; it ends the run with the last checkpoint.
+Two losses can only be compared on the same data. The run's row, its version 0 and all its plan rows are written in one
+transaction, so a crash leaves a complete run or none. The learner then works as in any run, with the same guarantees,
+and ends the run with the last checkpoint.
 """
 
 import asyncio
@@ -31,12 +29,14 @@ _TOKENIZER = "tokenizer.json"
 
 
 async def create_stored_run(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
-    """Returns the number of steps that the stored groups suffice for, at most `training.steps`. Raises ConfigError where there are none."""
+    """Return the number of steps that the stored groups suffice for, at most `training.steps`. Raises ConfigError if
+    it is 0.
+    """
     async with database.begin() as connection:
         source = await runs.get_run(connection, source_run_id)
         model = await model_directory(connection, config)
     if source is None:
-        raise ConfigError(f"--from-store: there is no run {source_run_id!r}; see `ratchet runs`")
+        raise ConfigError(f"--from-store: run {source_run_id!r} does not exist; `ratchet runs` lists those that do")
     _require_same_tokenizer(Path(source.model_path), model, source_run_id)
     first = paths.policies() / run_id / "0.e0"
     files = await asyncio.to_thread(link_version, model, first)
@@ -58,7 +58,8 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
         if num_steps == 0:
             raise ConfigError(
-                f"--from-store: run {source_run_id} has no group to train on: graded, with rewards that differ, and tokens"
+                f"--from-store: run {source_run_id} has no group to train on "
+                "(graded, with differing rewards and trainable tokens)"
             )
         planned = config.model_copy(update={"training": config.training.model_copy(update={"steps": num_steps})})
         await runs.set_run_config(connection, run_id, planned.model_dump(mode="json"))
@@ -66,7 +67,9 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
 
 
 def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> None:
-    """Stored ids mean nothing to a model with other tokens. What is not there cannot be compared."""
+    """Raise ConfigError if the model's tokenizer differs from that of the stored ids. Skip the check if files are
+    missing.
+    """
     files = [directory / _TOKENIZER for directory in (stored, model)]
     if all(file.is_file() for file in files):
         one, other = (file_sha256(file) for file in files)
@@ -77,7 +80,7 @@ def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> No
 
 
 async def watch_stored_run(database: Database, run_id: str, say: ReportProgress) -> RunRow:
-    """A line per step, until the run has ended or waits for a human; the row it leaves."""
+    """Report each step until the run has ended or is paused, and return its row."""
     line = ""
     while True:
         try:
@@ -101,7 +104,7 @@ async def watch_stored_run(database: Database, run_id: str, say: ReportProgress)
 async def start_stored_run(
     stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: ReportProgress
 ) -> str:
-    """The newest unfinished run of this config over that source, or a new one."""
+    """Return the newest unfinished run of this config on that source, or a new one."""
     async with stack.database() as database:
         async with database.begin() as connection:
             unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest(), source_run_id)

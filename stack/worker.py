@@ -1,7 +1,6 @@
-"""One worker process: polls the named queues with the activities that belong there, and runs the workflows.
+"""One worker process: polls the given task queues and runs their activities, and workflows.
 
-Why here: everything an activity depends on is built once, in this place, from the environment.
-Called by: `ratchet worker --queue Q …`.
+All dependencies of activities are built here, once, from the environment.
 """
 
 import asyncio
@@ -52,9 +51,10 @@ WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regra
 
 
 def sandbox_provider() -> SandboxProvider:
-    """The E2B SDK's target as the environment names it: cloud, self-hosted, or the local gateway that `ratchet up` exports.
+    """Return the provider that the environment names.
 
-    RATCHET_SANDBOX_PROVIDER=docker: the daemon that DOCKER_HOST names, else the local one. `package.module:function`: what that returns.
+    Without RATCHET_SANDBOX_PROVIDER it is the E2B SDK's target: E2B cloud, a self-hosted fleet, or the local gateway.
+    `docker` is the daemon at DOCKER_HOST, else the local one; `package.module:function` is what that function returns.
     """
     kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
     if docker_settings.is_chosen():
@@ -91,7 +91,7 @@ def _own_provider(path: str) -> SandboxProvider:
 
 
 def adapter_url() -> str:
-    """The adapter as a box reaches it."""
+    """Return the adapter's URL as a box reaches it."""
     host, _, port = docker_settings.adapter_address().rpartition(":")
     return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"
 
@@ -99,7 +99,7 @@ def adapter_url() -> str:
 async def _activities(
     client: Client, database: Database, settings: TemporalSettings
 ) -> dict[str, list[Callable[..., Any]]]:
-    """Queue → its activities."""
+    """Return queue → its activities."""
     async with database.begin() as connection:
         installation = await sandboxes.installation_id(connection)
     provider, configs = sandbox_provider(), RunConfigs(database, settings)
@@ -144,13 +144,15 @@ async def _activities(
 
 
 def slots(queue: str, settings: TemporalSettings) -> int:
-    """Activities that one worker process runs at once."""
+    """Return how many activities of `queue` one worker process runs at once."""
     wanted = settings.queues[queue].slots
     return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
 
 
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
-    """Until SIGTERM or SIGINT; then activities are told, and what cannot end in time is tried again by another worker."""
+    """Run until SIGTERM or SIGINT. Activities are then cancelled; those that cannot end in time are retried by another
+    worker.
+    """
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

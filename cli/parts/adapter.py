@@ -1,4 +1,4 @@
-"""`ratchet adapter`: the model server that agents believe is their vendor's."""
+"""`ratchet adapter`: run the adapter."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from stack.serving_plan import load_plan
 
 
 def adapter() -> None:
-    """The adapter: agent protocols in, exact tokens out."""
+    """Run the adapter, the model API that agents call instead of their vendor's."""
     from adapter.app import serve_adapter
     from adapter.settings import AdapterSettings
 

@@ -1,4 +1,4 @@
-"""`ratchet egress`: the way from Docker's boxes to the adapter."""
+"""`ratchet egress`: connect Docker boxes to the adapter."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from stack.parts import Stack
 
 
 def egress() -> None:
-    """Opens the adapter's port, and nothing else, in boxes that are containers. Runs beside the Docker daemon, as root."""
+    """Open the adapter's port, and no other, in boxes that are containers. Runs beside the Docker daemon, as root."""
     from activities.sandboxes.docker_settings import adapter_address
     from stack.docker_egress import DockerEgress
 

@@ -1,4 +1,4 @@
-"""`ratchet engine`: one vLLM server and its wrapper."""
+"""`ratchet engine`: run one vLLM server and supervise it."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from stack.serving_plan import load_plan
 
 
 def engine() -> None:
-    """vLLM, started from the newest published policy, registered and kept in step."""
+    """Run vLLM on the newest published policy and keep its registration and weights current."""
     from engine.process import EngineSettings
     from engine.server import run_engine
 

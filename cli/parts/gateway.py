@@ -1,4 +1,4 @@
-"""`ratchet gateway`: the local sandbox service that speaks E2B's wire."""
+"""`ratchet gateway`: run the local E2B-compatible sandbox service."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from stack.parts import Stack
 
 
 def gateway() -> None:
-    """The local sandbox gateway."""
+    """Run the local sandbox gateway."""
     from activities.harnesses.agent_programs import BOX_AGENTS, agents_directory
     from activities.sandboxes.e2b import image_metadata_key
     from sandbox_gateway import machine_probe

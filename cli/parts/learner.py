@@ -1,4 +1,4 @@
-"""`ratchet learner`: one Ray Train driver per running run."""
+"""`ratchet learner`: run the learner service, which starts one driver process per running run."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from stack.parts import Stack
 
 
 def learner() -> None:
-    """The learner service: trains whatever run is running."""
+    """Run the learner service, which trains every running run."""
     from training.service import run_learner_service
 
     stack = Stack()

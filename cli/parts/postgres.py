@@ -1,10 +1,10 @@
-"""`ratchet postgres`: becomes the embedded Postgres server."""
+"""`ratchet postgres`: run the embedded Postgres server in this process."""
 
 from stack.parts import Stack
 
 
 def postgres() -> None:
-    """The embedded Postgres, in the state directory."""
+    """Run the embedded Postgres on the state directory."""
     from stack import postgres
 
     stack = Stack()

@@ -1,4 +1,4 @@
-"""`ratchet ray`: becomes the head of a local Ray cluster."""
+"""`ratchet ray`: run the head of a local Ray cluster in this process."""
 
 import contextlib
 import os
@@ -15,20 +15,22 @@ LOOK_SECONDS = 2.0
 
 
 def ray() -> None:
-    """The Ray head that the learner's ranks run on."""
+    """Run the Ray head on which the learner's ranks run."""
     stack = Stack()
     port = stack.ports["ray"]
-    # Ray's own defaults would start a rank per `uv run` environment and kill slow starters on a busy laptop.
+    # By default Ray starts one worker environment per `uv run` environment and kills workers that start slowly on a
+    # busy laptop.
     os.environ |= {
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    os.environ |= {"RAY_worker_niceness": "0"}  # at Ray's own 15 a rank waits for every box of the next step
+    # at Ray's default niceness of 15 a rank waits until every box of the next step has had its CPU time
+    os.environ |= {"RAY_worker_niceness": "0"}
     program = str(Path(sys.executable).parent / "ray")
     arguments = [program, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     arguments += ["--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={_temporary(stack)}"]
-    # Fixed ports of Ray's own would make two checkouts meet.
+    # With Ray's fixed default ports two checkouts would connect to each other's cluster.
     arguments += [
         f"--ray-client-server-port={stack.ports['ray_client']}",
         f"--dashboard-agent-listen-port={stack.ports['ray_agent']}",
@@ -43,15 +45,17 @@ def ray() -> None:
 
 
 def _watch(head: psutil.Process) -> None:
-    """Kills the head once a part of its node has gone, so that the supervisor starts it anew. Ray takes a raylet that gives up by itself (as
-    after the machine stood still for half a minute) for one that was asked to, and goes on as a head that nobody can join.
+    """Kill the head when a process of its node has ended, so that the supervisor restarts it.
+
+    If a raylet exits by itself, for example after the machine was suspended for half a minute, Ray treats that as an
+    intended exit and continues as a head that no worker can join.
     """
     seen: set[str] = set()
     with contextlib.suppress(psutil.NoSuchProcess):  # the head itself has ended
         while not (gone := seen - (there := _children(head))):
             seen |= there & _NODE
             time.sleep(LOOK_SECONDS)
-        print(f"ray: {', '.join(sorted(gone))} has ended; the head is started anew", file=sys.stderr, flush=True)
+        print(f"ray: {', '.join(sorted(gone))} has ended; the head restarts", file=sys.stderr, flush=True)
         for process in (*head.children(recursive=True), head):
             if process.pid != os.getpid():
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -67,5 +71,5 @@ def _children(head: psutil.Process) -> set[str]:
 
 
 def _temporary(stack: Stack) -> str:
-    """Ray puts unix sockets there, whose paths must stay below 108 characters."""
+    """Return a directory for Ray's unix sockets, whose paths must be shorter than 108 characters."""
     return f"/tmp/ratchet-ray-{os.getuid()}-{stack.ports['ray']}"

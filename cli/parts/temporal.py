@@ -1,10 +1,10 @@
-"""`ratchet temporal`: becomes Temporal's dev server."""
+"""`ratchet temporal`: run Temporal's dev server in this process."""
 
 from stack.parts import Stack
 
 
 def temporal() -> None:
-    """Temporal's server with its UI, on a database file in the state directory."""
+    """Run Temporal's server and UI on a database file in the state directory."""
     from stack import temporal_server
 
     stack = Stack()

@@ -1,4 +1,4 @@
-"""`ratchet worker`: a Temporal worker for some or all task queues."""
+"""`ratchet worker`: run a Temporal worker for some or all task queues."""
 
 import asyncio
 from typing import Annotated
@@ -14,7 +14,7 @@ def worker(
         list[str] | None, typer.Option(help="Task queue. Repeat the option for several; default: all.")
     ] = None,
 ) -> None:
-    """A worker: polls task queues and runs workflows and activities."""
+    """Run a worker, which polls task queues and runs workflows and activities."""
     from ratchet.errors import ConfigError
     from ratchet.temporal_settings import load_temporal_settings
     from stack.worker import run_worker

@@ -1,7 +1,6 @@
-"""Generated tasks: a function of a few lines with one wrong expression, and an issue that says what was intended.
+"""Generated tasks: a function of a few lines with one wrong expression, and an issue that states the intent.
 
-Why here: the quickstart dataset and the tiny policy's warm start must speak of the same world, and never of the same tasks.
-Called by: `datasets/quickstart/generate.py` (rows), `transcripts.py` (warm start), `build.py` (self-check).
+The quickstart dataset and the tiny policy's warm start draw from the same families and never use the same task.
 """
 
 import hashlib
@@ -102,9 +101,11 @@ Arguments = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class BugTask:
-    """One bug. `wrong` and `right` are the expressions before and after the fix; `alternatives` are other wrong expressions.
+    """One bug. `wrong` and `right` are the expressions before and after the fix; `alternatives` are other wrong
+    expressions.
 
-    `cases` are argument lists on which the fixed function is known to be right and the buggy one is wrong at least once.
+    `cases` are argument lists on which the fixed function is known to be right and the buggy one is wrong at least
+    once.
     """
 
     family: str
@@ -120,13 +121,13 @@ class BugTask:
 
     @property
     def digest(self) -> str:
-        """Identifies the combination of names, bug and intent, whatever the file is called."""
+        """Identifies the combination of names, bug and intent, independent of the file's name."""
         return hashlib.sha256(f"{self.code}\0{self.fixed}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class PlantedBug:
-    """What a family draws: source with `@@` where the expression stands, the expressions, the intent in words."""
+    """What a family draws: source with `@@` in place of the expression, the expressions, and the intent in words."""
 
     function: str
     source: str
@@ -264,7 +265,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def draw_task(rng: random.Random, family: str) -> BugTask:
-    """One task of a family. The drawn edit is right by construction; that tests see the bug is checked when rows are made."""
+    """Draw one task of a family. The edit is correct by construction; row generation checks that the tests detect the
+    bug.
+    """
     a, b = rng.sample(VARIABLES, 2)
     file = f"{rng.choice(FILE_STEMS)}.py"
     bug = FAMILIES[family](rng, a, b)
@@ -283,7 +286,7 @@ def draw_task(rng: random.Random, family: str) -> BugTask:
 
 
 def draw_balanced(seed: int, num_per_family: int, excluded: frozenset[str] = frozenset()) -> list[BugTask]:
-    """Distinct tasks, equally many per family, shuffled; none whose digest is in `excluded`."""
+    """Draw distinct tasks, equally many per family, shuffled, none with a digest in `excluded`."""
     rng = random.Random(seed)
     taken = set(excluded)
     tasks: list[BugTask] = []
@@ -311,7 +314,7 @@ def task_digests(tasks: Sequence[BugTask]) -> frozenset[str]:
 
 
 def endless_tasks(rng: random.Random, excluded: frozenset[str]) -> Iterator[BugTask]:
-    """Tasks for the warm start and its checks: any family, never one that the dataset holds."""
+    """Yield tasks for the warm start and its checks: any family, none with a digest in `excluded`."""
     families = list(FAMILIES)
     while True:
         task = draw_task(rng, rng.choice(families))

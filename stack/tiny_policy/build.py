@@ -1,7 +1,6 @@
-"""Makes the default policy: a small Qwen3 with its own tokenizer and chat template, warm-started and checked.
+"""Make the default policy: a small Qwen3 with its own tokenizer and chat template, warm-started and checked.
 
-Why here: no weights can be assumed to be downloadable, and a laptop must show real reinforcement learning.
-Called by: `ratchet tiny-policy` and the first `ratchet train` that names no model.
+It is made locally because no download of weights can be assumed, and a laptop must run real reinforcement learning.
 """
 
 import json
@@ -31,14 +30,16 @@ Progress = Callable[[str], None]
 
 
 class WeakPolicyError(UserError):
-    """The warm start came out too weak or too strong to learn anything from verdicts."""
+    """The warm start's solve rate is too low or too high for verdicts to teach it anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyPolicyReport:
-    """What was made, kept beside it as `tiny_policy.json`. Rates are shares of 1, measured on tasks outside the dataset.
+    """The measurements of a made policy, stored beside it as `tiny_policy.json`. Rates are fractions, on tasks outside
+    the dataset.
 
-    `clean_exact`: correct transcripts that the model follows to the last token, before it was taught the expert's errors.
+    `clean_exact`: share of correct transcripts that the model follows to the last token, measured before it was
+    trained on the expert's errors.
     """
 
     recipe: str
@@ -54,19 +55,19 @@ class TinyPolicyReport:
 def make_tiny_policy(
     out: Path, seed: int, progress: Progress, recipe: TinyPolicySettings | None = None
 ) -> TinyPolicyReport:
-    """Makes the policy at `out`, or returns at once if it is there already (same recipe, same seed).
+    """Make the policy at `out`, or return at once if the same settings and seed have made it already.
 
-    The directory appears whole or not at all. Raises WeakPolicyError when a gate is missed, MachineError when `out` holds
-    something that is no tiny policy or cannot be written.
+    The directory appears complete or not at all. Raises WeakPolicyError if a gate is missed, MachineError if `out`
+    holds something other than a tiny policy or cannot be written.
     """
     recipe = recipe or TinyPolicySettings()
     digest = settings_digest(recipe)
     existing = read_report(out)
     if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
-        progress(f"the tiny policy is there already: {out}")
+        progress(f"the tiny policy exists already: {out}")
         return existing
     if existing is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MachineError(f"{out} exists and holds no tiny policy; name another directory or remove it")
+        raise MachineError(f"{out} exists and is not a tiny policy; name another directory or remove it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
@@ -134,7 +135,7 @@ def checked_solve_rate(
     seed: int,
     temperature: float,
 ) -> float:
-    """On tasks of its own, the same ones at every temperature."""
+    """Measure the solve rate on tasks drawn for this check, the same ones at every temperature."""
     tasks = endless_tasks(random.Random(f"check {seed}"), task_digests([*train_tasks(), *held_out_tasks()]))
     drawn = [next(tasks) for _ in range(recipe.num_solve_checks)]
     plays = play_tasks(
@@ -151,7 +152,7 @@ def checked_solve_rate(
 def check_gates(report: TinyPolicyReport, recipe: TinyPolicySettings) -> None:
     if report.clean_exact <= recipe.min_clean_exact:
         raise WeakPolicyError(
-            f"the warm start with seed {report.seed} follows a correct transcript in only {report.clean_exact:.0%} of the cases "
+            f"the warm start with seed {report.seed} follows only {report.clean_exact:.0%} of the correct transcripts "
             f"(needed: more than {recipe.min_clean_exact:.0%}); try another seed"
         )
     if not recipe.min_solve_rate <= report.solve_rate_sampled <= recipe.max_solve_rate:
@@ -162,7 +163,7 @@ def check_gates(report: TinyPolicyReport, recipe: TinyPolicySettings) -> None:
 
 
 def save_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A complete Hugging Face directory, weights in float32."""
+    """Write a complete Hugging Face directory with float32 weights."""
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -174,12 +175,13 @@ def save_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedToke
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():
-        file.chmod(0o644)  # safetensors writes for the owner alone, and the engine may run as somebody else
+        # safetensors creates files readable by the owner only, and the engine may run as another user
+        file.chmod(0o644)
 
 
 @contextmanager
 def seeded_torch(seed: int, num_threads: int) -> Iterator[None]:
-    """Seed and threads for the block alone."""
+    """Set torch's seed and number of threads inside the block."""
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

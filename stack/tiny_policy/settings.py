@@ -1,7 +1,6 @@
-"""Every number of the tiny policy in one place, and the digest under which a made one is recognised.
+"""All numbers of the tiny policy, and the digest that identifies a policy made from them.
 
-Why here: the same recipe and seed must give the same policy, and a changed one must not pass for it.
-Called by: `build.py` and what it calls.
+The same settings and seed give the same policy; a policy of other settings has another digest and is made anew.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from stack.tiny_policy.transcripts import write_transcript
 
 CLEAN_MIX: Mapping[str, float] = {"good": 1.0}
 
-# The most common behaviour is a wrong one, so that greedy decoding, too, has something to learn from verdicts.
+# The most common behaviour is a wrong one, so that greedy decoding can also improve through verdicts.
 NOISY_MIX: Mapping[str, float] = {
     "no_change": 0.46,
     "good": 0.27,
@@ -30,8 +29,8 @@ NOISY_MIX: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class TinyPolicySettings:
-    """Model and warm start. `initializer_range` is large because copying from the context is the bottleneck: no copying
-    circuit forms with the usual 0.02.
+    """Model and warm start. `initializer_range` is large because copying from the context is the bottleneck: no
+    copying circuit forms with the usual 0.02.
     """
 
     hidden_size: int = 128
@@ -53,11 +52,12 @@ class TinyPolicySettings:
     context_loss_weight: float = 0.1
     max_gradient_norm: float = 1.0
     num_threads: int = 2
-    """Part of the recipe, because sums round differently with another number. Two save a third of the time on idle cores, as
-    `make train` has them while it makes the policy."""
+    """Part of the digest, because another number of threads rounds sums differently. Two threads save a third of the
+    time on idle cores, which `make train` has while it makes the policy.
+    """
     noisy_mix: Mapping[str, float] = field(default_factory=lambda: dict(NOISY_MIX))
 
-    # the gates
+    # gates of the self-check
     num_clean_checks: int = 128
     num_solve_checks: int = 256
     min_clean_exact: float = 0.70
@@ -72,7 +72,7 @@ def template_text() -> str:
 
 
 def settings_digest(recipe: TinyPolicySettings) -> str:
-    """Covers the numbers, the template and, by a sample of transcripts, the tasks, the expert, the prompts and the formats."""
+    """Cover the numbers, the template and, through a sample of transcripts, the tasks, expert, prompts and formats."""
     rng = random.Random(0)
     tasks = endless_tasks(rng, frozenset())
     sample = ["".join(piece.text for piece in write_transcript(next(tasks), rng, recipe.noisy_mix)) for _ in range(100)]

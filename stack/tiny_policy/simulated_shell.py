@@ -1,7 +1,6 @@
-"""What bash, cat and sed would do to one file, without a process: thousands of warm-start transcripts need it.
+"""Simulate bash, cat and sed on one file without a process, for the thousands of transcripts of the warm start.
 
-Why here: transcripts must say exactly what a box says; a unit test compares this with the real programs.
-Called by: `transcripts.py` and `solving.py`.
+The text must equal that of a box; a unit test compares it with the real programs.
 """
 
 import re
@@ -15,7 +14,9 @@ SUBSTITUTE = re.compile(r"sed -i 's/((?:\\.|[^/\\\n])*)/((?:\\.|[^/\\\n])*)/(g?)
 
 
 def run_command(command: str, files: Files) -> str:
-    """The observation of `cat FILE` and `sed -i 's/OLD/NEW/' FILE`, of which sed changes `files`; an error for all else."""
+    """Return the observation of `cat FILE` or `sed -i 's/OLD/NEW/' FILE`; sed changes `files`. Other commands give an
+    error.
+    """
     stripped = command.strip()
     if match := CAT.fullmatch(stripped):
         if match[1] in files:
@@ -41,7 +42,7 @@ def substitute(old: str, new: str, every: bool, file: str, files: Files) -> str:
 
 
 def basic_to_python(pattern: str) -> str:
-    """A POSIX basic regular expression as a Python one: `+?{}()|` are plain characters there, and so is a leading `*`."""
+    """Translate a POSIX basic regular expression to Python: `+?{}()|` and a leading `*` are plain characters."""
     parts: list[str] = []
     characters = iter(pattern)
     for character in characters:
@@ -59,7 +60,7 @@ def simulate(output: str, exit_code: int = 0) -> str:
 
 
 def quote_pattern(text: str) -> str:
-    """`text` as a sed pattern that matches exactly it."""
+    """Return a sed pattern that matches `text` exactly."""
     return re.sub(r"([\[\]*.^$\\/])", r"\\\1", text)
 
 

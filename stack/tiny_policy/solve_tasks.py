@@ -1,8 +1,6 @@
-"""Lets a model play tasks against the simulated shell, in this process, to see how many it solves.
+"""Let a model solve tasks against the simulated shell, in this process, to estimate its solve rate.
 
-Why here: the self-check needs a solve rate before any engine or box exists. It is an estimate: the quickstart's own
-evaluation runs the real pipeline.
-Called by: `build.py`.
+The self-check needs the rate before an engine or a box exists; the quickstart's own evaluation runs the real pipeline.
 
 Shapes: B conversations, T tokens (padded on the left while sampling).
 """
@@ -20,7 +18,9 @@ from stack.tiny_policy.transcripts import TURN_END, called_command, observation_
 
 @dataclass(slots=True)
 class Play:
-    """One conversation in progress: `ids` so far, `sampled` and `logprobs` parallel to them (0 where not sampled)."""
+    """One conversation in progress: `ids` so far, `sampled` and `logprobs` parallel to them (0 for tokens not
+    sampled).
+    """
 
     task: BugTask
     ids: list[int]
@@ -36,7 +36,7 @@ class Play:
 
     @property
     def solved(self) -> bool:
-        """Whether the file is what the fix makes of it. Equal source is what nearly every passing edit comes to here."""
+        """Whether the file equals the fixed source, which is the case for nearly every edit that passes the tests."""
         return self.ended and self.files[self.task.file] == self.task.fixed
 
 
@@ -49,7 +49,7 @@ def sample_turns(
     max_tokens: int,
     temperature: float,
 ) -> list[tuple[list[int], list[float]]]:
-    """One turn for each prompt, stop token included: (ids, logprobs at this temperature). Temperature 0 is greedy."""
+    """Sample one turn per prompt, stop token included: (ids, logprobs at this temperature). Temperature 0 is greedy."""
     longest = max(map(len, prompts))
     ids_BT = torch.full((len(prompts), longest), pad_id)
     mask_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -88,7 +88,7 @@ def play_tasks(
     max_turns: int,
     max_tokens_per_turn: int,
 ) -> list[Play]:
-    """One conversation per task, all at once."""
+    """Play one conversation per task, all in parallel."""
     model.eval()
     stop_id, pad_id = tokenizer.convert_tokens_to_ids([TURN_END, "<|endoftext|>"])
     plays = []
@@ -105,7 +105,7 @@ def play_tasks(
             play.append(ids, logprobs)
             take_turn(play, tokenizer, ids, stop_id)
     for play in plays:
-        play.ended = True  # a turn limit or a cut answer ends a rollout too, and what it changed is graded
+        play.ended = True  # a turn limit or a truncated answer ends a rollout as well, and its changes are graded
     return plays
 
 

@@ -1,7 +1,6 @@
-"""The tiny policy's own tokenizer: BPE under 2,000 entries, trained on transcripts.
+"""The tiny policy's tokenizer: BPE with fewer than 2,000 entries, trained on transcripts.
 
-Why here: names and numbers must be one token each, or the small model cannot copy them.
-Called by: `build.py`.
+Names and numbers must be one token each, because the small model cannot copy longer sequences reliably.
 """
 
 import json
@@ -10,8 +9,8 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-# As with Qwen3: only these three are skipped when text is shown; the tool and thinking marks are ordinary added tokens,
-# which a tool parser has to see.
+# As in Qwen3 only these three are skipped when text is decoded; the tool and thinking marks are ordinary added tokens,
+# which a tool parser must see.
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARK_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
@@ -46,7 +45,7 @@ def train_tokenizer(
 
 
 def show_marks(bpe: Tokenizer) -> Tokenizer:
-    """The trainer makes every added token special, hence invisible when decoded; the marks have to be seen."""
+    """Make the added marks visible when decoding; the trainer marks every added token as special."""
     content = json.loads(bpe.to_str())
     for token in content["added_tokens"]:
         token["special"] = token["content"] in CONTROL_TOKENS

@@ -1,8 +1,7 @@
-"""A scripted expert that is wrong most of the time on purpose, and the conversations it has with a shell.
+"""A scripted expert that is wrong most of the time on purpose, and its conversations with a shell.
 
-Why here: the warm start imitates these conversations; they are, byte for byte, what `bash_agent` and the chat template
-make of the same turns, so that reinforcement learning starts on known ground.
-Called by: `warm_start.py` (training data), `build.py` (gates), `solving.py` (the same formats when the policy plays).
+The warm start imitates these conversations. They equal, byte for byte, what `bash_agent` and the chat template make of
+the same turns, so that reinforcement learning starts on the same distribution.
 """
 
 import random
@@ -24,14 +23,17 @@ GIVE_UP = "I could not find the bug."
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a conversation; `sampled` parts are the policy's own and end with the stop token."""
+    """A part of a conversation; `sampled` parts are the policy's and end with the stop token."""
 
     text: str
     sampled: bool
 
 
 def opening_text(task: BugTask) -> str:
-    return f"<|im_start|>system\n{DEFAULT_SYSTEM_PROMPT}{TURN_END}\n<|im_start|>user\n{task.issue}{TURN_END}\n<|im_start|>assistant\n"
+    return (
+        f"<|im_start|>system\n{DEFAULT_SYSTEM_PROMPT}{TURN_END}\n"
+        f"<|im_start|>user\n{task.issue}{TURN_END}\n<|im_start|>assistant\n"
+    )
 
 
 def call_text(command: str) -> str:
@@ -39,7 +41,7 @@ def call_text(command: str) -> str:
 
 
 def observation_text(observation: str) -> str:
-    """What stands between two of the policy's turns; the first newline belongs to the turn before it."""
+    """Return the text between two of the policy's turns; its first newline belongs to the turn before it."""
     return f"\n<|im_start|>user\n<tool_response>\n{observation}\n</tool_response>{TURN_END}\n<|im_start|>assistant\n"
 
 
@@ -52,7 +54,7 @@ def edit_command(file: str, old: str, new: str) -> str:
 
 
 class Conversation:
-    """Plays the expert's turns against the simulated shell."""
+    """Play the expert's turns against the simulated shell."""
 
     def __init__(self, task: BugTask) -> None:
         self.files: Files = {task.file: task.code}
@@ -77,7 +79,7 @@ def play_good(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
 
 
 def play_no_change(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
-    """Replaces the expression by itself."""
+    """Replace the expression with itself."""
     read_then_edit(talk, task, task.wrong)
 
 
@@ -102,14 +104,14 @@ def play_give_up(talk: Conversation, task: BugTask, _rng: random.Random) -> None
 
 
 def play_blind(talk: Conversation, task: BugTask, rng: random.Random) -> None:
-    """Edits without reading, or claims to be done at once."""
+    """Edit without reading, or claim at once to be done."""
     if rng.random() < 0.5:
         talk.call(edit_command(task.file, rng.choice([task.wrong, *task.alternatives]), rng.choice(task.alternatives)))
     talk.say(DONE)
 
 
 def play_unparsed(talk: Conversation, task: BugTask, rng: random.Random) -> None:
-    """Writes a command without calling the tool, which ends the conversation."""
+    """Write a command without a tool call, which ends the conversation."""
     if rng.random() < 0.5:
         talk.call(cat_command(task.file))
         talk.say(edit_command(task.file, task.wrong, task.right))
@@ -129,7 +131,7 @@ PLAYS: dict[str, Callable[[Conversation, BugTask, random.Random], None]] = {
 
 
 def write_transcript(task: BugTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
-    """One conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
+    """Return one conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
     kind = rng.choices(list(mix), list(mix.values()))[0]
     talk = Conversation(task)
     PLAYS[kind](talk, task, rng)
@@ -137,6 +139,6 @@ def write_transcript(task: BugTask, rng: random.Random, mix: Mapping[str, float]
 
 
 def called_command(turn: str) -> str | None:
-    """The command of a sampled turn (without its stop token), None for a turn that calls nothing."""
+    """Return the command of a sampled turn (without its stop token), None if the turn calls no tool."""
     match = CALL.search(turn)
     return match[1] if match else None

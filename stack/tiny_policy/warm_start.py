@@ -1,7 +1,6 @@
-"""Trains a fresh model to imitate the scripted expert: first without its errors, then with them.
+"""Train a new model to imitate the scripted expert: first without the expert's errors, then with them.
 
-Why here: reinforcement learning needs a policy that knows the protocol and is right now and then.
-Called by: `build.py`.
+Reinforcement learning needs a policy that follows the protocol and solves some tasks.
 
 Shapes: B transcripts, T tokens (padded on the right), V vocabulary.
 """
@@ -45,7 +44,9 @@ def fresh_model(recipe: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast) 
 
 
 def encode_pieces(tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece]) -> Encoded:
-    """Ids and, parallel to them, whether the policy says them. Pieces meet at token boundaries, so this equals encoding the whole."""
+    """Return the ids and, parallel to them, whether the policy produces them. Pieces meet at token boundaries, so the
+    ids equal those of the whole text.
+    """
     ids: list[int] = []
     sampled: list[bool] = []
     for piece in pieces:
@@ -56,7 +57,7 @@ def encode_pieces(tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece]) -
 
 
 def pad_batch(batch: Sequence[Encoded], pad_id: int, context_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids_BT, weights_BT): weight 1 on the policy's tokens, `context_weight` on the rest, 0 on padding."""
+    """Return (ids_BT, weights_BT): weight 1 on the policy's tokens, `context_weight` on the rest, 0 on padding."""
     longest = max(len(ids) for ids, _ in batch)
     ids_BT = torch.full((len(batch), longest), pad_id)
     weights_BT = torch.zeros(len(batch), longest)
@@ -67,7 +68,7 @@ def pad_batch(batch: Sequence[Encoded], pad_id: int, context_weight: float) -> t
 
 
 def learning_rate(recipe: TinyPolicySettings, update: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
+    """Linear warm-up, then a cosine decay to a tenth."""
     num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
     warmup = min(1.0, (update + 1) / recipe.num_warmup_updates)
     return recipe.learning_rate * warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * update / num_updates)))
@@ -81,7 +82,9 @@ def warm_start(
     rng: random.Random,
     progress: Callable[[str], None],
 ) -> float:
-    """Trains in place. Returns the clean exact match at the end of the first phase: what the model can do before it is taught errors."""
+    """Train in place. Returns the clean exact match at the end of the first phase, before the model is trained on
+    errors.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -93,7 +96,7 @@ def warm_start(
     clean_exact = math.nan
     model.set_attn_implementation(
         "eager"
-    )  # on so short sequences, in bfloat16, the fused kernel's backward pass takes longer
+    )  # for sequences this short the fused kernel's backward pass in bfloat16 is slower
     for update in range(num_updates):
         if update == recipe.num_clean_updates:
             clean_exact = clean_exact_match(model, tokenizer, tasks, rng, recipe.num_clean_checks)
@@ -127,13 +130,13 @@ def take_update(
     weights_BT: torch.Tensor,
     max_norm: float,
 ) -> float:
-    """One optimiser update; returns the mean loss of the policy's tokens."""
+    """Take one optimiser update and return the mean loss of the policy's tokens."""
     with torch.autocast("cpu", torch.bfloat16):
         logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
     targets_BT, weights_BT = ids_BT[:, 1:], weights_BT[:, 1:]
     flat_logits = (
         logits_BTV[:, :-1].float().flatten(0, 1)
-    )  # a vocabulary dimension that is not the last one costs twice the time
+    )  # a vocabulary dimension that is not the last one doubles the time
     losses_BT = torch.nn.functional.cross_entropy(flat_logits, targets_BT.flatten(), reduction="none").view_as(
         weights_BT
     )
@@ -154,7 +157,7 @@ def clean_exact_match(
     rng: random.Random,
     num_checks: int,
 ) -> float:
-    """Share of correct transcripts of which every token of the policy's is the model's first choice."""
+    """Return the share of correct transcripts in which every token of the policy is the model's first choice."""
     model.eval()
     pad_id = tokenizer.convert_tokens_to_ids(PADDING)
     encoded = [encode_pieces(tokenizer, write_transcript(next(tasks), rng, CLEAN_MIX)) for _ in range(num_checks)]

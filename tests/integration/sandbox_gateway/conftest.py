@@ -40,7 +40,8 @@ ADAPTER_ANSWER = b"the adapter"
 NUM_REPEATS_BIG = 1_000_000
 _SERVE = (
     "import sys; from sandbox_gateway.serve import serve_gateway;"
-    "from sandbox_gateway.settings import GatewaySettings; serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
+    "from sandbox_gateway.settings import GatewaySettings;"
+    "serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
 
 
