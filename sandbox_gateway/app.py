@@ -1,7 +1,7 @@
-"""The gateway as an ASGI app: one origin for the control plane and for every box.
+"""The gateway as an ASGI app: one origin serves the control plane and every box.
 
-Why here: which of the two a request means is decided by headers, before any path is looked at.
-Called by: `serve.py`; tests may run it under any ASGI server. `create_gateway_app` has no side effects before startup.
+Headers, not paths, decide which of the two a request is for. `create_gateway_app` has no side effects before startup,
+so any ASGI server can run the app.
 """
 
 import hmac
@@ -62,10 +62,11 @@ async def _health(_request: Request) -> Response:
 
 
 class BoxDispatch:
-    """Takes the requests that are meant for a box; the rest goes on to the control plane."""
+    """Handle requests for a box; pass the others on to the control plane."""
 
     def __init__(self, app: ASGIApp, fleet: Fleet) -> None:
-        self._app, self._fleet = app, fleet
+        self._app = app
+        self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,10 +115,11 @@ class BoxDispatch:
 
 
 class ApiKey:
-    """Every control-plane call but `/health` needs the key."""
+    """Require the API key for every control-plane call except `/health`."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app, self._api_key = app, api_key
+        self._app = app
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
@@ -129,7 +131,7 @@ class ApiKey:
 
 
 def _box_and_port(request: Request) -> tuple[str, str] | None:
-    """From `E2b-Sandbox-Id`, or from a host name `<port>-<id>.<domain>`; None means the control plane."""
+    """Return (box id, port) from `E2b-Sandbox-Id` or a host name `<port>-<id>.<domain>`; None for the control plane."""
     box_id = request.headers.get("e2b-sandbox-id")
     if box_id is not None:
         return box_id, request.headers.get("e2b-sandbox-port", ENVD_PORT)
@@ -156,7 +158,7 @@ async def _on_fault(_request: Request, error: Exception) -> Response:
 
 
 async def _on_gone(_request: Request, error: Exception) -> Response:
-    """502 with these words is how the SDK learns that a box is gone."""
+    """The SDK recognises a box that does not exist any more by a 502 with this message."""
     assert isinstance(error, BoxNotFoundError)
     return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
 

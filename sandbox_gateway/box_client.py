@@ -1,7 +1,6 @@
-"""The gateway's view of one box: its record on disk, and calls to its boxd.
+"""The gateway's access to one box: its record on disk, and calls to its boxd.
 
-Why here: nothing about a box may live in memory only, since the gateway can be killed at any moment.
-Called by: `fleet.py` owns boxes; the envd routes call them.
+No state of a box is kept in memory only, because the gateway can be killed at any moment.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ _CALL_SECONDS = 60.0
 
 
 class BoxRecord(BaseModel):
-    """box.json. `spec` is boxd's part and never changes; the rest is the gateway's."""
+    """The content of box.json. `spec` is boxd's part and never changes; the gateway writes the rest."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,14 +40,20 @@ class BoxRecord(BaseModel):
 
 
 class BoxStream:
-    """A kept control connection: the process's pid, its spool file, and news of its size and end."""
+    """An open control connection to one process: its pid, its spool file, and updates of the file's size and the
+    process's end.
+    """
 
     def __init__(self, connection: socket.socket, head: JsonMessage, spool: int) -> None:
-        self._socket, self._buffer = connection, bytearray()
-        self.pid, self.size, self.end, self.spool = int(head["pid"]), int(head["size"]), head["end"], spool
+        self._socket = connection
+        self._buffer = bytearray()
+        self.pid = int(head["pid"])
+        self.size = int(head["size"])
+        self.end = head["end"]
+        self.spool = spool
 
     async def wait_for_news(self, timeout_seconds: float) -> None:
-        """Updates `size` and `end`. Raises TimeoutError, or ConnectionError once boxd is gone."""
+        """Update `size` and `end`. Raises TimeoutError, or ConnectionError if boxd has ended."""
         async with asyncio.timeout(timeout_seconds):
             while b"\n" not in self._buffer:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, 65_536)
@@ -59,7 +64,8 @@ class BoxStream:
         self._buffer = bytearray(rest)
         for line in lines:
             news = json.loads(line)
-            self.size, self.end = max(self.size, news["size"]), news["end"] or self.end
+            self.size = max(self.size, news["size"])
+            self.end = news["end"] or self.end
 
     def close(self) -> None:
         self._socket.close()
@@ -68,18 +74,19 @@ class BoxStream:
 
 class BoxClient:
     def __init__(self, directory: Path, record: BoxRecord) -> None:
-        self.directory, self.record = directory, record
-        # Socket paths are limited to 108 bytes; through an fd of the directory they are always short.
+        self.directory = directory
+        self.record = record
+        # Socket paths are limited to 108 bytes; through an fd of the directory they are always short enough.
         self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.boxd_fd: int | None = None
-        """pidfd of boxd, set once it runs."""
+        """The pidfd of boxd; set once boxd runs."""
 
     @property
     def id(self) -> str:
         return self.record.id
 
     def save(self, record: BoxRecord) -> None:
-        """Replaces the record, on disk first."""
+        """Replace the record, on disk first."""
         temporary = self.directory / f"{RECORD_FILE}.new"
         temporary.write_text(record.model_dump_json())
         temporary.replace(self.directory / RECORD_FILE)
@@ -89,22 +96,25 @@ class BoxClient:
         for fd in (self._directory_fd, self.boxd_fd):
             if fd is not None:
                 os.close(fd)
-        self._directory_fd, self.boxd_fd = -1, None
+        self._directory_fd = -1
+        self.boxd_fd = None
 
     async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> JsonMessage:
-        """One request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError when nobody answers."""
+        """Send one request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError if boxd does not
+        answer.
+        """
         connection, reply, _fds = await self._call(CONTROL_SOCKET, message, timeout_seconds)
         connection.close()
         return reply
 
     async def files(self, **message: object) -> tuple[JsonMessage, list[int]]:
-        """One request to the box's file helper; the caller closes the fds."""
+        """Send one request to the box's file helper; the caller closes the returned fds."""
         connection, reply, fds = await self._call(FILES_SOCKET, message, _CALL_SECONDS)
         connection.close()
         return reply, fds
 
     async def dial(self, port: int) -> socket.socket:
-        """A connection to a port inside the box. Raises BoxFaultError where it is not open."""
+        """Connect to a port inside the box. Raises BoxFaultError if the port is not open."""
         connection, _reply, (fd,) = await self._call(CONTROL_SOCKET, {"op": "dial", "port": port}, _CALL_SECONDS)
         connection.close()
         dialled = socket.socket(fileno=fd)
@@ -112,7 +122,7 @@ class BoxClient:
         return dialled
 
     async def follow(self, **message: object) -> BoxStream:
-        """A `start` or `attach` request; the caller closes the stream."""
+        """Send a `start` or `attach` request; the caller closes the stream."""
         connection, reply, fds = await self._call(CONTROL_SOCKET, message, _CALL_SECONDS)
         return BoxStream(connection, reply, fds[0])
 
@@ -140,7 +150,7 @@ class BoxClient:
 
 
 async def _receive(connection: socket.socket) -> tuple[JsonMessage, list[int]]:
-    """The first line that arrives, and the fds beside it."""
+    """Return the first line received and the fds sent with it."""
     buffer, fds = bytearray(), list[int]()
     while b"\n" not in buffer:
         await _readable(connection)

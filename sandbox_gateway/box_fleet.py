@@ -1,7 +1,6 @@
 """All boxes of one gateway: create, adopt, expire, kill.
 
-Why here: the only place that knows which boxes exist; capacity, slots and idempotency keys are counted from it.
-Called by: the routes of `control_plane.py` and `envd.py`; `app.py` starts and stops it.
+Capacity, uid slots and idempotency keys are counted from this one collection.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ _REAP_SECONDS = 0.5
 _RETRY_AFTER = {
     "Retry-After": "5",
     "Should-Retry": "false",
-}  # the caller's own policy retries, not the SDK behind its back
+}  # the caller's retry policy decides, not the SDK's own retries
 
 _log = structlog.get_logger(__name__)
 
@@ -54,7 +53,7 @@ class CreateRequest:
     ttl_seconds: int
     idempotency_key: str | None
     network: bool = True
-    """False: not even the egress ports."""
+    """False: the box cannot reach the egress ports either."""
 
 
 def _root_digest(root_directory: Path) -> int:
@@ -62,7 +61,7 @@ def _root_digest(root_directory: Path) -> int:
 
 
 def cgroup_parent(root_directory: Path) -> str:
-    """The control group that all boxes of the gateway with this root directory live below."""
+    """Return the control group that contains all boxes of the gateway with this root directory."""
     return f"ratchet-{_root_digest(root_directory):08x}"
 
 
@@ -70,14 +69,18 @@ class Fleet:
     def __init__(
         self, settings: GatewaySettings, catalogue: Catalogue, start_fork_server: Callable[[], ForkServer]
     ) -> None:
-        self._settings, self._catalogue, self._start_fork_server = settings, catalogue, start_fork_server
+        self._settings = settings
+        self._catalogue = catalogue
+        self._start_fork_server = start_fork_server
         self._boxes_directory = settings.root_directory / "boxes"
         self._trash = settings.root_directory / "trash"
         root_digest = _root_digest(settings.root_directory)
-        # Two gateways on one machine should not share uid ranges: each starts at its own place in the circle.
+        # Two gateways on one machine should not share uid ranges, so each starts at its own offset in the ring of
+        # slots.
         self._first_slot = root_digest % _NUM_SLOTS
         self._cgroup_parent = cgroup_parent(settings.root_directory)
-        self._has_cgroups, self._disk_template = False, ""
+        self._has_cgroups = False
+        self._disk_template = ""
         self._boxes: dict[str, BoxClient] = {}
         self._slots: set[int] = set()
         self._creating: dict[str, asyncio.Task[BoxClient]] = {}
@@ -100,7 +103,7 @@ class Fleet:
         _log.info("boxes_adopted", num_boxes=len(self._boxes))
 
     async def stop(self) -> None:
-        """Leaves the boxes alone: the next gateway adopts them."""
+        """Stop the gateway's own tasks; the boxes run on and the next gateway adopts them."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -115,16 +118,19 @@ class Fleet:
         return list(self._boxes.values())
 
     def get(self, box_id: str) -> BoxClient:
-        """A live box, running or paused. Raises BoxNotFoundError; an expired one is gone even before it is removed."""
+        """Return a live box, running or paused. Raises BoxNotFoundError; an expired box counts as gone before it is
+        removed.
+        """
         box = self._boxes.get(box_id)
         if box is None or clock() >= box.record.deadline:
             raise BoxNotFoundError(box_id)
         return box
 
     async def create(self, request: CreateRequest) -> BoxClient:
-        """A booted box. The same idempotency key gives the same box while it lives, also after a restart.
+        """Boot a box. The same idempotency key returns the same box while it lives, also after a restart of the
+        gateway.
 
-        Raises RefusalError: 404 unknown image, 503 no room.
+        Raises RefusalError: 404 for an unknown image, 503 if there is no room.
         """
         key = request.idempotency_key
         if key is not None:
@@ -140,7 +146,7 @@ class Fleet:
         return await asyncio.shield(task)
 
     async def kill(self, box: BoxClient) -> None:
-        """Returns when the box's processes are gone; its files are removed behind the answer."""
+        """Return when the box's processes have ended; its files are removed afterwards."""
         if self._boxes.get(box.id) is not box:
             return
         del self._boxes[box.id]
@@ -219,7 +225,7 @@ class Fleet:
         return box
 
     async def _adopt(self, directory: Path) -> None:
-        """Takes in a box that outlived the last gateway; whatever does not answer is removed."""
+        """Adopt a box that outlived the previous gateway; remove it if it does not answer."""
         box = None
         try:
             if not _ID.fullmatch(directory.name):
@@ -277,7 +283,9 @@ class Fleet:
 
 
 def _prepare_cgroups(parent: str) -> bool:
-    """False on a machine that refuses them: boxes run without limits then, and `probe` says so."""
+    """Return False on a machine without writable control groups: boxes then run without limits, and `ratchet doctor`
+    reports it.
+    """
     try:
         cgroups.prepare_parent(parent)
     except OSError as error:
@@ -287,7 +295,7 @@ def _prepare_cgroups(parent: str) -> bool:
 
 
 def _prepare_disk(settings: GatewaySettings) -> str:
-    """The template of the boxes' disks, empty where there is none; `probe` says why."""
+    """Return the path of the template for box disks, empty if none can be made; `ratchet doctor` reports the reason."""
     if settings.disk_bytes is None or not disk_template.is_possible():
         return ""
     template = settings.root_directory / f"disk-{settings.disk_bytes}.ext4"

@@ -1,7 +1,6 @@
-"""The Connect protocol as the SDK speaks it: JSON, unary and server-streaming, no compression.
+"""The Connect protocol as the SDK uses it: JSON, unary and server-streaming, no compression.
 
-Why here: framing and error shapes, apart from what the calls mean.
-Called by: `envd.py` and `app.py`. Specification: connectrpc.com/docs/protocol.
+This module knows framing and error shapes, not the meaning of calls. Specification: connectrpc.com/docs/protocol.
 """
 
 import json
@@ -23,7 +22,7 @@ _FLAG_MESSAGE, _FLAG_END = 0, 2
 
 
 class Body(BaseModel):
-    """Base of request bodies: fields that we do not know are ignored, as protobuf does."""
+    """Base of request bodies: unknown fields are ignored, as in protobuf."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -41,7 +40,9 @@ def end_of_stream(error: BoxFaultError | None = None) -> bytes:
 
 
 def stream_error(error: BoxFaultError) -> Response:
-    """A stream that fails before its first message still answers 200: the error is in its end envelope."""
+    """Return the answer of a stream that fails before its first message: status 200 with the error in the end
+    envelope.
+    """
     return Response(end_of_stream(error), media_type=STREAM_TYPE)
 
 
@@ -55,7 +56,7 @@ def require_content_type(request: Request, expected: str) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RefusalError(413) beyond the limit, without having read more than that."""
+    """Return the whole body. Raises RefusalError(413) beyond the limit, without reading further."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -65,7 +66,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def parse(model: type[BodyT], data: bytes) -> BodyT:
-    """Raises BoxFaultError(invalid_argument) that names the first bad field."""
+    """Parse a body. Raises BoxFaultError(invalid_argument) that names the first bad field."""
     try:
         return model.model_validate_json(data or b"{}")
     except ValidationError as error:
@@ -75,7 +76,7 @@ def parse(model: type[BodyT], data: bytes) -> BodyT:
 
 
 def unwrap_envelope(data: bytes) -> bytes:
-    """The payload of a body that is exactly one message envelope."""
+    """Return the payload of a body that is exactly one message envelope."""
     if len(data) < _HEADER.size:
         raise BoxFaultError("invalid_argument", "the body is not a Connect envelope")
     flag, length = _HEADER.unpack_from(data)
@@ -85,5 +86,5 @@ def unwrap_envelope(data: bytes) -> bytes:
 
 
 def without_empty(fields: dict[str, Any]) -> dict[str, Any]:
-    """protobuf's JSON omits unset optionals."""
+    """Drop unset optionals, as protobuf's JSON does."""
     return {name: value for name, value in fields.items() if value not in ("", None)}

@@ -1,7 +1,6 @@
 """E2B's control plane: create, connect, list, kill, time to live, pause.
 
-Why here: the resource `sandboxes` of the wire protocol; paths of older SDKs are aliases of the same handlers.
-Called by: `app.py` mounts `routes()`.
+The paths of older SDKs are aliases of the same handlers.
 """
 
 import os
@@ -51,7 +50,8 @@ class TimeoutBody(Body):
 
 class ControlPlane:
     def __init__(self, fleet: Fleet, settings: GatewaySettings) -> None:
-        self._fleet, self._settings = fleet, settings
+        self._fleet = fleet
+        self._settings = settings
 
     def routes(self) -> list[Route]:
         found: list[Route] = []
@@ -95,7 +95,7 @@ class ControlPlane:
         return JSONResponse(self._sandbox(box), 201)
 
     async def connect(self, request: Request) -> Response:
-        """Resumes a paused box and makes its end later, never earlier."""
+        """Resume a paused box and move its end to a later time, never to an earlier one."""
         body, box = await _read(request, TimeoutBody), self._box(request)
         resumed = box.record.state == "paused"
         if resumed:
@@ -131,7 +131,7 @@ class ControlPlane:
         return JSONResponse(self._detail(self._box(request)))
 
     async def metrics(self, request: Request) -> Response:
-        """One sample, taken now; nothing is recorded, so a range in the past is empty."""
+        """Return one sample taken now. Nothing is recorded, so a range in the past is empty."""
         box = self._box(request)
         end = _moment(request.query_params.get("end"))
         if end and end < time.time() - _METRICS_FRESH_SECONDS:
@@ -141,7 +141,7 @@ class ControlPlane:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        # The SDK encodes the filter three times: Starlette undid one, parse_qsl the second.
+        # The SDK encodes the filter three times: Starlette decodes once and parse_qsl once.
         metadata = {unquote(name): unquote(value) for name, value in parse_qsl(query.get("metadata", ""))}
         states = {state for state in query.get("state", "running,paused").split(",") if state}
         limit, start = _number(query.get("limit"), 100, "limit"), _number(query.get("nextToken"), 0, "nextToken")
@@ -220,7 +220,7 @@ def _number(text: str | None, default: int, name: str) -> int:
 
 
 def _moment(text: str | None) -> float:
-    """Unix time of an ISO-8601 moment or of a number of seconds; 0 where there is none."""
+    """Parse an ISO-8601 time or a number of seconds to Unix time; 0 for None."""
     if not text:
         return 0.0
     try:

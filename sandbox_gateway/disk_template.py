@@ -1,7 +1,6 @@
-"""The empty file system that every box's disk begins as.
+"""The empty file system that is copied for every box's disk.
 
-Why here: it is made once, by the gateway; what runs per box (`boxd/disk.py`) stays small in memory.
-Called by: `fleet.py`; `probe.py` asks whether it can be.
+The gateway makes it once; the code that runs per box (`boxd/box_disk.py`) stays small in memory.
 """
 
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from sandbox_gateway.boxd.box_disk import LOOP_CONTROL
 
-# No journal: nothing of a box outlives a crash of the machine, and each journal would be a kernel thread.
+# No journal: no data of a box must survive a crash of the machine, and each journal would be a kernel thread.
 _MKFS_OPTIONS = [
     "-q",
     "-F",
@@ -31,7 +30,7 @@ def is_possible() -> bool:
 
 
 def make_template(path: Path, size_bytes: int) -> None:
-    """An empty file system of this size, some 100 KiB on disk. Raises OSError where it cannot be made."""
+    """Make an empty file system of this size, about 100 KiB on disk. Raises OSError if it cannot be made."""
     fresh = path.with_suffix(".new")
     done = subprocess.run(
         ["mkfs.ext4", *_MKFS_OPTIONS, str(fresh), f"{size_bytes >> 10}k"], capture_output=True, text=True, check=False

@@ -1,7 +1,6 @@
-"""The RPCs that E2B's in-box daemon would serve: processes and file system metadata.
+"""The RPCs that E2B's in-box daemon envd serves: processes and file system metadata.
 
-Why here: translates Connect calls into requests to boxd; the box itself runs no daemon that its root could kill.
-Called by: `app.py` routes `/process.Process/*` and `/filesystem.Filesystem/*` of one box here.
+They are translated into requests to boxd, so the box itself runs no daemon that its root could kill.
 """
 
 import base64
@@ -30,7 +29,7 @@ from sandbox_gateway.process_input import stream_input
 from sandbox_gateway.process_output import process_events
 
 DEFAULT_USER = ""
-"""Empty lets the image decide; root for the host image."""
+"""Empty: the image's user; root for the host image."""
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
 _KEEPALIVE_SECONDS = 90
 
@@ -85,7 +84,7 @@ class UpdateBody(SelectBody):
 
 
 class InputBytes(Body):
-    """Either of the two: a process has a terminal or it has none."""
+    """Exactly one of the two is set: a process has either a terminal or pipes."""
 
     stdin: str = ""
     pty: str = ""
@@ -109,7 +108,7 @@ class MoveBody(Body):
 
 
 async def serve_rpc(request: Request, box: BoxClient, service: str, method: str) -> Response:
-    """One RPC call on a running box. Refusals come back as the protocol wants them for that kind of call."""
+    """Serve one RPC call on a running box. Refusals are returned in the form that the kind of call requires."""
     streaming = _STREAMING.get((service, method))
     unary = _UNARY.get((service, method))
     if streaming is None and unary is None:
@@ -129,7 +128,7 @@ async def serve_rpc(request: Request, box: BoxClient, service: str, method: str)
 
 
 def _user(request: Request) -> str:
-    """The user name of `Authorization: Basic`; RPCs carry no password."""
+    """Return the user name of `Authorization: Basic`; RPCs carry no password."""
     header = request.headers.get("authorization", "")
     if not header.startswith("Basic "):
         return DEFAULT_USER

@@ -1,7 +1,6 @@
 """`/files`: uploads and downloads, streamed between the socket and an fd that the box's file helper opened.
 
-Why here: bodies never pass through boxd and never lie in memory whole.
-Called by: `app.py` for `/files` of one box.
+Bodies never pass through boxd and are never held in memory whole.
 """
 
 import asyncio
@@ -60,7 +59,9 @@ async def _download(request: Request, box: BoxClient) -> Response:
 
 
 async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:
-    """`size` bytes, as promised in the header, even when the file grows meanwhile; one that shrinks breaks the connection."""
+    """Yield exactly `size` bytes, as the header promised, even if the file grows; if it shrinks, the connection is
+    aborted.
+    """
     left = size
     try:
         while left:
@@ -74,10 +75,11 @@ async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:
 
 
 class _Upload:
-    """The files of one request: at most one open at a time, written in large pieces off the event loop."""
+    """The files of one request, at most one open at a time, written in large pieces off the event loop."""
 
     def __init__(self, box: BoxClient, user: str) -> None:
-        self._box, self._user = box, user
+        self._box = box
+        self._user = user
         self._fd: int | None = None
         self._pending = bytearray()
         self.written: list[dict[str, str]] = []
@@ -104,7 +106,8 @@ class _Upload:
             self._fd = None
 
     async def _flush(self) -> None:
-        data, self._pending = self._pending, bytearray()
+        data = self._pending
+        self._pending = bytearray()
         assert self._fd is not None
         try:
             await asyncio.to_thread(_write_all, self._fd, data)
@@ -145,7 +148,9 @@ async def _receive_raw(request: Request, upload: _Upload) -> None:
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
-    """The body, unzipped piece by piece: a gzip bomb fills the box's disk at most, never our memory."""
+    """Yield the body, decompressed piece by piece, so that a gzip bomb fills at most the box's disk and never our
+    memory.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding == "identity":
         async for chunk in request.stream():
@@ -166,11 +171,13 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Parts:
-    """Collects the multipart parser's callbacks, which are synchronous, as events to handle afterwards."""
+    """Collect the multipart parser's synchronous callbacks as events to handle afterwards."""
 
     def __init__(self, boundary: bytes) -> None:
         self.events: list[tuple[str, bytes]] = []
-        self._name, self._value, self._disposition = bytearray(), bytearray(), b""
+        self._name = bytearray()
+        self._value = bytearray()
+        self._disposition = b""
         self.complete = False
         self.parser = MultipartParser(
             boundary,
@@ -200,7 +207,7 @@ class _Parts:
 
 
 async def _receive_multipart(request: Request, upload: _Upload, boundary: bytes) -> None:
-    """Every part called `file` is a file; its path is the query's, else the part's own file name."""
+    """Store every part called `file`; its path is the query's, else the part's own file name."""
     parts, query_path = _Parts(boundary), request.query_params.get("path", "")
     async for data in _body(request):
         try:

@@ -1,7 +1,6 @@
-"""The gateway's end of the fork server: asks it for boxd processes.
+"""The gateway's end of the fork server, which starts boxd processes.
 
-Why here: booting is the one thing that needs a second process of ours; all else talks to boxd directly.
-Called by: `fleet.py`.
+Only booting goes through it; all other calls go directly to boxd.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ class ForkServer:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         checkout = Path(__file__).resolve().parents[1]
-        # -I -S: nothing of the user's environment, and no site-packages, in what runs as root beside a box.
+        # -I -S: nothing of the user's environment and no site-packages in a process that runs as root beside a box.
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), self._bubblewrap]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, cwd="/"
@@ -37,9 +36,9 @@ class ForkServer:
         self._socket = ours
 
     async def boot(self, directory: Path) -> int:
-        """Boots the box described by `directory`/box.json and returns the pid of its boxd.
+        """Boot the box described by `directory`/box.json and return the pid of its boxd.
 
-        Raises RefusalError(500) with the reason when the box cannot start. A fork server that was killed is started anew.
+        Raises RefusalError(500) with the reason if the box cannot start. A fork server that was killed is restarted.
         """
         if self._process.poll() is not None:
             self._socket.close()
@@ -62,6 +61,6 @@ class ForkServer:
         return int(reply["pid"])
 
     def close(self) -> None:
-        """Ends the fork server; the boxes it started live on."""
+        """End the fork server; boxes that it started live on."""
         self._socket.close()
         self._process.wait(timeout=5)

@@ -1,9 +1,8 @@
-"""What people hand over as an image: a directory, a tar, an OCI layout or archive, a docker-archive; all read as layers and a config.
+"""Read images in all supported forms as layers and a config: a directory, a tar, an OCI layout or archive, a
+docker-archive.
 
-Why here: past this file an image is a list of tar streams, whatever tool wrote it.
-Called by: `image_store.py`.
-
-Formats: OCI image layout 1.1 (`index.json`, `blobs/`), and what `docker save` writes (`manifest.json`). Everything else is one layer.
+Formats: OCI image layout 1.1 (`index.json`, `blobs/`), and what `docker save` writes (`manifest.json`). Everything
+else is read as a single layer.
 """
 
 import bz2
@@ -38,21 +37,21 @@ _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.n
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 Open = Callable[[str], AbstractContextManager[io.BufferedReader]]
-"""Opens a file of the archive by name; raises KeyError or OSError for one that is not there."""
+"""Opens a file of the archive by name. Raises KeyError or OSError if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     name: str
     open: Callable[[], AbstractContextManager[io.BufferedReader]]
-    """The layer as it is kept, compressed or not; see `decompressed`."""
+    """Opens the layer as stored, compressed or not; see `decompressed`."""
     diff_id: str | None
-    """SHA-256 of the uncompressed stream as the config promises it, None where nothing does."""
+    """SHA-256 of the uncompressed stream according to the config, None if the config has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """`digest`: of the config, None for a plain tree. `names`: what the archive calls the image."""
+    """`digest`: of the config, None for a plain tree. `names`: the image's names in the archive."""
 
     layers: list[Layer]
     digest: str | None = None
@@ -64,9 +63,10 @@ class ImageSource:
 
 @contextlib.contextmanager
 def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageSource]:
-    """`wanted` chooses where an archive holds several images. A compressed archive is unpacked into `scratch` first.
+    """Open the image `wanted`, which selects one of several in an archive. A compressed archive is unpacked into
+    `scratch`.
 
-    Raises ConfigError for what is no image.
+    Raises ConfigError for input that is not an image.
     """
     try:
         if path.is_dir():
@@ -81,7 +81,7 @@ def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageS
 
 
 def decompressed(stream: io.BufferedReader) -> io.BufferedReader:
-    """By the first bytes: media types are often wrong, and a docker-archive names none."""
+    """Choose the decompression by the first bytes: media types are often wrong, and a docker-archive gives none."""
     start = stream.peek(8)[:8]
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
     if kind == "gzip":
@@ -97,7 +97,7 @@ def decompressed(stream: io.BufferedReader) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def _plain_file(path: Path, scratch: Path) -> Iterator[io.BufferedReader]:
-    """The archive without its outer compression: images are read out of order."""
+    """Yield the archive without its outer compression, because images are read out of order."""
     with path.open("rb") as stream:
         plain = decompressed(stream)
         if plain is stream:
@@ -140,7 +140,7 @@ def _from_archive(archive: tarfile.TarFile, path: Path, wanted: str | None) -> I
 
 @contextlib.contextmanager
 def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
-    """The archive itself, from its start."""
+    """Yield the archive's own file, from its start."""
     assert archive.fileobj is not None, "an open archive has a file"
     archive.fileobj.seek(0)
     yield cast(io.BufferedReader, archive.fileobj)
@@ -148,7 +148,7 @@ def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
 
 @contextlib.contextmanager
 def _packed(directory: Path) -> Iterator[io.BufferedReader]:
-    """A directory as the tar of it, in an order that does not depend on the disk."""
+    """Yield a directory as a tar in an order that does not depend on the disk."""
     command = [
         "tar",
         "--sort=name",
@@ -188,7 +188,7 @@ def _from_oci(open_file: Open, wanted: str | None, where: str) -> ImageSource:
         manifest = _read_blob(open_file, _of_this_machine(manifest["manifests"], where))
     raw = _read_verified(open_file, manifest["config"])
     blobs = [_blob_path(layer) for layer in manifest["layers"]]
-    # A bare tag is no name.
+    # A bare tag is not a name.
     return _image(
         raw, [(name, partial(open_file, name)) for name in blobs], [name for name in names if re.search("[/:]", name)]
     )
@@ -217,7 +217,7 @@ def _image(
 def _choose(
     candidates: list[tuple[list[str], dict[str, Any]]], wanted: str | None, where: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """The archive's image; of several the one whose name is wanted."""
+    """Return the archive's image; if there are several, the one named `wanted`."""
     if len(candidates) == 1:
         return candidates[0]
     if wanted is not None:
@@ -264,7 +264,9 @@ def _read_json(open_file: Open, name: str) -> Any:
 
 
 def familiar(reference: str) -> str:
-    """The short form that docker shows: the default registry and `library/` left out, `:latest` added where nothing follows the name."""
+    """Return the short form that docker prints: without default registry and `library/`, with `:latest` if no tag is
+    given.
+    """
     for prefix in ("docker.io/", "index.docker.io/"):
         reference = reference.removeprefix(prefix)
     reference = reference.removeprefix("library/")

@@ -1,12 +1,12 @@
 """Imported images on this machine: unpacked trees by digest, and a catalogue that maps references to them.
 
-Why here: import is slow and done by hand, create is fast and never pulls; this directory is all they share.
-Called by: `ratchet images` (import, list, remove) and `Catalogue.plan` (find), in other processes and at the same time.
+An import is slow and started by a person; creating a box is fast and never pulls. The two run in different processes
+at the same time and share only this directory.
 
     <directory>/catalogue.json          reference → name of a tree
     <directory>/<digest>/rootfs         the tree; boxes mount it read-only and hold a shared lock on it
     <directory>/<digest>/meta.json      `ImageFacts`
-    <directory>/.new-*                  an import under way, locked while its process lives
+    <directory>/.new-*                  an import in progress, locked while its process lives
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}")
 
 
 class ImageFacts(BaseModel):
-    """`digest` of the image's config, or of the tree's tar stream; env, workdir and user as the image sets them."""
+    """`digest` of the image's config or of the tree's tar stream; env, workdir and user as the image sets them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,13 +53,13 @@ class Image(ImageFacts):
 
 
 class ImageStore:
-    """Looks at the disk with every call; several processes may use one directory."""
+    """The store of one directory. Every call reads the disk, because several processes may use the directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def find(self, reference: str) -> Path | None:
-        """The directory of an image's tree and facts; docker's long and short forms of a name are the same."""
+        """Return the directory of an image's tree and facts; docker's long and short forms of a name are the same."""
         name = self._read().get(familiar(reference))
         return self.directory / name if name is not None else None
 
@@ -67,9 +67,10 @@ class ImageStore:
         return [self._image(reference, name) for reference, name in sorted(self._read().items())]
 
     def add(self, path: Path, name: str | None, say: Callable[[str], None]) -> Image:
-        """Imports a directory, tar, OCI layout, OCI archive or docker-archive and gives it a reference.
+        """Import a directory, tar, OCI layout, OCI archive or docker-archive under a reference.
 
-        Safe to run again: what is there already is only named. Raises ConfigError for what is no image, MachineError without root.
+        Idempotent: an existing tree only gets the reference. Raises ConfigError for input that is not an image,
+        MachineError without root.
         """
         if os.geteuid() != 0:
             raise MachineError(
@@ -90,8 +91,10 @@ class ImageStore:
         return self._image(reference, directory.name)
 
     def remove(self, reference: str) -> bool:
-        """Takes the reference away, and the tree with its last one. False: boxes still use the tree; it goes when they have ended,
-        with the next import or removal. Raises ConfigError for a reference that is not there.
+        """Remove the reference, and the tree with its last reference.
+
+        Returns False if boxes still use the tree; a later import or removal deletes it then. Raises ConfigError for an
+        unknown reference.
         """
         if reference in BUILT_IN_REFERENCES:
             raise ConfigError(f"{reference} is built in and cannot be removed")
@@ -118,7 +121,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, str]]:
-        """The catalogue, written back in one piece at the end."""
+        """Yield the catalogue under its lock and write it back atomically at the end."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -133,7 +136,9 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[Path]:
-        """A directory for one import; the kernel lets go of its lock however this process ends, and the next import clears it."""
+        """Yield a directory for one import. The kernel releases its lock when this process ends, and the next import
+        clears it.
+        """
         fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
         with _lock(fresh, fcntl.LOCK_EX):
             try:
@@ -142,7 +147,7 @@ class ImageStore:
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def _remove_unnamed(self) -> None:
-        """Removes trees that no reference names and no box holds, and what killed imports left."""
+        """Remove trees without a reference that no box uses, and leftovers of killed imports."""
         with self._locked() as catalogue:
             for entry in list(self.directory.iterdir()):
                 under_way = entry.name.startswith(_UNDER_WAY)
@@ -187,7 +192,7 @@ def _reference(name: str | None, source: ImageSource, path: Path) -> str:
 
 @contextlib.contextmanager
 def _lock(directory: Path, kind: int) -> Iterator[bool]:
-    """Whether the lock is ours while the block runs; never waits."""
+    """Yield whether the lock was acquired; never waits."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -201,7 +206,7 @@ def _lock(directory: Path, kind: int) -> Iterator[bool]:
 
 
 def _size_bytes(tree: Path) -> int:
-    """What the tree takes on the disk; hard links count once."""
+    """Return the tree's size on disk; hard links count once."""
     seen: dict[int, int] = {}
     for directory, _names, files in os.walk(tree):
         for name in files:

@@ -1,11 +1,10 @@
-"""Layers laid over each other in one directory, as overlay file systems of other tools would show them.
+"""Unpack layers over each other into one directory, with the result that an overlay file system would show.
 
-Why here: an archive is somebody else's input. Every layer is unpacked by a child that has made the directory its root, so links and `..`
-in it lead nowhere else.
-Called by: `image_store.py`, as root.
+An archive is untrusted input: a child process that has made the directory its root unpacks every layer, so links and
+`..` cannot leave it. The caller is root.
 
-Whiteouts follow the OCI image specification: `.wh.NAME` removes NAME of the layers below, `.wh..wh..opq` all that they put into its
-directory. Devices are left out (boxes have their own), and so are extended attributes.
+Whiteouts follow the OCI image specification: `.wh.NAME` removes NAME of lower layers, `.wh..wh..opq` removes all that
+lower layers put into its directory. Devices are skipped, because boxes have their own, and so are extended attributes.
 """
 
 import errno
@@ -34,14 +33,17 @@ _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _NOBODY = 65_534
 _BUFFER_BYTES = 1 << 20
 _PROFILE_SCRIPT = "/etc/profile.d/zz-ratchet-path.sh"
-_PROFILE = f'# Login shells reset PATH; this puts the image\'s own back.\n[ -z "${{{PATH_KEEPER}}}" ] || export PATH="${{{PATH_KEEPER}}}"\n'
+_PROFILE = f"""\
+# Login shells reset PATH; this restores the image's own.
+[ -z "${{{PATH_KEEPER}}}" ] || export PATH="${{{PATH_KEEPER}}}"
+"""
 _HOSTS = "127.0.0.1\tlocalhost box\n::1\tlocalhost\n"
 
 
 def unpack(source: ImageSource, rootfs: Path) -> str:
-    """Fills the empty directory `rootfs`; returns the digest of the last layer as a stream.
+    """Fill the empty directory `rootfs` and return the digest of the last layer as a stream.
 
-    Raises ConfigError naming the layer that cannot be unpacked or is not what the image's config promises.
+    Raises ConfigError that names the layer if it cannot be unpacked or its digest differs from the config's.
     """
     digest = ""
     for layer in source.layers:
@@ -60,7 +62,7 @@ def _verify(layer: Layer, digest: str) -> None:
 
 
 def _in_root(rootfs: Path, work: Callable[[], str], what: str) -> str:
-    """The answer of `work`, done by a child that sees `rootfs` as its root directory. Raises ConfigError with its complaint."""
+    """Run `work` in a child whose root directory is `rootfs` and return its result. Raises ConfigError if it fails."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -75,7 +77,7 @@ def _in_root(rootfs: Path, work: Callable[[], str], what: str) -> str:
 
 
 def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
-    """Runs in the child and never returns."""
+    """Run in the child; never returns."""
     try:
         os.umask(0)
         os.chroot(rootfs)
@@ -83,7 +85,7 @@ def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
         answer = {"result": work()}
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         answer = {"error": str(error) or type(error).__name__}
-    except BaseException as error:  # the child must end here, whatever happened: behind it lies the parent's program
+    except BaseException as error:  # the child must end here after any error, because the parent's code follows
         answer = {"error": f"{type(error).__name__}: {error}"}
     try:
         os.write(writing, json.dumps(answer).encode())
@@ -93,10 +95,11 @@ def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
 
 
 class _Hashed:
-    """A stream that knows the digest of what was read from it."""
+    """A stream that computes the digest of the bytes read from it."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream, self._sum = stream, hashlib.sha256()
+        self._stream = stream
+        self._sum = hashlib.sha256()
 
     def read(self, num_bytes: int) -> bytes:
         data = self._stream.read(num_bytes)
@@ -104,7 +107,7 @@ class _Hashed:
         return data
 
     def digest(self) -> str:
-        """Of the whole stream: what follows the archive's end counts, too."""
+        """Digest of the whole stream, including bytes after the archive's end."""
         while self.read(_BUFFER_BYTES):
             pass
         return f"sha256:{self._sum.hexdigest()}"
@@ -116,12 +119,12 @@ def _unpack_layer(stream: io.BufferedReader) -> str:
         fresh: set[str] = set()
         for member in archive:
             _put(archive, member, fresh)
-            archive.members = []  # a stream is not read twice; kept members would grow with the image
+            archive.members = []  # a stream is read once; kept members would grow with the image
     return hashed.digest()
 
 
 def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, fresh: set[str]) -> None:
-    """One entry of a layer. `fresh`: the paths that this layer has put so far, their parents included."""
+    """Unpack one entry of a layer. `fresh` holds the paths that this layer has written so far, with their parents."""
     path = os.path.normpath("/" + member.name)
     parent, name = os.path.split(path)
     if name == _OPAQUE:
@@ -167,7 +170,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None
 
 
 def _owner(number: int) -> int:
-    """Boxes have this many users; nobody stands for the rest."""
+    """Map ids beyond the box's range to nobody's id."""
     return number if 0 <= number < IDS_PER_BOX else _NOBODY
 
 
@@ -183,7 +186,7 @@ def _remove(path: str) -> None:
 
 
 def _clear(directory: str, fresh: set[str]) -> None:
-    """Removes what the layers below put there, at any depth."""
+    """Remove what lower layers put there, at any depth."""
     if not _is_real_directory(directory):
         return
     for name in os.listdir(directory):
@@ -195,7 +198,9 @@ def _clear(directory: str, fresh: set[str]) -> None:
 
 
 def _complete(workdir: str) -> str:
-    """What a container runtime adds to every image: directories to mount on, `localhost`, the working directory; PATH for login shells."""
+    """Add what container runtimes add to every image: mount points, `localhost`, the working directory, PATH for login
+    shells.
+    """
     os.chmod("/", 0o755)
     for path in ("/dev", "/proc", "/etc"):
         os.makedirs(path, 0o755, exist_ok=True)

@@ -1,7 +1,6 @@
-"""Image references, and what a box's file tree is made of for each of them.
+"""Image references, and the file tree of a box for each of them.
 
-Why here: a new kind of image is a new branch of `Catalogue.plan`; boxd only sees mounts and directories.
-Called by: `fleet.py` per create; `serve.py` builds the catalogue once.
+A new kind of image is a new branch of `Catalogue.plan`; boxd only gets mounts and directories.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ _ETC_COPIED = (
     "netconfig", "nsswitch.conf", "os-release", "pam.conf", "pam.d", "perl", "protocols", "rpc", "security", "services",
     "shells", "skel", "ssl", "terminfo", "timezone", "xattr.conf",
 )  # fmt: skip
-"""What programs need to run; nothing that names users, hosts, keys or this machine's package sources."""
+"""Files that programs need to run; none that names users, hosts, keys or this machine's package sources."""
 _PRIVATE_KEYS = "private"
 _NUM_NAMED_MAX = 20
 
@@ -77,7 +76,9 @@ class RootPlan:
 
 
 class Catalogue:
-    """`state` gets the generated /etc of the host image and an empty directory; what is in `images` is looked up with every create."""
+    """The images that boxes can use. `state` holds the generated /etc of the host image and an empty directory;
+    `images` is read again for every create.
+    """
 
     def __init__(
         self, state: Path, images: ImageStore | None, layers: Mapping[str, Path], hidden: tuple[Path, ...]
@@ -88,7 +89,7 @@ class Catalogue:
         self._host = _plan_host(state, hidden)
 
     def plan(self, reference: str) -> RootPlan:
-        """Raises RefusalError(404) for a reference that is not in the catalogue: nothing is ever pulled during a create."""
+        """Return the tree of an image. Raises RefusalError(404) for an unknown reference: a create never pulls."""
         imported = self._images.find(reference) if self._images is not None else None
         if reference in BUILT_IN_REFERENCES:
             plan = self._host
@@ -111,13 +112,13 @@ class Catalogue:
         known = [*BUILT_IN_REFERENCES, *(image.reference for image in images[:_NUM_NAMED_MAX])]
         more = f" and {len(images) - _NUM_NAMED_MAX} more" if len(images) > _NUM_NAMED_MAX else ""
         return (
-            f"template '{reference[:200]}' not found; this gateway has {', '.join(known)}{more}. `ratchet images import` adds a directory, "
-            "a tar, an OCI archive or a docker-archive; nothing is pulled"
+            f"template '{reference[:200]}' not found; this gateway has {', '.join(known)}{more}. "
+            "`ratchet images import` adds a directory, a tar, an OCI archive or a docker-archive; nothing is pulled"
         )
 
 
 def _plan_host(state: Path, hidden: tuple[Path, ...]) -> RootPlan:
-    """The machine's own programs, a generated /etc, and private directories for the rest."""
+    """Plan the machine's own programs, a generated /etc, and private directories for the rest."""
     etc, empty = _generate_etc(state), state / "empty"
     empty.mkdir(exist_ok=True)
     binds, links = [("/usr", "/usr"), (str(etc), "/etc")], dict[str, str]()
@@ -135,7 +136,7 @@ def _plan_host(state: Path, hidden: tuple[Path, ...]) -> RootPlan:
 
 
 def _plan_directory(directory: Path) -> RootPlan:
-    """An imported image: its tree, and the env, workdir and user of its config."""
+    """Plan an imported image: its tree, and the env, workdir and user of its config."""
     rootfs, facts = directory / ROOTFS, read_facts(directory)
     return RootPlan(
         binds=[],
@@ -148,7 +149,9 @@ def _plan_directory(directory: Path) -> RootPlan:
 
 
 def _generate_etc(state: Path) -> Path:
-    """The host image's /etc, named by what it was made from: boxes that outlived a gateway keep the one they have mounted."""
+    """Generate the host image's /etc in a directory named by its content, so that boxes of an earlier gateway keep
+    theirs.
+    """
     sources = [Path("/etc") / name for name in _ETC_COPIED]
     generated = {
         "passwd": _PASSWD,

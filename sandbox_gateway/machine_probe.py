@@ -1,7 +1,6 @@
-"""What this machine can do for boxes, in the words `ratchet doctor` shows.
+"""Check what this machine supports for boxes; `ratchet doctor` prints the result.
 
-Why here: the checks follow from how boxd works and have to change with it.
-Called by: `ratchet doctor` (`probe_machine`), and everything that is about to start a gateway (`require_sandbox_support`).
+The checks follow from how boxd works and must change with it.
 """
 
 import os
@@ -20,7 +19,7 @@ _INSTALL = "install it with the system's package manager (package `bubblewrap`)"
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """One line of the report: `on` says whether boxes have it here, `reason` why or why not."""
+    """One line of the report: `on` tells whether boxes have this protection here, `reason` why or why not."""
 
     name: str
     on: bool
@@ -32,7 +31,7 @@ def probe_machine() -> list[Protection]:
 
 
 def require_sandbox_support() -> None:
-    """Raises MachineError with one sentence of cause and remedy where boxes cannot run at all."""
+    """Raise MachineError with one sentence of cause and remedy if boxes cannot run on this machine."""
     for check in (_bubblewrap, _root, _user_namespaces):
         protection = check()
         if not protection.on:
@@ -80,7 +79,7 @@ def _user_namespaces() -> Protection:
 
 
 def _succeeds_in_child(attempt: Callable[[], None]) -> bool:
-    """Tries it in a child: configuration files cannot tell what a container's seccomp profile refuses."""
+    """Try it in a child process, because configuration files do not show what a container's seccomp profile refuses."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -92,7 +91,7 @@ def _succeeds_in_child(attempt: Callable[[], None]) -> bool:
 
 
 def _limits() -> Protection:
-    """Tries them: a container may show control groups whose limits it does not hand on."""
+    """Try the limits: a container may show control groups whose limits have no effect."""
     name, version, parent = "memory and process limits", cgroups.usable_version(), f"ratchet-probe-{os.getpid()}"
     if version == 0:
         return Protection(

@@ -1,8 +1,4 @@
-"""What a box uses now: memory and processes' time from its control group, disk from its directory.
-
-Why here: the numbers come from the host's view; a box could tell nothing but its own.
-Called by: `control_plane.py` for `/metrics` and a box's details.
-"""
+"""A box's current use, measured by the host: memory and CPU time from its control group, disk from its directory."""
 
 import asyncio
 import os
@@ -15,7 +11,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def take_sample(box: BoxClient) -> dict[str, float | int]:
-    """The fields of E2B's SandboxMetric but its time. Zero where this machine has no control groups."""
+    """Return the fields of E2B's SandboxMetric without its time. Zero if this machine has no control groups."""
     group = cgroups.cgroup_at(str(box.record.spec["cgroup"]))
     before = _cpu_ticks(group)
     await asyncio.sleep(_BETWEEN_SECONDS)
@@ -34,7 +30,7 @@ async def take_sample(box: BoxClient) -> dict[str, float | int]:
 
 
 def total_disk_bytes(box: BoxClient) -> int:
-    """The box's own limit, or what its directory's file system has free."""
+    """Return the box's own limit, or the free bytes of its directory's file system."""
     limit = int(box.record.spec.get("disk_bytes") or 0)
     if limit:
         return limit

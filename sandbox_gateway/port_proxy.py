@@ -1,7 +1,6 @@
 """HTTP to a port inside a box, for `get_host(port)`: `http://<port>-<id>.<domain>`.
 
-Why here: a server that an agent starts must be reachable from the host without any address of its own.
-Called by: `app.py` for every request whose host or headers name another port than envd's.
+A server that an agent starts is reachable from the host without an address of its own.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.wire_errors import RefusalError
 
 _READ_BYTES = 256 << 10
-# Of one connection only, or set anew by us; `expect` is answered by our own server already.
+# Headers of one connection only or set by this proxy; our own server has already answered `expect`.
 _NOT_PASSED_ON = {
     b"connection",
     b"keep-alive",
@@ -60,7 +59,9 @@ class _Exchange:
     """One request and its response over one connection, both streamed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer, self._http = reader, writer, h11.Connection(h11.CLIENT)
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT)
 
     async def run(self, request: Request) -> Response:
         headers = [(name, value) for name, value in request.headers.raw if name not in _NOT_PASSED_ON | _OURS]

@@ -1,8 +1,4 @@
-"""Client-streamed stdin: envelopes of one request, passed on as they arrive.
-
-Why here: the only call whose request is a stream of messages.
-Called by: `envd.py` for `StreamInput`.
-"""
+"""Client-streamed stdin (`StreamInput`): envelopes of one request, forwarded as they arrive."""
 
 import base64
 import struct
@@ -41,7 +37,7 @@ class _Message(Body):
 
 
 async def stream_input(request: Request, box: BoxClient) -> Response:
-    """The first message names the process, later ones carry bytes for it."""
+    """Forward input: the first message names the process, later ones carry its bytes."""
     buffer, target = bytearray(), None
     async for chunk in request.stream():
         buffer += chunk
@@ -66,7 +62,7 @@ async def _pass_on(box: BoxClient, target: _Process | None, data: str) -> None:
 
 
 def _take_message(buffer: bytearray) -> _Message | None:
-    """Removes one whole envelope from the front of the buffer, None while there is none."""
+    """Remove one complete envelope from the front of the buffer; None if it has none."""
     if len(buffer) < _HEADER.size:
         return None
     flag, length = _HEADER.unpack_from(buffer)

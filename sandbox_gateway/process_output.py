@@ -1,7 +1,6 @@
 """A process's output as a stream of Connect events, replayed from its first byte.
 
-Why here: reading the spool and following its growth is the gateway's busiest loop.
-Called by: `envd.py` for `Start` and `Connect`.
+Reading the spool and following its growth is the gateway's most frequent work.
 """
 
 import asyncio
@@ -20,7 +19,9 @@ _STREAM_NAMES = {1: "stdout", 2: "stderr", 3: "pty"}
 
 
 async def process_events(stream: BoxStream, keepalive_seconds: float, started_here: bool) -> AsyncIterator[bytes]:
-    """Start event, output so far and to come, end event. Closes the stream, also when the client goes away."""
+    """Yield the start event, existing and new output, and the end event. Closes the stream, also if the client
+    disconnects.
+    """
     offset = 0
     try:
         yield envelope({"event": {"start": {"pid": stream.pid}}})
@@ -44,7 +45,7 @@ async def process_events(stream: BoxStream, keepalive_seconds: float, started_he
 
 
 def _data_events(data: bytes) -> tuple[bytes, int]:
-    """Envelopes of the whole frames at the front of `data`, and how many bytes of it they took."""
+    """Return envelopes of the complete frames at the front of `data`, and the number of bytes consumed."""
     events, position = [], 0
     while len(data) - position >= FRAME.size:
         kind, length = FRAME.unpack_from(data, position)
@@ -58,7 +59,7 @@ def _data_events(data: bytes) -> tuple[bytes, int]:
 
 
 def _last_events(end: dict[str, Any], started_here: bool) -> bytes:
-    """A time limit is reported as such only to the call that set it: an end event would race the client's own timer."""
+    """Report a time limit only to the call that set it; elsewhere the end event would race the client's own timer."""
     if end["timedOut"] and started_here:
         return end_of_stream(BoxFaultError("deadline_exceeded", "the command ran out of time and was killed"))
     return (
@@ -68,7 +69,7 @@ def _last_events(end: dict[str, Any], started_here: bool) -> bytes:
 
 
 async def _read_spool(fd: int, length: int, offset: int) -> bytes:
-    """Fresh output is in the page cache and read at once; what would wait for the disk is read in a thread."""
+    """Read fresh output, which is in the page cache, at once, and in a thread what would wait for the disk."""
     buffer = bytearray(length)
     try:
         count = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)

@@ -1,7 +1,6 @@
 """The layer `python`: an interpreter with pytest for boxes, built once per machine and mounted at /opt/ratchet.
 
-Why here: graders must not depend on what an image brings, and a box can download nothing.
-Called by: `make setup` and `ratchet gateway`, before `serve`.
+Graders must not depend on an image's own Python, and a box cannot download anything.
 """
 
 import compileall
@@ -20,19 +19,19 @@ from pathlib import Path
 from ratchet.errors import MachineError
 
 PYTHON_LAYER_PATH = "/opt/ratchet"
-"""Where boxes see the layer; its scripts name this path."""
+"""Path of the layer inside boxes; its scripts contain this path."""
 _PINS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "pygments==2.21.0", "pytest==9.2.0")
 _RECIPE = 1
-"""Raised whenever the steps below give another result from the same interpreter and pins."""
+"""Increase it when the steps below give another result from the same interpreter and pins."""
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LEFT_OUT = (
-    "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "site-packages", "sitecustomize.py", "test", "tests",
-    "tkinter", "turtledemo", "EXTERNALLY-MANAGED",
+    "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "site-packages", "sitecustomize.py", "test",
+    "tests", "tkinter", "turtledemo", "EXTERNALLY-MANAGED",
 )  # fmt: skip
 _ABANDONED_SECONDS = 3600
 _RELATIVE_LIBRARY_PATH = b"$ORIGIN/../lib\0"
 
-# Debian's interpreter looks for packages in dist-packages only.
+# Debian's interpreter searches only dist-packages.
 _SITECUSTOMIZE = """\
 import os, sys
 _packages = os.path.join(sys.prefix, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
@@ -47,10 +46,10 @@ def default_cache_directory() -> Path:
 
 
 def ensure_python_layer(cache_directory: Path) -> Path:
-    """The layer's directory, built if this interpreter and these pins have none yet.
+    """Return the layer's directory; build it if this interpreter and these pins have none.
 
-    An interrupted build leaves nothing that could be taken for a layer; two at once end with one result.
-    Raises MachineError when it cannot be built.
+    An interrupted build leaves nothing that passes for a layer; concurrent builds produce one result. Raises
+    MachineError if it cannot be built.
     """
     interpreter = (Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve()
     if not interpreter.exists():
@@ -77,7 +76,7 @@ def ensure_python_layer(cache_directory: Path) -> Path:
 
 
 def _clear_abandoned(directory: Path) -> None:
-    """Removes what a killed build left; one that is younger may still be going on."""
+    """Remove leftovers of killed builds; recent ones may be builds in progress."""
     for leftover in directory.glob(".python-*"):
         if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
             shutil.rmtree(leftover, ignore_errors=True)
@@ -106,7 +105,7 @@ def _build(interpreter: Path, layer: Path) -> None:
 
 
 def _copy_interpreter(interpreter: Path, layer: Path) -> None:
-    """The program and, if it is linked against one, its own libpython; the link is made relative."""
+    """Copy the program and, if it is linked against one, its own libpython; the link is made relative."""
     target = layer / "bin" / "python3"
     target.parent.mkdir()
     program = interpreter.read_bytes()
@@ -122,7 +121,9 @@ def _copy_interpreter(interpreter: Path, layer: Path) -> None:
 
 
 def install_packages(packages: Path, requirements: list[str]) -> None:
-    """Installs for the interpreter of the layer, with pip's own words for requirements and options, and compiles. Raises MachineError."""
+    """Install and compile packages for the layer's interpreter; requirements and options are pip's. Raises
+    MachineError.
+    """
     _install((Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve(), packages, requirements)
     shutil.rmtree(packages / "bin", ignore_errors=True)
     compileall.compile_dir(
@@ -144,7 +145,7 @@ def _install(interpreter: Path, packages: Path, requirements: list[str]) -> None
 
 
 def _installers(interpreter: Path) -> list[list[str]]:
-    """Command lines up to the options; the first is used."""
+    """Return candidate command lines up to the options; the first one is used."""
     found: list[list[str]] = []
     uv = shutil.which("uv")
     if uv:
@@ -158,7 +159,7 @@ def _installers(interpreter: Path) -> list[list[str]]:
 
 
 def _bundled_pip() -> list[Path]:
-    """The pip wheels that a Python with ensurepip carries; a wheel's pip runs without being installed."""
+    """Return the pip wheels bundled with a Python that has ensurepip; pip runs from a wheel without being installed."""
     spec = importlib.util.find_spec("ensurepip")
     if spec is None or spec.origin is None:
         return []
@@ -167,7 +168,7 @@ def _bundled_pip() -> list[Path]:
 
 
 def _compile(layer: Path) -> None:
-    """Unchecked byte code: a read-only layer never changes, and no import has to look at a source's time stamp."""
+    """Compile to unchecked byte code: a read-only layer never changes, so imports need not compare time stamps."""
     compileall.compile_dir(
         str(layer / "lib"),
         quiet=2,
@@ -179,7 +180,7 @@ def _compile(layer: Path) -> None:
 
 
 def _check(layer: Path) -> None:
-    """Runs the copy with an empty environment; what fails here would fail in every box."""
+    """Run the copy with an empty environment; an error here would occur in every box."""
     command = [str(layer / "bin" / "python3"), "-B", "-m", "pytest", "--version"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env={}, cwd="/")
     if result.returncode != 0:

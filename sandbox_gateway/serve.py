@@ -1,8 +1,4 @@
-"""Runs the gateway until it is told to stop.
-
-Why here: sockets, limits and signal handling of the process, apart from the app.
-Called by: `ratchet gateway` (blocking).
-"""
+"""Run the gateway as a process: sockets, limits and signal handling."""
 
 import fcntl
 import os
@@ -24,7 +20,9 @@ _GRACEFUL_SECONDS = 2
 
 
 def serve_gateway(settings: GatewaySettings) -> None:
-    """Blocks. Raises MachineError where boxes cannot run, or another gateway uses the same root directory."""
+    """Serve until SIGTERM or SIGINT. Raises MachineError if boxes cannot run here or another gateway uses the root
+    directory.
+    """
     require_sandbox_support()
     bubblewrap = find_bubblewrap()
     assert bubblewrap is not None, "require() has looked for it"
@@ -49,7 +47,7 @@ def serve_gateway(settings: GatewaySettings) -> None:
 
 
 def _lock(root: Path) -> int:
-    """An fd that holds the directory; the kernel lets go of it however this process ends."""
+    """Lock the directory and return the fd; the kernel releases the lock when this process ends."""
     fd = os.open(root / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,6 +58,6 @@ def _lock(root: Path) -> int:
 
 
 def _raise_file_limit() -> None:
-    """A box costs two fds here and a command three; the usual soft limit of 1024 is reached quickly."""
+    """Raise the limit of open files: a box costs two fds here and a command three, and the usual soft limit is 1024."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

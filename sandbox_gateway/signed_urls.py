@@ -1,7 +1,6 @@
 """Signed file URLs: `/files?path=…&signature=v1_…[&signature_expiration=…]` instead of an access token.
 
-Why here: the SDK's `download_url` and `upload_url` are for clients that have neither key nor token.
-Called by: `app.py`, for `/files` without an access token.
+The SDK's `download_url` and `upload_url` serve clients that have neither key nor token.
 """
 
 import base64
@@ -23,7 +22,9 @@ def is_signed(request: Request) -> bool:
 
 
 def signed_box(request: Request, boxes: Iterable[BoxClient]) -> BoxClient:
-    """The box whose token made the signature: on a shared origin the URL names no box. Raises RefusalError(401)."""
+    """Return the box whose token made the signature; on a shared origin the URL names no box. Raises
+    RefusalError(401).
+    """
     given, query = request.query_params["signature"], request.query_params
     expires = query.get("signature_expiration")
     if expires is not None and (not expires.isascii() or not expires.isdigit() or int(expires[:15]) < time.time()):

@@ -1,7 +1,7 @@
-"""How the gateway says no: one exception per dialect of the E2B wire protocol.
+"""Refusals of the gateway: one exception per dialect of the E2B wire protocol.
 
-Why here: the control plane answers `{code, message}` with a number, envd's RPCs with a Connect code as a word.
-Called by: every route; `app.py` turns them into responses.
+The control plane answers `{code, message}` with a number, envd's RPCs with a Connect code as a word; `app.py`
+translates these exceptions into responses.
 """
 
 from collections.abc import Mapping
@@ -24,15 +24,17 @@ HTTP_STATUS_OF_CODE: Final[Mapping[str, int]] = {
 
 
 class RefusalError(Exception):
-    """A control-plane or file refusal: an HTTP status and one sentence."""
+    """A refusal of the control plane or of file routes: an HTTP status and one sentence."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, dict(headers or {})
+        self.status = status
+        self.message = message
+        self.headers = dict(headers or {})
 
 
 class BoxNotFoundError(Exception):
-    """No running box has this id. The SDK recognises the words `was not found` in a 502 from envd's side."""
+    """No running box has this id. The SDK recognises the words `was not found` in a 502 of envd's routes."""
 
     def __init__(self, box_id: str) -> None:
         super().__init__(f"sandbox '{box_id}' was not found")

@@ -1,9 +1,7 @@
-"""A box's own disk: a sparse file with a file system in it, so that a box can fill its disk and nobody else's.
+"""A box's own disk: a sparse file that contains a file system, so that a box cannot fill any disk but its own.
 
-Why here: overlay has no quota, and project quotas need a file system that was made for them; a loop device works everywhere.
-Called by: `rootfs.py` per box, in its private mount namespace. The template that it copies is `disk_template.py`'s.
-
-The loop device is set to clear itself, so it goes with the last mount namespace that sees it: nothing to clean up after a crash.
+Overlay file systems have no quota and project quotas need a file system made for them; a loop device works everywhere.
+The loop device detaches itself when the last mount namespace that uses it ends, so a crash leaves nothing to clean up.
 """
 
 import errno
@@ -17,13 +15,14 @@ LOOP_CONTROL = "/dev/loop-control"
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _AUTOCLEAR = 4
 _TRIES = 50
-# No kernel thread that writes zeros over inode tables that are holes anyway, and no flush of the host's disk when a box calls fsync.
+# noinit_itable: no kernel thread zeroes inode tables, which are holes anyway. nobarrier: a box's fsync does not flush
+# the host's disk.
 _MOUNT_OPTIONS = "noinit_itable,nobarrier"
 IMAGE = "disk.img"
 
 
 def mount_copy(template: str, target: str) -> None:
-    """Copies the template to IMAGE in the working directory and mounts it at `target`."""
+    """Copy the template to IMAGE in the working directory and mount it at `target`."""
     image = _copy_sparse(template, IMAGE)
     device_fd, device = _attach(image)
     try:
@@ -58,7 +57,9 @@ def _next_data(fd: int, position: int) -> int:
 
 
 def _attach(image: int) -> tuple[int, str]:
-    """A free loop device over the image: two boxes may be told of the same one, and the second asks again."""
+    """Attach a free loop device to the image. Two boxes can be given the same free device; the second one then tries
+    again.
+    """
     information = struct.pack("QQQQQIIII64s64s32sQQ", 0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, b"ratchet", b"", b"", 0, 0)
     for _ in range(_TRIES):
         control = os.open(LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""boxd, the process that owns one box: boots it, serves its sockets, ends it at its deadline.
+"""boxd, the process that owns one box: boots it, serves its sockets and ends it at its deadline.
 
-Why here: it lives outside the box and apart from the gateway, so boxes outlive the gateway and end without it.
-Called by: `fork_server.py`, in a freshly forked process whose cwd is the box's directory.
+It runs outside the box and in its own session, so boxes outlive the gateway and end without it. The fork server starts
+it with the box's directory as working directory.
 """
 
 import contextlib
@@ -28,11 +28,13 @@ _HOSTNAME = "box"
 
 
 class BoxProcess:
-    """State of one booted box. Everything runs on one thread, one selector."""
+    """State of one booted box. Everything runs on one thread with one selector."""
 
     def __init__(self, spec: BoxSpec, bubblewrap: str) -> None:
-        self._spec, self._deadline = spec, spec.deadline
-        self.frozen, self._ended = False, False
+        self._spec = spec
+        self._deadline = spec.deadline
+        self.frozen = False
+        self._ended = False
         self._selector = selectors.DefaultSelector()
         self._control = _listen(CONTROL_SOCKET)
         self._files = _listen(FILES_SOCKET)
@@ -75,7 +77,7 @@ class BoxProcess:
         self.frozen = frozen
 
     def dial(self, port: int) -> socket.socket:
-        """A connection to `port` on the box's own loopback. Raises BoxFaultError where nobody listens."""
+        """Connect to `port` on the box's own loopback. Raises BoxFaultError if no process listens there."""
         self._namespaces.enter_network()
         try:
             connection = socket.socket()
@@ -90,10 +92,11 @@ class BoxProcess:
         return connection
 
     def shut_down(self) -> None:
-        """Ends every process of the box and removes its control group; the directory is the gateway's."""
+        """End every process of the box and remove its control group. The gateway removes the directory."""
         if self.frozen:
             self.freeze(False)
-        # Not bwrap itself: it ends once pid 1 and with it every process of the box is buried, which is what we wait for.
+        # bwrap itself is not killed: it ends once pid 1 and every process of the box has been reaped, and we wait for
+        # that.
         for pid in (self._namespaces.init_pid, *self._file_requests):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -110,7 +113,7 @@ class BoxProcess:
         os._exit(0)
 
     def _handle(self, callback: Callable[[int], None], events: int) -> None:
-        """The box's last line of defence: one failing request must not end a box that an agent works in."""
+        """Log any exception of a callback, because one failing request must not end the box."""
         try:
             callback(events)
         except Exception:
@@ -144,7 +147,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def run_box(report: socket.socket, bubblewrap: str) -> None:
-    """Boots the box described by ./box.json, says so on `report`, and serves it until its end."""
+    """Boot the box described by ./box.json, report the result on `report`, and serve the box until it ends."""
     try:
         with open("box.json") as record:
             spec = BoxSpec.from_json(json.load(record)["spec"])

@@ -1,7 +1,6 @@
-"""Memory and process limits, the freezer and the CPU account, on both generations of cgroups.
+"""Memory and process limits, the freezer and CPU accounting, for cgroup v1, hybrid and v2.
 
-Why here: which files to write differs between v1, hybrid and v2; nobody else has to know.
-Called by: `supervisor.py` for its box, `fleet.py` for leftovers, `probe.py` for the report, `stack.cpu_meter` for the account.
+Only this module knows which files the versions use.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ _REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 100, 0.01
 
 @dataclass(slots=True)
 class Cgroup:
-    """One box's control groups; `directories` is empty where the machine has none we may write."""
+    """One box's control groups; `directories` is empty if the machine has none that we may write."""
 
     directories: list[str]
     version: int
@@ -36,7 +35,7 @@ class Cgroup:
         ]
 
     def join(self) -> None:
-        """Moves the calling process in; its later children are born there."""
+        """Move the calling process in; its later children start there."""
         for fd in self._procs:
             os.write(fd, b"0")
 
@@ -51,7 +50,7 @@ class Cgroup:
             _write(f"{self._v1('freezer')}/freezer.state", "FROZEN" if frozen else "THAWED")
 
     def remove(self) -> None:
-        """Takes the groups away; a group stays busy until the kernel has buried its last process."""
+        """Remove the groups. A group stays busy until the kernel has reaped its last process."""
         for directory in self.directories:
             for _ in range(_REMOVE_TRIES):
                 try:
@@ -72,7 +71,7 @@ class Cgroup:
         return found
 
     def memory_bytes(self) -> tuple[int, int]:
-        """(in use without page cache, page cache)."""
+        """Return (bytes in use without page cache, bytes of page cache)."""
         if self.version == 0:
             return 0, 0
         directory = self.directories[0]
@@ -90,7 +89,7 @@ class Cgroup:
 
 
 def cgroup_at(name: str) -> Cgroup:
-    """The control groups called `name` on this machine; nothing is created yet. An empty name means none."""
+    """Return the control groups called `name`, without creating them. An empty name means none."""
     version = usable_version() if name else 0
     if version == 2:
         return Cgroup([f"{MOUNT}/{name}"], 2)
@@ -100,7 +99,7 @@ def cgroup_at(name: str) -> Cgroup:
 
 
 def usable_version() -> int:
-    """2 or 1 where memory and pids can be limited, 0 where neither is writable."""
+    """Return 2 or 1 if memory and pids can be limited with that cgroup version, 0 if neither is writable."""
     if os.path.exists(f"{MOUNT}/cgroup.controllers"):
         available = set(_read(f"{MOUNT}/cgroup.controllers").split())
         return 2 if {"memory", "pids"} <= available and _writable(MOUNT) else 0
@@ -108,7 +107,9 @@ def usable_version() -> int:
 
 
 def prepare_parent(name: str) -> None:
-    """Creates the gateway's own group and, on v2, hands memory and pids down to its boxes. Raises OSError where that is refused."""
+    """Create the gateway's own group and, on v2, delegate memory and pids to its boxes. Raises OSError if that is
+    refused.
+    """
     version = usable_version()
     if version == 2:
         _write(f"{MOUNT}/cgroup.subtree_control", "+memory +pids")
@@ -119,14 +120,14 @@ def prepare_parent(name: str) -> None:
 
 
 def remove_parent(name: str) -> None:
-    """Takes the gateway's own group away once no box is left in it."""
+    """Remove the gateway's own group if it contains no box."""
     for directory in cgroup_at(name).directories:
         with contextlib.suppress(OSError):
             os.rmdir(directory)
 
 
 def children(parent: str) -> set[str]:
-    """Names of the groups below `parent` that exist under any controller."""
+    """Return the names of the groups below `parent` under any controller."""
     found: set[str] = set()
     for directory in cgroup_at(parent).directories:
         if os.path.isdir(directory):
@@ -135,7 +136,9 @@ def children(parent: str) -> set[str]:
 
 
 def used_cpu_seconds(parent: str) -> float:
-    """CPU seconds of all boxes below `parent` since it was created, ended ones too; 0 where there is no account."""
+    """Return the CPU seconds of all boxes below `parent` since it was created, ended ones included; 0 without
+    accounting.
+    """
     group = cgroup_at(parent)
     with contextlib.suppress(OSError):
         if group.version == 1:
@@ -149,7 +152,7 @@ def used_cpu_seconds(parent: str) -> float:
 
 
 def end_leftover(name: str) -> None:
-    """Kills what still runs in the group `name` and removes it: the remains of a box whose boxd died."""
+    """Kill the processes of group `name`, which a dead boxd left behind, and remove the group."""
     group = cgroup_at(name)
     if group.can_freeze:
         with contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
-"""Starts one command inside the box: fork, enter, become the user, exec.
+"""Start one command inside the box: fork, enter its namespaces, change to its user, exec.
 
-Why here: what happens between fork and exec runs with host root's rights and has to be short and in this order.
-Called by: `processes.py`.
+The code between fork and exec runs with the rights of the host's root, so it is short and its order matters.
 """
 
 import fcntl
@@ -23,7 +22,7 @@ from sandbox_gateway.boxd.users import BoxUser, find_user, resolve_path
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH_KEEPER = "RATCHET_PATH"
-"""A login shell resets PATH; the images' profile puts back what this variable holds."""
+"""A login shell resets PATH; the images' profile restores it from this variable."""
 _RESERVED_PROCESSES = 32
 _TERMINAL_SENT = b"t"
 _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD)
@@ -41,7 +40,7 @@ class StartRequest:
     timeout_seconds: float
     """0 means no limit."""
     terminal: tuple[int, int] | None = None
-    """(rows, columns): a terminal takes the place of stdin, stdout and stderr."""
+    """(rows, columns) of a terminal that replaces stdin, stdout and stderr; None: pipes."""
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> "StartRequest":
@@ -60,7 +59,7 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """`outputs`: fd to read → stream of the spool (1 stdout, 2 stderr, 3 terminal)."""
+    """`outputs` maps an fd to read to its stream in the spool (1 stdout, 2 stderr, 3 terminal)."""
 
     host_pid: int
     box_pid: int
@@ -70,9 +69,10 @@ class Launched:
 
 
 def launch(request: StartRequest, spec: BoxSpec, namespaces: Namespaces, cgroup: Cgroup) -> Launched:
-    """Returns once the command has been exec'd. The caller has joined the box's pid namespace, so the child is born in it.
+    """Return once the command has been exec'd. The caller has joined the box's pid namespace, so the child starts in
+    it.
 
-    Raises BoxFaultError with the reason (unknown user, missing directory, no such program) otherwise.
+    Raises BoxFaultError with the reason: unknown user, missing directory or no such program.
     """
     ours, theirs = socket.socketpair()
     pipes = _Pipes.none() if request.terminal else _Pipes.make(request.wants_stdin)
@@ -102,7 +102,7 @@ def launch(request: StartRequest, spec: BoxSpec, namespaces: Namespaces, cgroup:
 
 @dataclass(slots=True)
 class _Pipes:
-    """Of a command without a terminal; -1 and None stand for none."""
+    """The pipes of a command without a terminal; -1 and None mean absent."""
 
     theirs: tuple[int, ...]
     out_read: int
@@ -138,7 +138,7 @@ def _become(
     stdio: tuple[int, ...],
     report: socket.socket,
 ) -> None:
-    """Runs in the child and never returns."""
+    """Run in the child; never returns."""
     try:
         cgroup.join()
         namespaces.enter(ALL_KINDS)
@@ -168,8 +168,10 @@ def _become(
 
 
 def _open_terminal(size: tuple[int, int], user: BoxUser, report: socket.socket) -> tuple[int, int, int]:
-    """Made from the box's own /dev/ptmx, so that its programs find it under /dev/pts; the other end goes to boxd."""
-    become_box_root()  # the terminal is made under the caller's name, and the host's root has none in the box
+    """Open a terminal from the box's own /dev/ptmx, so that its programs find it under /dev/pts; boxd gets the other
+    end.
+    """
+    become_box_root()  # the terminal is owned by its creator, and the host's root has no id in the box
     controller, terminal = os.openpty()
     os.fchown(terminal, user.uid, -1)
     set_terminal_size(controller, size)
@@ -183,7 +185,9 @@ def set_terminal_size(terminal: int, size: tuple[int, int]) -> None:
 
 
 def _limit_processes(max_processes: int) -> None:
-    """Each user of the box stops short of the box's limit, so that a fork bomb of one leaves another room to end it."""
+    """Limit each user of the box below the box's limit, so that root can still start a process to end another user's
+    fork bomb.
+    """
     limit = max_processes - _RESERVED_PROCESSES
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
@@ -213,7 +217,7 @@ def _environment(wanted: Mapping[str, str], spec: BoxSpec, user: BoxUser) -> dic
 
 
 def _pid_in_box(host_pid: int) -> int:
-    """The pid that the box sees, so that `kill <pid>` inside agrees with what the SDK was told."""
+    """Return the pid as the box sees it, so that `kill <pid>` inside agrees with the pid that the SDK reports."""
     with open(f"/proc/{host_pid}/status") as status:
         for line in status:
             if line.startswith("NSpid:"):

@@ -1,11 +1,8 @@
-"""boxd's control socket: one request per connection; `start` and `attach` keep it open for news of the process.
+"""boxd's control socket: one request per connection; `start` and `attach` keep it open for updates of the process.
 
-Why here: the protocol between gateway and boxd, apart from what it acts on.
-Called by: `supervisor.py` per accepted connection.
-
-Requests: start, attach {pid, tag}, list, signal, input, resize, close_stdin, dial, deadline, freeze, ping, destroy. `dial` answers
-with a connected socket beside it.
-`start` and `attach` answer {pid, size, end} with the spool file's fd, then {size, end} whenever either changes.
+Requests: start, attach {pid, tag}, list, signal, input, resize, close_stdin, dial, deadline, freeze, ping, destroy.
+`dial` answers with a connected socket as fd. `start` and `attach` answer {pid, size, end} with the spool file's fd,
+then {size, end} whenever either changes.
 """
 
 import binascii
@@ -31,7 +28,7 @@ from sandbox_gateway.boxd.protocol import (
 
 
 class BoxControls(Protocol):
-    """What a request may do to the box as a whole."""
+    """Actions of a request on the box as a whole."""
 
     @property
     def processes(self) -> ProcessTable: ...
@@ -46,8 +43,11 @@ class BoxControls(Protocol):
 class Connection:
     def __init__(self, box: BoxControls, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         connection.setblocking(False)
-        self._box, self._socket, self._selector = box, connection, selector
-        self._received, self._outgoing = bytearray(), b""
+        self._box = box
+        self._socket = connection
+        self._selector = selector
+        self._received = bytearray()
+        self._outgoing = b""
         self._process: Process | None = None
         self._has_news = False
         selector.register(connection, selectors.EVENT_READ, self._on_event)
@@ -70,7 +70,8 @@ class Connection:
             return
         self._received += data
         if self._received.endswith(b"\n"):
-            request, self._received = json.loads(self._received), bytearray()
+            request = json.loads(self._received)
+            self._received = bytearray()
             self._answer(request)
 
     def _answer(self, request: JsonMessage) -> None:
@@ -95,7 +96,7 @@ class Connection:
         table = self._box.processes
         if request["op"] == "attach":
             process = table.find(request["pid"], request["tag"])
-        elif self._box.frozen:  # a new process would stop before its exec, and boxd with it
+        elif self._box.frozen:  # a new process would be frozen before its exec, and boxd would wait for it
             raise BoxFaultError("failed_precondition", "the box is paused")
         else:
             process = table.start(StartRequest.from_message(request))
@@ -111,7 +112,7 @@ class Connection:
         process.listeners.add(self._on_news)
 
     def _on_news(self) -> None:
-        """Only the newest size and end are ever queued, however slow the reader is."""
+        """Queue only the newest size and end, so that a slow reader costs no memory."""
         self._has_news = True
         self._flush()
 
@@ -123,10 +124,8 @@ class Connection:
         try:
             while self._outgoing or self._has_news:
                 if not self._outgoing and self._process is not None:
-                    self._outgoing, self._has_news = (
-                        encode_line({"size": self._process.size, "end": self._process.end}),
-                        False,
-                    )
+                    self._outgoing = encode_line({"size": self._process.size, "end": self._process.end})
+                    self._has_news = False
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
             self._selector.modify(self._socket, selectors.EVENT_READ, self._on_event)
         except BlockingIOError:

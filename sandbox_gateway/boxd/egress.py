@@ -1,7 +1,7 @@
-"""The box's only way out: 127.0.0.1:<port> inside, spliced to the same port of the host.
+"""The box's only network path: 127.0.0.1:<port> inside, spliced to the same port of the host.
 
-Why here: the listener is opened inside the box's network namespace and served from outside it, so there is no
-interface, no route and no firewall rule to get wrong. Called by: `supervisor.py`.
+The listener is opened inside the box's network namespace and served from outside, so there is no interface, route or
+firewall rule to misconfigure.
 """
 
 import selectors
@@ -44,7 +44,7 @@ def _acceptor(listener: socket.socket, port: int, selector: selectors.BaseSelect
 
 
 class _Side:
-    """One socket, the bytes that wait to be written to it, and which directions still flow."""
+    """One socket, the bytes that wait to be written to it, and the directions that are still open."""
 
     __slots__ = ("events", "open_for_reading", "peer_ended", "pending", "socket")
 
@@ -57,7 +57,7 @@ class _Side:
 
 
 class Splice:
-    """Copies both ways without ever blocking: a slow reader only stops its own connection's other side."""
+    """Copy in both directions without blocking: a slow reader only stops the other side of its own connection."""
 
     def __init__(self, inside: socket.socket, outside: socket.socket, selector: selectors.BaseSelector) -> None:
         self._selector = selector

@@ -1,9 +1,10 @@
-"""File operations, done by a process that sees exactly what the box sees.
+"""File operations, done by a process inside the box's namespaces.
 
-Why here: every path, symlink and `..` resolves inside the box; only open fds of regular files cross to the gateway.
-Called by: `supervisor.py` for every connection to the box's file socket, which is one request. An idle box has no process for this.
+Every path, symlink and `..` resolves inside the box; only open fds of regular files reach the gateway. Each connection
+to the box's file socket is one request and has its own process; an idle box has none.
 
-Requests: {op, user, path} with op in open_read, open_write, stat, list {depth}, make_directory, remove, move {destination}.
+Requests: {op, user, path} with op in open_read, open_write, stat, list {depth}, make_directory, remove, move
+{destination}.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from sandbox_gateway.boxd.users import BoxUser, find_user, make_directories, nam
 
 _NUM_LISTED_MAX = 50_000
 _REQUEST_SECONDS = 300
-_OPEN_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO or device must be refused, not waited for
+_OPEN_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO or device must be refused instead of blocking
 
 _CODES = {
     errno.ENOENT: "not_found",
@@ -46,11 +47,14 @@ _CODES = {
 }
 
 Reply = tuple[JsonMessage, list[int]]
-"""An answer and the fds to pass beside it."""
+"""An answer and the fds to pass with it."""
 
 
 def start_answer(connection: socket.socket, namespaces: Namespaces) -> int:
-    """Answers one request in a child, whose pid it returns: a stuck one stops nobody. The box cannot see the child, which is outside its pids."""
+    """Answer one request in a child process and return its pid, so that a stuck request blocks no other.
+
+    The child is outside the box's pid namespace, so the box cannot see it.
+    """
     namespaces.leave_pids()
     try:
         pid = os.fork()
@@ -70,14 +74,14 @@ def start_answer(connection: socket.socket, namespaces: Namespaces) -> int:
 
 
 def _enter_alone(connection: int, namespaces: Namespaces) -> None:
-    """With no fd of boxd's but the connection: a command's stdin, for one, has to close when boxd closes it."""
+    """Enter the box and close every other fd of boxd, because a command's stdin must close when boxd closes it."""
     others = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and int(name) != connection]
     namespaces.enter(("mnt", "uts"))
     become_box_root()
-    linux_calls.die_with_parent(signal.SIGKILL)  # only now: a change of user clears it
+    linux_calls.die_with_parent(signal.SIGKILL)  # set last, because a change of user clears it
     os.umask(0o022)
     for fd in others:
-        with contextlib.suppress(OSError):  # the one that listed them is closed already
+        with contextlib.suppress(OSError):  # the fd of the listing itself is closed already
             os.close(fd)
 
 
@@ -185,7 +189,7 @@ def _list(request: JsonMessage, user: BoxUser) -> Reply:
             try:
                 entry = _entry(os.path.join(directory, name), owners)
             except FileNotFoundError:
-                continue  # gone between listing and looking
+                continue  # removed between listing and stat
             entries.append(entry)
             if depth > 1 and entry["type"] == "FILE_TYPE_DIRECTORY" and "symlinkTarget" not in entry:
                 pending.append((entry["path"], depth - 1))
@@ -201,7 +205,7 @@ def _owner_names() -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _entry(path: str, owners: tuple[dict[int, str], dict[int, str]]) -> JsonMessage:
-    """One file as the filesystem RPCs describe it."""
+    """Describe one file as the filesystem RPCs do."""
     status = os.lstat(path)
     mode, seconds = status.st_mode, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(status.st_mtime))
     entry: JsonMessage = {

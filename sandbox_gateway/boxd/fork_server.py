@@ -1,7 +1,7 @@
-"""The small process that boxd processes are forked from: a warm interpreter makes a boot 50 ms cheaper.
+"""The small process from which boxd processes are forked: a warm interpreter makes a boot 50 ms faster.
 
-Why here: forking the gateway itself would copy its memory and its open connections into every box.
-Called by: `boot.py` of the gateway, as `python -I -S`; it ends when the gateway's end of its socket closes.
+Forking the gateway itself would copy its memory and open connections into every box. It runs as `python -I -S` and
+ends when the gateway's end of its socket closes.
 """
 
 import array
@@ -23,7 +23,7 @@ LOG_FILE = "boxd.log"
 
 
 def run_fork_server(control_fd: int, bubblewrap: str) -> None:
-    """Serves boot requests: a message is the box's directory, with the socket for the answer beside it."""
+    """Serve boot requests: each message is the box's directory, with the socket for the answer as fd."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -38,7 +38,8 @@ def run_fork_server(control_fd: int, bubblewrap: str) -> None:
         with socket.socket(fileno=_only_fd(ancillary)) as report:
             try:
                 child = os.fork()
-            except OSError as error:  # no memory or no process left just now: this boot fails, the next may not
+            # no memory or no process is available now: this boot fails, the next one may succeed
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     report.sendall(json.dumps({"error": f"fork: {error}"}).encode())
                 continue
@@ -48,7 +49,7 @@ def run_fork_server(control_fd: int, bubblewrap: str) -> None:
 
 
 def _become_boxd(directory: str, report: socket.socket, bubblewrap: str) -> None:
-    """Runs in the child and never returns. A session of its own keeps the gateway's signals away."""
+    """Run in the child; never returns. A session of its own shields it from the gateway's signals."""
     status = 1
     try:
         os.setsid()

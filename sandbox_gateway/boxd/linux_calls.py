@@ -1,7 +1,6 @@
-"""The few Linux calls that Python's library does not offer, as typed functions.
+"""The Linux calls that Python's library does not offer, as typed functions.
 
-Why here: every ctypes call and magic number of the sandbox lives in this one file.
-Called by: the modules of `boxd`, and `docker_egress.py`, which enters containers.
+Every ctypes call and magic number of the sandbox is in this file.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # one number on every architecture
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # the same numbers on every architecture
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MOUNT_ATTR_RDONLY = 0x1
@@ -30,8 +29,9 @@ _MOUNT_ATTR_IDMAP = 0x100000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _LAST_CAP = 40
 
-# Docker's default set without NET_RAW: what installers need, nothing that reaches beyond the box.
-# chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, mknod, audit_write, setfcap
+# Docker's default set without NET_RAW: sufficient for package installers, without effect outside the box. chown,
+# dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, mknod, audit_write,
+# setfcap
 _KEPT_CAPS = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 27, 29, 31})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,10 +57,11 @@ def make_mounts_private() -> None:
 
 
 def clone_tree(source: str, read_only: bool, idmap_user_ns: int | None) -> int:
-    """A detached copy of the mount tree at `source` as an fd; with a user namespace fd, its owners are mapped into that range.
+    """Return an fd of a detached copy of the mount tree at `source`; with a user namespace fd, owners are mapped into
+    it.
 
-    A file system that cannot map owners (overlay under a container, for one) is used unmapped: files then
-    belong to `nobody` in the box, which reads alike.
+    A file system that cannot map owners (for example overlay under a container) is used unmapped: its files then
+    belong to the user `nobody` in the box, which can read them as before.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     fd = _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), f"open_tree {source}")
@@ -80,7 +81,7 @@ def _set_attributes(fd: int, attributes: int, user_ns: int) -> None:
 
 
 def attach_tree(fd: int, target: str) -> None:
-    """Mounts what `clone_tree` gave at `target` and closes the fd."""
+    """Mount the result of `clone_tree` at `target` and close the fd."""
     try:
         _check(
             _libc.syscall(_SYS_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH),
@@ -95,7 +96,7 @@ def mount_overlay(target: str, options: str) -> None:
 
 
 def mount_file_system(device: str, target: str, kind: str, options: str) -> None:
-    """A block device at `target`: no devices or setuid programs in it take effect, and reads leave no time stamps."""
+    """Mount a block device at `target` with nodev, nosuid and noatime."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOATIME
     _check(
         _libc.mount(os.fsencode(device), os.fsencode(target), kind.encode(), flags, options.encode()),
@@ -108,12 +109,12 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def make_undumpable() -> None:
-    """Keeps box processes of the same uid from looking into this one through /proc or ptrace."""
+    """Prevent box processes of the same uid from reading this one through /proc or ptrace."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """Takes all but the kept capabilities out of the bounding set: the next exec loses them for good."""
+    """Remove all but the kept capabilities from the bounding set: the next exec loses them permanently."""
     for capability in range(_LAST_CAP + 1):
         if capability not in _KEPT_CAPS:
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)

@@ -1,7 +1,6 @@
-"""The namespaces of one box: made through bubblewrap, kept as fds, entered by every later child.
+"""The namespaces of one box: created through bubblewrap, kept as fds, entered by every later child.
 
-Why here: the order of joining is the delicate part of a box and must exist once.
-Called by: `supervisor.py` to boot, `processes.py` and `file_helper.py` to enter.
+The order in which namespaces are joined matters and is written only here.
 """
 
 import contextlib
@@ -22,14 +21,16 @@ _KINDS = {
     "net": linux_calls.CLONE_NEWNET,
     "cgroup": linux_calls.CLONE_NEWCGROUP,
 }
-# bash and not sh: as pid 1 it reaps orphans while it waits in `read`. Inside the box nobody can kill pid 1;
-# outside, its stdin closes when boxd dies, and the box ends with it.
+# bash instead of sh: as pid 1 it reaps orphans while it waits in `read`. No process in the box can kill pid 1; when
+# boxd dies, pid 1's stdin closes and the box ends.
 _PID_ONE = ("/bin/bash", "--noprofile", "--norc", "-c", "exec 2>/dev/null; echo r; read _")
 
 
 @dataclass(slots=True)
 class Namespaces:
-    """`user` and `fds` are open namespace fds; `init_pid` is the box's pid 1 and `bwrap_pid` its parent, as the host counts."""
+    """`user` and `fds` are open namespace fds; `init_pid` is the host pid of the box's pid 1 and `bwrap_pid` its
+    parent's.
+    """
 
     user: int
     fds: dict[str, int]
@@ -42,13 +43,13 @@ class Namespaces:
     host_pids: int
 
     def enter(self, kinds: tuple[str, ...]) -> None:
-        """Joins the user namespace, then `kinds`, for good; the caller is a freshly forked child."""
+        """Join the user namespace, then `kinds`, permanently; call it in a freshly forked child."""
         linux_calls.setns(self.user, linux_calls.CLONE_NEWUSER)
         for kind in kinds:
             linux_calls.setns(self.fds[kind], _KINDS[kind])
 
     def enter_pids(self) -> None:
-        """From here on every child is born inside the box's pid namespace."""
+        """Make every later child start inside the box's pid namespace."""
         linux_calls.setns(self.pid, linux_calls.CLONE_NEWPID)
 
     def leave_pids(self) -> None:
@@ -65,9 +66,9 @@ ALL_KINDS = tuple(_KINDS)
 
 
 def make_user_namespace(uid_base: int) -> int:
-    """An fd of a new user namespace in which 0..65535 are the host's `uid_base`..+65535.
+    """Return an fd of a new user namespace in which 0..65535 are the host's `uid_base`..+65535.
 
-    bubblewrap itself maps one id only, so there would be no second user in the box.
+    bubblewrap itself maps only one id, so the box would have no second user.
     """
     ready_read, ready_write = os.pipe()
     done_read, done_write = os.pipe()
@@ -103,7 +104,7 @@ def become_box_root() -> None:
 def start_namespaces(
     bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_memory_bytes: int
 ) -> Namespaces:
-    """Boots the box around the tree at STAGE and returns when its pid 1 runs."""
+    """Boot the box around the tree at STAGE and return when its pid 1 runs."""
     info_read, info_write = os.pipe()
     stdin_read, stdin_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -129,7 +130,8 @@ def start_namespaces(
         raise BoxFaultError("unavailable", "the box could not be started; boxd.log has bubblewrap's words")
     os.close(ready_read)
     init_pid = int(json.loads(info)["child-pid"])
-    for keeper in (pid, init_pid):  # out of memory must end what uses it, never the box's first process
+    # the OOM killer must choose a process of the workload, never the box's first process
+    for keeper in (pid, init_pid):
         with contextlib.suppress(OSError), open(f"/proc/{keeper}/oom_score_adj", "w") as score:
             score.write("-1000")
     return Namespaces(
@@ -145,7 +147,7 @@ def start_namespaces(
 
 
 def _arguments(hostname: str, info_fd: int, shared_memory_bytes: int) -> list[str]:
-    """/dev/shm is memory of the box that no end of a process gives back, so it has a size; /dev itself takes no files at all."""
+    """Limit /dev/shm, because its memory is not freed when processes end; /dev itself accepts no files."""
     flags = [
         "--unshare-pid",
         "--unshare-net",

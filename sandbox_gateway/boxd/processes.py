@@ -1,7 +1,6 @@
 """The box's process table: output spooled to a file from byte 0, exit codes, time limits, stdin.
 
-Why here: a second client must be able to attach at any time and see everything, so nothing depends on who listens.
-Called by: `supervisor.py` (events and clock) and `control.py` (requests).
+A second client can attach at any time and read everything from the start, whether or not another client listens.
 """
 
 import contextlib
@@ -18,27 +17,32 @@ from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, JsonMessage, c
 
 SPOOL_DIRECTORY = "spool"
 FRAME = struct.Struct(">BI")
-"""A spool file is frames of (stream, length) and that many bytes; stream 1 is stdout, 2 is stderr, 3 is a terminal."""
+"""A spool file is a sequence of frames (stream, length) and that many bytes; stream 1 is stdout, 2 stderr, 3 a
+terminal.
+"""
 _MAX_SPOOL_BYTES = 256 << 20
 _MAX_KEPT_BYTES = 1 << 30
-"""Of the spools of all ended commands together; the oldest are forgotten first."""
+"""Limit for the spools of all ended commands together; the oldest are deleted first."""
 _MAX_STDIN_BYTES = 16 << 20
 _NUM_KEPT_ENDED = 1000
 _LINGER_SECONDS = 1.0
-"""How long output is read on after the main process ended, while a child of it (`server &`) holds the pipes."""
+"""How long output is still read after the main process ended, if a child of it (`server &`) keeps the pipes open."""
 _READ_BYTES = 65_536
 
 
 class Process:
-    """One command and what is known of it. `end` is the Connect end event, None while it runs."""
+    """One command and its state. `end` is the Connect end event, None while it runs."""
 
     def __init__(self, request: StartRequest, launched: Launched, spool_path: str) -> None:
-        self.request, self.pid, self.host_pid = request, launched.box_pid, launched.host_pid
+        self.request = request
+        self.pid = launched.box_pid
+        self.host_pid = launched.host_pid
         self.spool_path = spool_path
         self.spool = os.open(spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.size = 0
         self.outputs = dict(launched.outputs)
-        self.stdin, self.terminal = launched.stdin, launched.terminal
+        self.stdin = launched.stdin
+        self.terminal = launched.terminal
         self.stdin_pending = bytearray()
         self.stdin_closing = False
         self.pidfd = os.pidfd_open(launched.host_pid)
@@ -67,7 +71,10 @@ class Process:
 
 class ProcessTable:
     def __init__(self, spec: BoxSpec, namespaces: Namespaces, cgroup: Cgroup, selector: selectors.BaseSelector) -> None:
-        self._spec, self._namespaces, self._cgroup, self._selector = spec, namespaces, cgroup, selector
+        self._spec = spec
+        self._namespaces = namespaces
+        self._cgroup = cgroup
+        self._selector = selector
         self._by_pid: dict[int, Process] = {}
         self._num_started = 0
         os.makedirs(SPOOL_DIRECTORY, exist_ok=True)
@@ -104,7 +111,7 @@ class ProcessTable:
         return [process for process in self._by_pid.values() if process.end is None]
 
     def send_signal(self, process: Process, number: int) -> None:
-        """To the whole process group; what called setsid lives on, as launchers need it."""
+        """Signal the whole process group; a process that called setsid survives, which launchers rely on."""
         if process.wait_status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.host_pid, number)
@@ -129,20 +136,21 @@ class ProcessTable:
         self._flush_stdin(process)
 
     def next_deadline(self) -> float:
-        """When the next limit is due by `clock`, or infinity."""
+        """Return the time of the next limit by `clock`, or infinity."""
         times = [at for process in self.running() for at in (process.kill_at, process.linger_until) if at is not None]
         return min(times, default=float("inf"))
 
     def enforce_deadlines(self, now: float) -> None:
         for process in self.running():
             if process.kill_at is not None and now >= process.kill_at and process.wait_status is None:
-                process.timed_out, process.kill_at = True, None
+                process.timed_out = True
+                process.kill_at = None
                 self.send_signal(process, signal.SIGKILL)
             if process.linger_until is not None and now >= process.linger_until:
                 self._finish(process)
 
     def wait_for_all(self) -> None:
-        """Collects every child after the box was killed, so that its control group is empty."""
+        """Reap every child after the box was killed, so that its control group is empty."""
         for process in self._by_pid.values():
             if process.wait_status is None:
                 with contextlib.suppress(ChildProcessError):
@@ -174,7 +182,8 @@ class ProcessTable:
         self._selector.unregister(process.pidfd)
         os.close(process.pidfd)
         _, process.wait_status = os.waitpid(process.host_pid, 0)
-        process.linger_until, process.kill_at = clock() + _LINGER_SECONDS, None
+        process.linger_until = clock() + _LINGER_SECONDS
+        process.kill_at = None
         process.stdin_pending.clear()
         self.close_stdin(process)
         self._finish_if_complete(process)
@@ -192,7 +201,7 @@ class ProcessTable:
         process.notify()
         ended = [other for other in self._by_pid.values() if other.end is not None]
         kept_bytes = sum(other.size for other in ended)
-        for number, other in enumerate(ended[:-1]):  # the one that just ended stays
+        for number, other in enumerate(ended[:-1]):  # the process that just ended is kept
             if len(ended) - number <= _NUM_KEPT_ENDED and kept_bytes <= _MAX_KEPT_BYTES:
                 break
             kept_bytes -= other.size

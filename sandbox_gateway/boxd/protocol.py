@@ -1,7 +1,6 @@
-"""What gateway and boxd say to each other: one JSON line per message over a unix socket, fds beside it.
+"""The protocol between gateway and boxd: one JSON line per message over a unix socket, with fds beside it.
 
-Why here: both ends share the boot specification, the fault class and the framing, with the standard library only.
-Called by: every module of `boxd`, and `box.py` and `fleet.py` of the gateway.
+Both ends share the boot specification, the fault class and the framing. Standard library only.
 """
 
 import json
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 JsonMessage = dict[str, Any]
-"""One decoded JSON object. Its keys depend on `op`; see `control.py` and `file_helper.py`."""
+"""One decoded JSON object. Its keys depend on `op`; see `control_socket.py` and `file_helper.py`."""
 
 CONTROL_SOCKET = "ctl.sock"
 FILES_SOCKET = "fs.sock"
@@ -20,13 +19,16 @@ MAX_MESSAGE_BYTES = 8 << 20
 
 
 def clock() -> float:
-    """Seconds that no one can set back or forward, suspended time included: every deadline is in them. They start anew at boot, and
-    no box outlives that."""
+    """Return seconds of CLOCK_BOOTTIME, which cannot be set and includes suspended time. Every deadline uses it. It
+    starts anew at boot, and no box outlives a boot.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def report_exception() -> None:
-    """The exception that is being handled, to boxd's log; by the interpreter's own means, because every box would pay for more."""
+    """Write the current exception to boxd's log with the interpreter's own hook; importing logging would cost every
+    box memory.
+    """
     sys.excepthook(*sys.exc_info())
 
 
@@ -35,7 +37,8 @@ class BoxFaultError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.code, self.message = code, message
+        self.code = code
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,18 @@ class BoxSpec:
 
     box_id: str
     uid_base: int
-    """First host uid of the box's own range of 65 536."""
+    """First host uid of the box's own range of 65,536."""
     cgroup: str
-    """Path below the cgroup mount, `<gateway>/<box>`; empty where the machine has none we may write."""
+    """Path below the cgroup mount, `<gateway>/<box>`; empty if the machine has none that we may write."""
     memory_bytes: int
     max_processes: int
     egress_ports: list[int]
     deadline: float
-    """When the box ends by itself, in `clock` seconds, plus `grace_seconds`; moved by the `deadline` message."""
+    """When the box ends by itself, in `clock` seconds, plus `grace_seconds`; the `deadline` message changes it."""
     grace_seconds: float
     default_user: str
     workdir: str
-    """Where commands start when the caller names no directory; empty means the user's home."""
+    """Working directory of commands whose caller names none; empty means the user's home."""
     env: dict[str, str]
     binds: list[tuple[str, str]]
     """(host source, box target), mounted read-only in this order."""
@@ -64,9 +67,11 @@ class BoxSpec:
     owned_directories: list[tuple[str, int, int]]
     """(box path, box uid, mode) of the private writable directories; parents come first."""
     lower: str | None = None
-    """A directory image to put under an overlay; None means an empty root that only binds fill."""
+    """An image directory to use as the lower layer of an overlay; None means an empty root that only binds fill."""
     disk_template: str = ""
-    """An empty file system that the box's private disk is a copy of; empty means the directory's own disk, without a limit."""
+    """An empty file system of which the box's private disk is a copy; empty means the directory's own disk without a
+    limit.
+    """
     disk_bytes: int = 0
     extra_path: list[str] = field(default_factory=list)
     """Directories appended to every command's PATH."""
@@ -90,7 +95,7 @@ def fault_message(code: str, message: str) -> JsonMessage:
 
 
 def receive_line(connection: socket.socket) -> bytes:
-    """Blocking read of one line; empty when the peer left. Raises BoxFaultError when it is over the limit."""
+    """Read one line, blocking; empty if the peer has closed. Raises BoxFaultError if the line exceeds the limit."""
     buffer = bytearray()
     while not buffer.endswith(b"\n"):
         chunk = connection.recv(1 << 20)

@@ -1,7 +1,7 @@
-"""Puts the file tree of one box together, at /tmp of boxd's private mount namespace.
+"""Assemble the file tree of one box at /tmp of boxd's private mount namespace.
 
-Why here: the tree is built from fds before anything is entered, so no directory on the way (a 0700 home, a test's
-temporary folder) has to be readable for the box. Called by: `supervisor.py`, once, with the box directory as cwd.
+The tree is built from fds before any namespace is entered, so the box needs no read permission on the host directories
+above it (a 0700 home, a test's temporary folder).
 """
 
 import fcntl
@@ -16,7 +16,7 @@ _ROOT, _LOWER, _UPPER, _WORK = "root", "lower", "upper", "work"
 
 
 def assemble(spec: BoxSpec, user_ns: int) -> None:
-    """After this, STAGE shows the box's root. Sources are opened first: staging hides whatever lies below /tmp."""
+    """Assemble the box's root at STAGE. Sources are opened first, because STAGE hides the content of /tmp."""
     sources = [
         (linux_calls.clone_tree(source, read_only=True, idmap_user_ns=user_ns), target) for source, target in spec.binds
     ]
@@ -54,7 +54,7 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
         ",metacopy=on,volatile",
         ",metacopy=on",
         "",
-    ):  # volatile: nothing of a box outlives a crash of the machine
+    ):  # volatile: no data of a box must survive a crash of the machine
         try:
             linux_calls.mount_overlay(STAGE, options + extra)
             break
@@ -65,7 +65,9 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
 
 
 def _hold_image(lower: str) -> None:
-    """Locks the image's tree for the life of this process: whoever would remove it sees that a box is in use of it."""
+    """Hold a shared lock on the image's tree while this process lives, so that removal of the image sees that it is in
+    use.
+    """
     fcntl.flock(os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 

@@ -1,8 +1,7 @@
-"""The system calls that no command in a box may make: a seccomp filter in the spirit of Docker's default profile.
+"""A seccomp filter of system calls that no command in a box may make, modelled on Docker's default profile.
 
-Why here: a box shares the host's kernel; what an agent never needs (mounts, namespaces, modules, BPF, io_uring, keys) stays out of
-its reach even where its capabilities would allow a try.
-Called by: `launch.py`, in every command before it changes to its user; `probe.py` asks whether this machine has a table.
+A box shares the host's kernel. Calls that an agent never needs (mounts, namespaces, modules, BPF, io_uring, keys) are
+refused even if its capabilities would allow them.
 """
 
 import ctypes
@@ -20,25 +19,27 @@ _NAMESPACE_FLAGS = 0x00000080 | 0x00020000 | 0x02000000 | 0x04000000 | 0x0800000
 _NEW_NAMESPACE_OF_CLONE = _NAMESPACE_FLAGS & ~0xFF  # clone's lowest byte is the child's exit signal
 _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SAME_EVERYWHERE = {
-    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430,
-    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443,
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443,
 }  # fmt: skip
 _REFUSED = {
     "x86_64": {
-        "acct": 163, "add_key": 248, "adjtimex": 159, "bpf": 321, "clock_adjtime": 305, "clock_settime": 227, "create_module": 174,
-        "delete_module": 176, "fanotify_init": 300, "finit_module": 313, "get_kernel_syms": 177, "init_module": 175, "ioperm": 173,
-        "iopl": 172, "kexec_file_load": 320, "kexec_load": 246, "keyctl": 250, "lookup_dcookie": 212, "mount": 165,
-        "move_pages": 279, "nfsservctl": 180, "open_by_handle_at": 304, "perf_event_open": 298, "pivot_root": 155,
-        "query_module": 178, "quotactl": 179, "reboot": 169, "request_key": 249, "setns": 308, "settimeofday": 164, "swapoff": 168,
-        "swapon": 167, "sysfs": 139, "syslog": 103, "umount2": 166, "unshare": 272, "uselib": 134, "userfaultfd": 323, "ustat": 136,
+        "acct": 163, "add_key": 248, "adjtimex": 159, "bpf": 321, "clock_adjtime": 305, "clock_settime": 227,
+        "create_module": 174, "delete_module": 176, "fanotify_init": 300, "finit_module": 313, "get_kernel_syms": 177,
+        "init_module": 175, "ioperm": 173, "iopl": 172, "kexec_file_load": 320, "kexec_load": 246, "keyctl": 250,
+        "lookup_dcookie": 212, "mount": 165, "move_pages": 279, "nfsservctl": 180, "open_by_handle_at": 304,
+        "perf_event_open": 298, "pivot_root": 155, "query_module": 178, "quotactl": 179, "reboot": 169,
+        "request_key": 249, "setns": 308, "settimeofday": 164, "swapoff": 168, "swapon": 167, "sysfs": 139,
+        "syslog": 103, "umount2": 166, "unshare": 272, "uselib": 134, "userfaultfd": 323, "ustat": 136,
         "vhangup": 153,
     },
     "aarch64": {
-        "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "clock_adjtime": 266, "clock_settime": 112, "delete_module": 106,
-        "fanotify_init": 262, "finit_module": 273, "init_module": 105, "kexec_file_load": 294, "kexec_load": 104, "keyctl": 219,
-        "lookup_dcookie": 18, "mount": 40, "move_pages": 239, "nfsservctl": 42, "open_by_handle_at": 265, "perf_event_open": 241,
-        "pivot_root": 41, "quotactl": 60, "reboot": 142, "request_key": 218, "setns": 268, "settimeofday": 170, "swapoff": 225,
-        "swapon": 224, "syslog": 116, "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58,
+        "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "clock_adjtime": 266, "clock_settime": 112,
+        "delete_module": 106, "fanotify_init": 262, "finit_module": 273, "init_module": 105, "kexec_file_load": 294,
+        "kexec_load": 104, "keyctl": 219, "lookup_dcookie": 18, "mount": 40, "move_pages": 239, "nfsservctl": 42,
+        "open_by_handle_at": 265, "perf_event_open": 241, "pivot_root": 41, "quotactl": 60, "reboot": 142,
+        "request_key": 218, "setns": 268, "settimeofday": 170, "swapoff": 225, "swapon": 224, "syslog": 116,
+        "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58,
     },
 }  # fmt: skip
 # (AUDIT_ARCH, clone, ioctl); clone3 is 435 everywhere.
@@ -55,7 +56,7 @@ def _refuse(number: int) -> bytes:
 
 
 def filter_program(machine: str) -> bytes:
-    """The BPF program for this machine type; empty where we have no table."""
+    """Return the BPF program for this machine type; empty if we have no table for it."""
     if machine not in _ARCHITECTURES:
         return b""
     architecture, clone, ioctl = _ARCHITECTURES[machine]
@@ -63,7 +64,8 @@ def filter_program(machine: str) -> bytes:
     steps = [_step(_LOAD, _OFFSET_ARCHITECTURE), _step(_EQUAL, architecture, 1, 0), _refuse(errno.ENOSYS), load_number]
     if machine == "x86_64":
         steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
-    # Its flags lie behind a pointer that a filter cannot follow; without it the C library falls back to clone.
+    # clone3's flags are behind a pointer that a filter cannot follow; without clone3 the C library falls back to
+    # clone.
     steps += [_step(_EQUAL, _CLONE3, 0, 1), _refuse(errno.ENOSYS)]
     for number in sorted((_SAME_EVERYWHERE | _REFUSED[machine]).values()):
         steps += [_step(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
@@ -89,7 +91,10 @@ class _FilterProgram(ctypes.Structure):
 
 
 def apply() -> None:
-    """For the calling process and all it starts, for good. Needs CAP_SYS_ADMIN in its user namespace. Raises OSError."""
+    """Apply the filter to the calling process and all its children, permanently.
+
+    Needs CAP_SYS_ADMIN in its user namespace. Raises OSError.
+    """
     if not PROGRAM:
         return
     program = _FilterProgram(len(PROGRAM) // 8, PROGRAM)

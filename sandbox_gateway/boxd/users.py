@@ -1,8 +1,4 @@
-"""Users and paths as the box itself knows them.
-
-Why here: both commands and file operations run as a user of the box's own /etc/passwd.
-Called by: `processes.py` and `file_helper.py`, after they entered the box's mount namespace.
-"""
+"""Users and paths as the box itself defines them: commands and file operations run as users of its own /etc/passwd."""
 
 import os
 from dataclasses import dataclass
@@ -20,7 +16,9 @@ class BoxUser:
 
 
 def find_user(name: str) -> BoxUser:
-    """By name or number, with an optional `:group`, as images write it. Root and plain numbers need no line in /etc/passwd."""
+    """Find a user by name or number with an optional `:group`, as images write it. Root and numbers need no passwd
+    entry.
+    """
     wanted, _, group = name.partition(":")
     for fields in read_database("/etc/passwd", 7):
         if wanted in (fields[0], fields[2]) and fields[3].isdigit():
@@ -47,7 +45,7 @@ def names_by_id(path: str) -> dict[int, str]:
 
 
 def read_database(path: str, num_fields: int) -> list[list[str]]:
-    """The well-formed lines of a colon-separated system file; a missing file is an empty one."""
+    """Return the well-formed lines of a colon-separated system file; a missing file counts as empty."""
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             rows = [line.rstrip("\n").split(":") for line in lines]
@@ -57,7 +55,7 @@ def read_database(path: str, num_fields: int) -> list[list[str]]:
 
 
 def resolve_path(path: str, user: BoxUser) -> str:
-    """An absolute path: relative ones and `~` start at the user's home. Raises BoxFaultError on paths no kernel takes."""
+    """Return an absolute path; relative ones and `~` start at the user's home. Raises BoxFaultError if invalid."""
     if "\0" in path:
         raise BoxFaultError("invalid_argument", "path contains a NUL byte")
     if path.startswith("~"):
@@ -68,7 +66,7 @@ def resolve_path(path: str, user: BoxUser) -> str:
 
 
 def make_directories(path: str, user: BoxUser) -> None:
-    """Creates `path` and its missing parents, owned by the user."""
+    """Create `path` and its missing parents, owned by the user."""
     missing: list[str] = []
     while not os.path.isdir(path):
         if os.path.lexists(path):
