@@ -115,7 +115,7 @@ class _Hashed:
 
 def _unpack_layer(stream: io.BufferedReader) -> str:
     hashed = _Hashed(decompressed(stream))
-    with tarfile.open(fileobj=hashed, mode="r|", bufsize=_BUFFER_BYTES) as archive:  # type: ignore[call-overload]  # read() is all it needs
+    with tarfile.open(fileobj=hashed, mode="r|", bufsize=_BUFFER_BYTES) as archive:  # type: ignore[call-overload]
         fresh: set[str] = set()
         for member in archive:
             _put(archive, member, fresh)

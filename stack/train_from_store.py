@@ -11,7 +11,7 @@ from typing import Any
 
 from activities.run_lifecycle import model_directory
 from engine.policy_files import link_version
-from engine.vllm_plugin import file_sha256
+from engine.policy_files import file_sha256
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError

@@ -1,4 +1,4 @@
-"""What holds for every test: property tests try the same examples on every machine, and take the time that they need."""
+"""Settings for every test: property tests try the same examples on every machine and have no deadline."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ settings.load_profile("ratchet")
 
 @pytest.fixture(scope="session")
 def own_environment() -> dict[str, str]:
-    """Variables of the loop's services (tests/integration/workflows/conftest.py) beside those of their stack; a folder overrides it."""
+    """Extra variables for the services of tests/integration/workflows/conftest.py; a folder can override it."""
     return {}
 
 

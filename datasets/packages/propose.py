@@ -1,12 +1,11 @@
-"""Writes a recipe beside this file: plants bugs one by one in a package's sources and keeps those that its tests tell from the original.
+"""Write a recipe beside this file: plant bugs one by one in a package's sources and keep those that its tests detect.
 
-Why here: the recipes are committed, and so is what makes them.
-Called by: a person, from the project's environment, as
-`python datasets/packages/propose.py isodate 0.7.2 SHA256 --import-path src --tests tests`.
+The recipes are committed, and so is this generator. Run it from the project's environment, for example `python
+datasets/packages/propose.py isodate 0.7.2 SHA256 --import-path src --tests tests`.
 
-Everything runs in a box of the local gateway, by the code that grades: what passes twice on the sources as they are is `passing`; a bug
-is kept if it breaks at least one of these names and at most a fifth of them, in time, with a runner that told the truth. At most one bug
-a function, and operators take turns.
+Everything runs in a box of the local gateway, with the code that grades: names that pass twice on the original sources
+are `passing`; a bug is kept if it breaks at least one of these names and at most a fifth of them, within the time
+limit and with a runner that reported truthfully. At most one bug is kept per function, and operators take turns.
 """
 
 import argparse
@@ -39,13 +38,13 @@ _BOX_SECONDS = 3600
 
 
 def names(observed: RunnerReport) -> dict[str, str]:
-    """Outcome of every test function, whatever its parameters: the worst of them."""
+    """Return the outcome of every test function: the worst over its parameters."""
     tests = all_tests(observed)
     return {name: look_up(tests, name) for name in {re.split(r"[\[ ]", test, maxsplit=1)[0] for test in tests}}
 
 
 def symptoms(log: str, broken: list[str]) -> list[str]:
-    """The runner's line on the first failures, one a function."""
+    """Return the runner's line for the first failures, one per function."""
     found: dict[str, str] = {}
     for line in log.splitlines():
         name, _, message = line.removeprefix("FAILED ").partition(" - ")
@@ -56,7 +55,7 @@ def symptoms(log: str, broken: list[str]) -> list[str]:
 
 
 def candidates(recipe: PackageRecipe, files: dict[str, File], seed: int) -> Iterator[tuple[str, Site]]:
-    """Sites of the package's own modules in random order, operators in turns, one a function."""
+    """Yield sites of the package's own modules in random order, operators in turn, one per function."""
     order = random.Random(f"{recipe.package}{seed}")
     by_operator: dict[str, list[tuple[str, Site]]] = {}
     prefix = "" if recipe.import_path == "." else recipe.import_path + "/"
@@ -77,10 +76,12 @@ def candidates(recipe: PackageRecipe, files: dict[str, File], seed: int) -> Iter
 
 
 class Workshop:
-    """A box with the whole package in it."""
+    """A box that contains the whole package."""
 
     def __init__(self, box: Sandbox, recipe: PackageRecipe, files: dict[str, File]) -> None:
-        self.box, self.recipe, self.files = box, recipe, files
+        self.box = box
+        self.recipe = recipe
+        self.files = files
 
     async def unpack(self) -> None:
         await self.box.write_file("/tmp/files.b64", pack_archive(self.files), user="root")
@@ -103,7 +104,9 @@ class Workshop:
 
 
 def reads_a_clock(file: File) -> bool:
-    """Tests that hold the code against a clock say something about the machine, too: their files' names are not expected of anybody."""
+    """Return whether a test file compares durations. Its results depend on the machine, so its names are never
+    expected.
+    """
     return (
         re.search(
             rb"perf_counter|process_time|monotonic\(|time\.time\(|timeit|import perf_utils|from .*perf_utils",
@@ -114,7 +117,7 @@ def reads_a_clock(file: File) -> bool:
 
 
 async def survey(workshop: Workshop) -> tuple[dict[str, list[str]], float]:
-    """What passes on the sources as they are, twice, and how long a run takes."""
+    """Return the names that pass twice on the original sources, and how long a run takes."""
     runs, started = [await workshop.run(600) for _ in range(2)], time.monotonic()
     assert all(is_runner_truthful(one).ok and one.sessions for one in runs), runs[-1].log[-2000:]
     good = [{name for name, outcome in names(one).items() if outcome in PASSED} for one in runs]
@@ -152,7 +155,8 @@ async def bugs(
             and not missing
         )
         print(
-            f"{file}:{site.line} {site.function} {site.operator}: {len(broken)} of {len(expected)}{' kept' if good else ''}",
+            f"{file}:{site.line} {site.function} {site.operator}: "
+            f"{len(broken)} of {len(expected)}{' kept' if good else ''}",
             file=sys.stderr,
         )
         if good:
@@ -161,7 +165,8 @@ async def bugs(
             kept.append(
                 PackageBug(
                     label=label, file=file, operator=site.operator, function=site.function, index=site.index,
-                    sha256=hashlib.sha256(content).hexdigest(), fail_to_pass=broken, symptoms=symptoms(observed.log, broken),
+                    sha256=hashlib.sha256(content).hexdigest(), fail_to_pass=broken,
+                    symptoms=symptoms(observed.log, broken),
                 )
             )  # fmt: skip
     return kept
@@ -186,7 +191,7 @@ async def propose(recipe: PackageRecipe, wanted: int, seed: int) -> PackageRecip
 
 
 def written(recipe: PackageRecipe) -> str:
-    """JSON with a line a test file and a line a fact of a bug."""
+    """Return JSON with one line per test file and one line per fact of a bug."""
     values = recipe.model_dump()
     passing = ",\n".join(
         f"  {json.dumps(file)}: {json.dumps(listed)}" for file, listed in values.pop("passing").items()
@@ -213,7 +218,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
     recipe = PackageRecipe(
-        package=told.package, version=told.version, file=told.file or f"{told.package}-{told.version}.tar.gz", sha256=told.sha256,
+        package=told.package, version=told.version, sha256=told.sha256,
+        file=told.file or f"{told.package}-{told.version}.tar.gz",
         import_path=told.import_path, tests=told.tests,
     )  # fmt: skip
     made = asyncio.run(propose(recipe, told.wanted, told.seed))

@@ -1,7 +1,7 @@
-"""Writes `train.jsonl` and `heldout.jsonl` beside this file: one-line bugs in real git repositories, with hidden tests.
+"""Write `train.jsonl` and `heldout.jsonl` beside this file: one-line bugs in real git repositories, with hidden tests.
 
-Why here: the rows are committed, and so is what makes them; running it again gives the same bytes.
-Called by: a person, as `python datasets/quickstart/generate.py`, from the project's environment.
+The rows are committed, and so is this generator; running `python datasets/quickstart/generate.py` again gives the same
+bytes.
 """
 
 import argparse
@@ -30,9 +30,9 @@ GIT_AUTHOR_DATE={date} GIT_COMMITTER_DATE={date} git -c user.name=Quickstart -c 
   -c gc.auto=0 -c maintenance.auto=false commit -q -m 'Add {stem}'
 """
 
-# The test lives outside the repository, and `-P` keeps the repository off the runner's own import path:
-# nothing that a patch adds (conftest.py, pytest.ini, a module called pytest) takes part in the run. Parts of pytest that have nothing to do
-# here are not loaded: starting it is half of what a box costs, and they are a fifth of that.
+# The test is outside the repository, and `-P` keeps the repository off the runner's import path, so that no file of a
+# patch (conftest.py, pytest.ini, a module called pytest) takes part in the run. Parts of pytest without use here are
+# not loaded: starting pytest is half of what a box costs, and they are a fifth of that.
 EVALUATE = """\
 tests=$(mktemp -d) || exit 70
 cat > "$tests/test_hidden.py" <<'END_OF_FILE'
@@ -56,7 +56,7 @@ def test_{function}():
 
 
 def expected_results(task: BugTask, code: str) -> list[object]:
-    """What `code` (our own, from the generator) returns for each case; an exception counts as a result of its own."""
+    """Return what `code`, which this generator wrote, returns for each case; an exception counts as a result."""
     namespace: dict[str, object] = {}
     exec(compile(code, task.file, "exec"), namespace)
     function = namespace[task.function]
@@ -65,7 +65,7 @@ def expected_results(task: BugTask, code: str) -> list[object]:
     for case in task.cases:
         try:
             results.append(function(*case))
-        except Exception as error:  # a bug may well raise; what counts is that it differs
+        except Exception as error:  # a bug may raise; only the difference matters
             results.append(error)
     return results
 

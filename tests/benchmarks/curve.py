@@ -1,12 +1,10 @@
-"""The quickstart's curve: three warm-start seeds, beside a control whose advantages are permuted within their groups.
+"""The quickstart's curve: three warm-start seeds, and a control whose advantages are permuted within their groups.
 
-Why here: a figure is worth what its control is worth.
-Called by: `ratchet bench curve` (one run after the other; a finished one with the same config is reused).
+`ratchet bench curve` makes one run after the other and reuses finished ones with the same config. One control can
+drift by chance as far as one run can, so --full makes a control for each seed. Both kinds are also pooled by task;
+runs that were evaluated on different rows are not pooled.
 
-One control drifts by chance as far as one run can: --full makes one for each seed. Both kinds are pooled, too: by task, which is refused
-where a run that is reused has seen other rows.
-
-Prints JSON; the picture goes to docs/curve.png.
+Prints JSON; the plot is written to docs/curve.png.
 """
 
 import asyncio
@@ -34,7 +32,7 @@ _CONTROL = "control, "
 
 
 def variants(full: bool) -> dict[str, list[str]]:
-    """Overrides of each run, in the order in which they are made. Further temperatures before training are evaluated once, at seed 0."""
+    """Return the overrides of each run, in order. Further temperatures are evaluated once, at seed 0."""
     less = ["evaluation.start_temperatures=[]"]
     seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(3)}
     controls = {
@@ -49,7 +47,9 @@ def control_of(name: str) -> str:
 
 
 def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]:
-    """The finished run: what `collect_result` tells; `rewards`, a row for each evaluated rollout; `cost` of what was watched, None where reused."""
+    """Return the finished run: the result of `collect_result`; `rewards`, one row per evaluated rollout; `cost` of
+    what was watched, None for a reused run.
+    """
     config = load_config(CONFIG, overrides)
     bring_up(stack, config, say)
     run_id = query(lambda connection: runs.newest_done_run(connection, config.digest()))
@@ -63,14 +63,16 @@ def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The differences of several runs: a task's rate is the mean over all their rollouts of it. Intervals are over tasks, for these runs.
+    """Pool the differences of several runs: a task's rate is the mean over all their rollouts of it. Intervals are
+    over tasks.
 
-    Raises ConfigError where they were evaluated on different rows.
+    Raises ConfigError if the runs were evaluated on different rows.
     """
     tasks = {frozenset(row["task"] for row in result["rewards"]) for result in results}
     if len(tasks) > 1:
         raise ConfigError(
-            f"{CONFIG}: some runs have seen other rows of the datasets than others; move the state directory away and run all anew"
+            f"{CONFIG}: the runs were evaluated on different rows of the datasets; "
+            "move the state directory away and repeat all runs"
         )
     return summary([row for result in results for row in result["rewards"]])["differences"]
 

@@ -1,11 +1,9 @@
-"""What a grade costs beside the tests that it runs, and how many of them two at a time give in a minute.
+"""The cost of a grade compared with the tests that it runs, and the throughput of two graders.
 
-Why here: a second, fresh box for every verdict is a promise, and its price belongs beside it.
-Called by: `ratchet bench grading`; `--full` takes more tasks and repeats.
-
-Both sides run the same commands on the same files by the same interpreter, taking turns. `bare`: in a directory of this machine, as whoever
-runs the benchmark, output to a pipe. `grade`: boot a box, prepare the repository, screen and apply the patch, put the tests in, run them
-unprivileged under their witness, make the verdict, end the box. Times are wall clock and move with the machine's load; the ratio less.
+`--full` takes more tasks and repeats. Both sides run the same commands on the same files with the same interpreter, in
+turns. `bare`: in a directory of this machine, as the user of the benchmark, output to a pipe. `grade`: boot a box,
+prepare the repository, screen and apply the patch, put the tests in, run them unprivileged under the witness, make the
+verdict, end the box. Times are wall clock and vary with the machine's load; the ratio varies less.
 """
 
 import asyncio
@@ -61,7 +59,7 @@ def gold_of(task: TaskRow) -> bytes:
 
 
 class Bare:
-    """One task's repository in a directory of this machine, with the same patch and the same tests in it."""
+    """One task's repository in a directory of this machine, with the same patch and tests."""
 
     def __init__(self, task: TaskRow, directory: Path) -> None:
         self.directory = directory
@@ -126,7 +124,7 @@ async def compared(provider: SandboxProvider, tasks: list[TaskRow], size: Size, 
 
 
 async def throughput(provider: SandboxProvider, tasks: list[TaskRow], count: int) -> float:
-    """Grades a minute with two at a time, each task equally often."""
+    """Return grades per minute with two at a time, each task equally often."""
     slots, started = asyncio.Semaphore(SIDE_BY_SIDE), time.monotonic()
 
     async def one(number: int) -> None:

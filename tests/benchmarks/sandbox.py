@@ -1,10 +1,8 @@
-"""What a local box costs: to make, per command, per byte, many at once, and idle.
+"""The cost of a local box: creation, commands, bytes, many boxes at once, idle boxes.
 
-Why here: thousands of boxes come and go in a run, and an agent's every step is a command in one.
-Called by: `ratchet bench sandbox`; `--full` takes more repeats.
-
-Each figure stands beside the same work without a box, done in turns with it: a command under a bare `bwrap` beside a create and its
-first command, a login shell beside a command, a copied file beside a transfer. Times move with the machine's load; the ratio less.
+`--full` takes more repeats. Each figure is compared with the same work without a box, in turns: a command under plain
+`bwrap` for a create with its first command, a login shell for a command, a copied file for a transfer. Times vary with
+the machine's load; the ratio varies less.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
 
 BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
-# Without the profile of whoever runs the benchmark.
+# Without the profile of the user who runs the benchmark.
 LOGIN_SHELL = ["env", "-i", "HOME=/nonexistent", "PATH=/usr/bin:/bin", "bash", "-l", "-c", "true"]
 CREATES_AT_ONCE = 50
 TTL_SECONDS = 3600
@@ -74,7 +72,7 @@ async def in_turns(
 
 
 async def creates(provider: SandboxProvider, count: int) -> dict[str, Any]:
-    """Without the kill, which follows outside the clock."""
+    """Time creates; the kill that follows is not timed."""
     made: list[Sandbox] = []
 
     async def create() -> None:
@@ -100,7 +98,7 @@ async def transfers(box: Sandbox, directory: Path, megabytes: int, count: int) -
 
 
 async def many(provider: SandboxProvider) -> dict[str, Any]:
-    """All asked for at the same moment, beside as many one after the other."""
+    """Compare creates requested at the same moment with as many in sequence."""
     boxes: list[Sandbox] = []
 
     async def at_once() -> None:
@@ -125,13 +123,13 @@ async def _append(boxes: list[Sandbox], provider: SandboxProvider) -> None:
 
 
 def used_bytes() -> int:
-    """Of the machine: what cannot be given to somebody else."""
+    """Return the machine's memory that is not available to other programs."""
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return 1024 * (int(facts["MemTotal"].split()[0]) - int(facts["MemAvailable"].split()[0]))
 
 
 async def idle(provider: SandboxProvider, count: int) -> dict[str, Any]:
-    """The machine's memory before and after; other programs on it are part of the figure."""
+    """Compare the machine's memory before and after; other programs of the machine are part of the figure."""
     before, boxes = used_bytes(), list[Sandbox]()
     slots = asyncio.Semaphore(8)
 
@@ -180,7 +178,7 @@ async def measure(size: Size) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Describe the machine of the measurement."""
     facts = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     models = [value.strip() for name, value in facts.items() if name.strip() == "model name"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

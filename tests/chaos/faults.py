@@ -1,8 +1,4 @@
-"""Faults that the tests inject: `kill -9` of one part of a running stack, and waiting until it is back.
-
-Why here: every test that pulls a plug pulls it in the same way, and says which process it meant.
-Called by: `tests/e2e`, `tests/chaos`.
-"""
+"""Faults that tests inject: `kill -9` of one part of a running stack, and waiting until it is back."""
 
 import os
 import signal
@@ -18,7 +14,7 @@ PARTS = ("worker", "adapter", "engine", "learner", "gateway", "temporal")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 480) -> None:
-    """Polls; raises AssertionError naming `what` after the timeout."""
+    """Poll `condition`. Raises AssertionError with `what` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out after {timeout_seconds:.0f} s waiting until {what}"
@@ -27,7 +23,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float 
 
 class Faults:
     def __init__(self, stack: Stack) -> None:
-        self.stack, self.supervisor = stack, Supervisor(stack)
+        self.stack = stack
+        self.supervisor = Supervisor(stack)
         self.killed: list[tuple[str, int]] = []
 
     def _supervised_pid(self, part: str) -> int | None:
@@ -36,7 +33,9 @@ class Faults:
         )
 
     def victim(self, part: str) -> int | None:
-        """The process that does the part's work: vLLM itself for the engine, a rank for the learner, else what supervisord started."""
+        """Return the process that does the part's work: vLLM itself for the engine, a rank for the learner, else the
+        part's own.
+        """
         pid = self._supervised_pid(part)
         if pid is None:
             return None
@@ -47,7 +46,9 @@ class Faults:
         return pid
 
     def kill(self, part: str) -> None:
-        """SIGKILL to the part's victim, once it exists; returns when that process is gone and another does its work."""
+        """Send SIGKILL to the part's victim once it exists; return when that process is gone and another one does its
+        work.
+        """
         wait_until(lambda: self.victim(part) is not None, f"{part} runs")
         pid = self.victim(part)
         assert pid is not None
@@ -57,7 +58,7 @@ class Faults:
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """Living ones; a process that ends while it is looked at is no child any more."""
+    """Return living children; a process that ends during the scan is skipped."""
     try:
         return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.Error:
@@ -65,7 +66,9 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def _rank_pid(stack: Stack) -> int | None:
-    """A rank of this stack's learner: Ray starts it, so it is found by its title and our mark."""
+    """Return the pid of a rank of this stack's learner. Ray starts it, so it is found by its title and the stack's
+    mark.
+    """
     for process in psutil.process_iter():
         try:
             if "RayTrainWorker" in " ".join(process.cmdline()) and process.environ().get("RATCHET_STACK") == str(

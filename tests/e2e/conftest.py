@@ -1,6 +1,5 @@
-"""A whole local stack of its own for the end-to-end tests: own state directory, own ports, the real parts.
-
-Why here: starting it takes a minute, so the tests of this folder share one.
+"""A complete local stack for the end-to-end tests, with its own state directory and ports. Starting it takes a minute,
+so the tests of this folder share one.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def tiny_policy() -> Path:
-    """The default policy, made once per machine and recipe."""
+    """The default policy, made once per machine and digest."""
     out = paths.cache() / "tests" / "tiny-0"
     make_tiny_policy(out, 0, say)
     return out
@@ -36,7 +35,7 @@ def tiny_policy() -> Path:
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Path]:
-    """Not below pytest's own directory, which other sessions of pytest clear away; readable for the embedded server's own user."""
+    """A directory outside pytest's, which other sessions clear; the embedded server's user can read it."""
     directory = Path(tempfile.mkdtemp(prefix="ratchet-e2e-"))
     directory.chmod(0o755)
     before = os.environ.get("RATCHET_HOME")
@@ -51,7 +50,9 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def config_path(home: Path, tiny_policy: Path) -> Path:
-    """The quickstart, smaller: three steps of exactly three groups, however many without signal come by; no evaluation."""
+    """The quickstart, smaller: three steps of exactly three groups, however many groups without signal come; no
+    evaluation.
+    """
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     config["model"] = str(tiny_policy)
     for dataset in config["datasets"]:
@@ -73,7 +74,7 @@ def config_path(home: Path, tiny_policy: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(config_path: Path, home: Path) -> Iterator[Stack]:
-    """Brought up; ended with all its boxes."""
+    """A started stack; it ends with all its boxes."""
     from cli.down import kill_stack_boxes
     from ratchet.config_sources import load_config
     from stack.startup import bring_up
@@ -90,7 +91,7 @@ def stack(config_path: Path, home: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def read(stack: Stack) -> Callable[[Callable[[AsyncConnection], object]], object]:
-    """Runs one reading coroutine against the stack's store."""
+    """Run one reading coroutine on the stack's store."""
 
     def run(work: Callable[[AsyncConnection], object]) -> object:
         async def inside() -> object:

@@ -1,4 +1,4 @@
-"""`kill -9` of every part during one run: the run ends as if nothing had happened."""
+"""`kill -9` of every part during one run: the run ends like an undisturbed one."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Read = Callable[[Callable[[AsyncConnection], Any]], Any]
 
 @pytest.fixture(scope="module")
 def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
-    """A run during which each part was killed once, spread over its rollouts."""
+    """A run during which each part was killed once, at different rollouts."""
     config = load_config(config_path)
     run_id = asyncio.run(start_run(stack, config, "kills", new=True, say=say))
     faults = Faults(stack)
@@ -39,7 +39,7 @@ def killed_run(stack: Stack, config_path: Any, read: Read) -> str:
 
     wait_until(lambda: ended() >= 1, "a rollout has ended")
     other = config.model_copy(update={"engine": config.engine.model_copy(update={"max_num_seqs": 7})})
-    with pytest.raises(ConfigError, match=f"run {run_id} is still open"):  # its engine is not taken away from it
+    with pytest.raises(ConfigError, match=f"run {run_id} is still open"):  # its engine is not given to another config
         bring_up(stack, other, say)
     for number, part in enumerate(PARTS):
         wait_until(
@@ -107,7 +107,8 @@ def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:
 def test_every_turn_of_a_trained_rollout_knows_its_policy(killed_run: str, read: Read) -> None:
     async def unknown(connection: AsyncConnection) -> int:
         statement = text(
-            "SELECT count(*) FROM turn t JOIN rollout r ON r.id = t.rollout_id, jsonb_array_elements(t.version_spans) span"
+            "SELECT count(*) FROM turn t JOIN rollout r ON r.id = t.rollout_id, "
+            "jsonb_array_elements(t.version_spans) span"
             " WHERE r.run_id = :run AND t.state = 'completed' AND span->>'version' NOT LIKE :like"
         )
         return int((await connection.execute(statement, {"run": killed_run, "like": f"{killed_run}/%"})).scalar_one())
@@ -116,7 +117,7 @@ def test_every_turn_of_a_trained_rollout_knows_its_policy(killed_run: str, read:
 
 
 def test_no_box_is_left(killed_run: str, stack: Stack, read: Read) -> None:
-    """In the ledger or at the provider, once the groups in flight at the end have ended, too."""
+    """Neither in the ledger nor at the provider, after the groups in flight at the end have ended too."""
 
     async def held(connection: AsyncConnection) -> int:
         open_groups = (
@@ -152,7 +153,7 @@ def test_the_learner_was_fenced(killed_run: str, read: Read) -> None:
 
 
 def test_every_history_replays(killed_run: str, stack: Stack) -> None:
-    """What the workflows decided through six kills follows from their histories alone."""
+    """The workflows' decisions through six kills follow from their histories alone."""
 
     async def replay() -> tuple[int, dict[str, Exception]]:
         client = await connect_stack(stack, load_temporal_settings())

@@ -24,7 +24,10 @@ def postgres_url() -> Iterator[str]:
     server runs.
     """
     port = free_port()
-    program = "import sys, pathlib; from stack.postgres import run_postgres; run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    program = (
+        "import sys, pathlib; from stack.postgres import run_postgres; "
+        "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    )
 
     async def create_tables() -> None:
         await ensure_database(port, timeout_seconds=600)
@@ -34,7 +37,7 @@ def postgres_url() -> Iterator[str]:
         await database.close()
 
     with tempfile.TemporaryDirectory(prefix="ratchet-postgres-", ignore_cleanup_errors=True) as directory:
-        Path(directory).chmod(0o755)  # the embedded server runs as a user of its own
+        Path(directory).chmod(0o755)  # the embedded server runs as another user
         command = [sys.executable, "-c", program, f"{directory}/data", str(port)]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

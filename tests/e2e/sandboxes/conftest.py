@@ -1,8 +1,8 @@
-"""A Docker daemon of our own: Debian's `docker.io`, with a socket, a directory and a network namespace that nobody else uses.
+"""A Docker daemon for these tests: Debian's `docker.io`, with its own socket, directory and network namespace.
 
-Why here: the back end is for a real daemon, so it is tested with one; no image is pulled, the tests import theirs. The machine's packet
-filter and interfaces stay as they are: the daemon sees those of its namespace only, which is gone with it.
-Called by: pytest. Skips with the reason where a daemon cannot be had.
+The back end is tested with a real daemon. No image is pulled, the tests import theirs. The machine's packet filter and
+interfaces stay unchanged: the daemon sees only those of its namespace. Tests skip with the reason if no daemon can
+run.
 """
 
 import contextlib
@@ -28,16 +28,18 @@ from tests.integration.workflows.conftest import home, loop, model  # noqa: F401
 
 START_SECONDS = 120.0
 _POLICY = Path("/usr/sbin/policy-rc.d")
-# What the contract, the stages, the launcher and the graders ask of an image.
+# Programs that the contract, the stages, the launcher and the graders need in an image.
 _PROGRAMS = (
-    *image_files.PROGRAMS, "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo", "mktemp", "mv",
-    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee", "test", "timeout", "tr",
+    *image_files.PROGRAMS, "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo",
+    "mktemp", "mv",
+    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee", "test", "timeout",
+    "tr",
     "true", "uname", "uniq", "wc", "whoami", "xargs",
 )  # fmt: skip
 
 
 def _install() -> None:
-    """Debian's daemon; its service is not started."""
+    """Install Debian's daemon without starting its service."""
     if shutil.which("dockerd"):
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -60,7 +62,7 @@ def _install() -> None:
 
 
 def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
-    """None: the daemon ended by itself."""
+    """Start the daemon; None if it ended by itself."""
     command = [
         "unshare",
         "--net",
@@ -101,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="session")
 def docker_directory() -> Iterator[Path]:
-    """Where the daemon's socket and files are."""
+    """The directory with the daemon's socket and files."""
     _install()
     directory = Path(tempfile.mkdtemp(prefix="ratchet-docker-"))
     process = None
@@ -125,7 +127,7 @@ def docker_directory() -> Iterator[Path]:
 
 
 def _import_image(directory: Path) -> None:
-    """`host`: the machine's own programs, as many as boxes need, and an interpreter where local boxes have it."""
+    """Import `host`: the machine's own programs that boxes need, and an interpreter at the path of local boxes."""
     layer = ensure_python_layer(default_cache_directory())
     tree = image_files.make_tree(directory / "tree", _PROGRAMS)
     shutil.copy(tree / "bin" / "bash", tree / "bin" / "sh")
@@ -146,7 +148,7 @@ def _import_image(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def docker_pid(docker_directory: Path) -> int:
-    """Of the daemon, whose network namespace holds the boxes' bridge."""
+    """The daemon's pid; its network namespace contains the boxes' bridge."""
     return int((docker_directory / "pid").read_text())
 
 
@@ -164,7 +166,7 @@ def egress(directory: Path, environment: dict[str, str]) -> Iterator[subprocess.
 
 @pytest.fixture(scope="session")
 def own_environment(docker_directory: Path, home: Path) -> Iterator[dict[str, str]]:  # noqa: F811
-    """The loop's services with docker for boxes."""
+    """The services' environment with docker as provider."""
     own = {"RATCHET_SANDBOX_PROVIDER": "docker", "DOCKER_HOST": f"unix://{docker_directory}/docker.sock"}
     with egress(docker_directory, Stack(home).environment()):
         yield own
@@ -172,7 +174,7 @@ def own_environment(docker_directory: Path, home: Path) -> Iterator[dict[str, st
 
 @pytest.fixture(scope="session")
 def way(docker_directory: Path, adapter_port: int) -> Iterator[str]:  # noqa: F811
-    """The adapter's address, with an egress that boxes of that address get."""
+    """The adapter's address, with an egress for boxes of that address."""
     values = {"ADAPTER_PUBLIC_HOST": "127.0.0.1", "ADAPTER_PORT": str(adapter_port)}
     with egress(docker_directory, values):
         yield f"127.0.0.1:{adapter_port}"

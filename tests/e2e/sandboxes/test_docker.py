@@ -1,4 +1,4 @@
-"""The sandbox contract over a real Docker daemon, and what only this back end has to show."""
+"""The sandbox contract on a real Docker daemon, and properties that only this back end has."""
 
 import asyncio
 import http.server
@@ -67,7 +67,7 @@ async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -
 
 @pytest.fixture(scope="module")
 def outside(docker_pid: int) -> Iterator[tuple[str, int]]:
-    """A web server on another machine, as the daemon sees it: in a namespace of its own at the other end of a cable."""
+    """A web server on what the daemon sees as another machine: a namespace at the other end of a virtual cable."""
     server = subprocess.Popen(
         ["unshare", "--net", sys.executable, "-m", "http.server", "8080"],
         stdout=subprocess.DEVNULL,
@@ -92,7 +92,7 @@ def outside(docker_pid: int) -> Iterator[tuple[str, int]]:
 
 
 async def reaches(box: Sandbox, address: str, port: int) -> bool:
-    """Whether it gets an answer to an HTTP request."""
+    """Return whether an HTTP request from the box gets an answer."""
     request = f"import urllib.request as u; u.urlopen('http://{address}:{port}/', timeout=10).read()"
     return (await box.exec(f'/opt/ratchet/bin/python3 -c "{request}"', check=False, timeout=90)).exit_code == 0
 
@@ -103,7 +103,7 @@ async def interfaces(box: Sandbox) -> list[str]:
 
 @pytest.fixture(scope="module")
 def other_port() -> Iterator[int]:
-    """Something else that listens on this machine, on every address."""
+    """A server on this machine that listens on every address."""
     with http.server.ThreadingHTTPServer(("0.0.0.0", 0), http.server.SimpleHTTPRequestHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -115,7 +115,9 @@ def other_port() -> Iterator[int]:
 async def test_a_box_reaches_the_adapter_and_nothing_else(
     provider: DockerProvider, adapter_port: int, other_port: int, outside: tuple[str, int]
 ) -> None:
-    """No other port of this machine, no other box, no internet, no metadata address; and by no interface but its own loopback."""
+    """The box reaches no other port of this machine, no other box, no internet and no metadata address, and has only
+    its own loopback.
+    """
     async with await make_box(provider) as box, await make_box(provider) as other:
         await other.exec("cd /srv && (setsid /opt/ratchet/bin/python3 -m http.server 8080 >/dev/null 2>&1 &)")
 
@@ -160,7 +162,7 @@ async def test_a_box_for_grading_reaches_nothing(provider: DockerProvider, adapt
 
 
 async def test_an_egress_that_is_killed_finds_its_boxes_again(docker_directory: Path, adapter_port: int) -> None:
-    """And only its own: boxes of another installation's adapter have theirs."""
+    """It finds only its own boxes: those of another installation's adapter have another egress."""
     values = {"ADAPTER_PUBLIC_HOST": "localhost", "ADAPTER_PORT": str(adapter_port)}
     own = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter=f"localhost:{adapter_port}")
     with egress(docker_directory, values):
@@ -177,7 +179,7 @@ async def test_an_egress_that_is_killed_finds_its_boxes_again(docker_directory: 
 
 
 async def test_a_box_without_an_egress_is_busy(docker_directory: Path) -> None:
-    """The stage asks again, and finds the same box."""
+    """The stage tries again and finds the same box."""
     own = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter="127.0.0.1:9", way_seconds=1)
     with pytest.raises(SandboxBusyError, match="ratchet egress"):
         await make_box(own, key="lonely")
@@ -188,7 +190,7 @@ async def test_a_box_without_an_egress_is_busy(docker_directory: Path) -> None:
 
 
 async def test_a_network_of_the_users_own(docker_directory: Path, outside: tuple[str, int]) -> None:
-    """Whatever is reached from there, a box on it reaches."""
+    """A box on a user's network reaches what that network reaches."""
     assert docker(docker_directory, "network", "create", "own").returncode == 0
     own = DockerProvider(f"unix://{docker_directory}/docker.sock", network="own")
     async with await make_box(own) as box:
@@ -197,7 +199,7 @@ async def test_a_network_of_the_users_own(docker_directory: Path, outside: tuple
 
 
 async def test_an_image_that_docker_saves_is_one_that_we_import(docker_directory: Path, tmp_path: Path) -> None:
-    """What `docker save` really writes, with a layer that docker made."""
+    """The output of a real `docker save`, with a layer that docker made."""
     from sandbox_gateway.image_store import ImageStore
 
     made = docker(

@@ -1,4 +1,4 @@
-"""One rollout whose boxes are containers: the same stages, agent and grader as elsewhere."""
+"""One rollout whose boxes are containers, with the same stages, agent and grader as elsewhere."""
 
 import json
 import subprocess

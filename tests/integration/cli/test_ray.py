@@ -1,4 +1,4 @@
-"""The Ray head ends with its node: a supervisor can start anew only what has ended."""
+"""The Ray head ends when its node has ended, because the supervisor restarts only processes that have ended."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 240
 
 
 def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM is how a raylet ends that has given up; Ray itself goes on after it."""
+    """A raylet that gives up ends like one that receives SIGTERM; Ray's head itself goes on."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RATCHET_HOME": str(tmp_path)
     }
@@ -27,7 +27,7 @@ def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> 
     try:
         raylet = _wait_for_child(own, "raylet", tmp_path / "ray.log")
         _wait_for(tmp_path / "ray.log", "Ray runtime started")
-        while time.time() - raylet.create_time() < 3 * LOOK_SECONDS:  # an age at which the watch has seen it
+        while time.time() - raylet.create_time() < 3 * LOOK_SECONDS:  # old enough for the watch to have seen it
             time.sleep(0.2)
         everything = own.children(recursive=True)
         raylet.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""What the user got wrong is one sentence with cause and remedy, exit code 2, no stack trace, and nothing half-made left behind.
+"""A mistake of the user gives one sentence with cause and remedy, exit code 2, no stack trace, and nothing half-made.
 
-Each case runs the real command in a state directory of its own; none gets as far as starting a part.
+Each case runs the real command in its own state directory; none gets as far as starting a part.
 """
 
 import json
@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a 
 
 @dataclass
 class Machine:
-    """A directory with a config, a dataset and a model that are right, until a test spoils one of them."""
+    """A directory with a valid config, dataset and model, one of which a test then breaks."""
 
     directory: Path
 
@@ -31,7 +31,7 @@ class Machine:
         return self.directory / "home"
 
     def train(self, prefix: Sequence[str] = (), **environment: str) -> str:
-        """Runs `ratchet train`, expects it to be refused, and returns the sentence."""
+        """Run `ratchet train`, expect a refusal, and return the sentence."""
         command = [*prefix, sys.executable, "-m", "cli.main", "train", str(self.directory / "run.yaml")]
         variables = {**os.environ, "RATCHET_HOME": str(self.home), **environment}
         ended = subprocess.run(
@@ -137,7 +137,7 @@ def test_a_full_disk(machine: Machine) -> None:
 
 
 def test_a_database_that_does_not_answer(machine: Machine) -> None:
-    """Found before anything else of the stack is started."""
+    """It is found before any other part of the stack is started."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         url = f"postgresql://somebody:secret@127.0.0.1:{other.getsockname()[1]}/ratchet"

@@ -1,7 +1,6 @@
-"""A real gateway for the sandbox tests: a process of its own on a free loopback port, with real boxes.
+"""A real gateway for the sandbox tests: a separate process on a free loopback port, with real boxes.
 
-Why here: these tests are about processes that outlive each other, so nothing of them may run inside pytest.
-Called by: pytest.
+These tests are about processes that outlive each other, so the gateway cannot run inside pytest.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ _SERVE = (
 
 
 class GatewayProcess:
-    """One gateway over one root directory; it can be killed and started again."""
+    """One gateway on one root directory; it can be killed and started again."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -73,7 +72,9 @@ class GatewayProcess:
         self._process = None
 
     def kill_fork_server(self) -> None:
-        """Its only child; boxes have left it. Returns when it is dead: the gateway can see it."""
+        """Kill the gateway's only child (boxes are not its children) and return when it is dead, which the gateway can
+        see.
+        """
         assert self._process is not None
         (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         watched = os.pidfd_open(int(child))
@@ -121,7 +122,7 @@ class _Adapter(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def adapter_port() -> Iterator[int]:
-    """A small HTTP server on the host's loopback: what the adapter is to a box."""
+    """A small HTTP server on the host's loopback, in place of the adapter."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Adapter) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -172,13 +173,13 @@ def _running(settings: GatewaySettings) -> Iterator[GatewayProcess]:
 def gateway(
     make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """Shared by the tests that leave it running."""
+    """One gateway, shared by tests that leave it running."""
     yield from _running(make_settings(tmp_path_factory.mktemp("gateway")))
 
 
 @pytest.fixture
 def own_gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path: Path) -> Iterator[GatewayProcess]:
-    """For one test that kills and restarts it."""
+    """A gateway for one test that kills and restarts it."""
     yield from _running(make_settings(tmp_path / "state"))
 
 
@@ -210,7 +211,7 @@ async def box(provider: E2BProvider) -> AsyncIterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 async def shared_box(gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
-    """For tests that leave the box as good as they found it."""
+    """One box, for tests that leave it unchanged."""
     async with await make_box(provider_of(gateway), ttl_seconds=1800) as made:
         yield made
 
@@ -231,7 +232,7 @@ async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = DEAD
 
 
 def boxd_pid(gateway: GatewayProcess, box_id: str) -> int:
-    """The pid behind the box's control socket."""
+    """Return the pid behind the box's control socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         directory = os.open(gateway.box_directory(box_id), os.O_RDONLY)
         try:

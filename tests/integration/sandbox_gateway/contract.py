@@ -1,8 +1,8 @@
-"""The sandbox contract: what every back end has to do, whatever makes its boxes.
+"""The sandbox contract: one suite that every back end must pass.
 
-Why here: one suite for all. A back end's test file imports it and has fixtures `provider` and `box`, and an image called `host` with bash,
-coreutils, procps, a user `agent` and a directory /workspace.
-Called by: `test_contract.py` beside it (the SDK against the local gateway) and `tests/e2e/sandboxes/test_docker.py`.
+A back end's test file imports it and defines fixtures `provider` and `box`, and an image called `host` with bash,
+coreutils, procps, a user `agent` and a directory /workspace. The local gateway (`test_contract.py`) and Docker
+(`tests/e2e/sandboxes/test_docker.py`) run it.
 """
 
 import asyncio
@@ -217,7 +217,7 @@ async def test_the_same_key_gives_the_same_box(provider: SandboxProvider) -> Non
 
 
 async def test_a_box_ends_at_its_time_to_live(provider: SandboxProvider) -> None:
-    """Which connecting does not change."""
+    """Connecting does not change the time to live."""
     box = await make_box(provider, ttl_seconds=600)
     await box.set_ttl(4)
     with contextlib.suppress(SandboxGoneError):  # a slow machine may be too late

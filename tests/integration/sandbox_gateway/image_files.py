@@ -1,4 +1,4 @@
-"""Images as people bring them: a tree from the host's programs, and archives of it in the formats of OCI and docker."""
+"""Images as users provide them: a tree of the host's programs, and archives of it in the formats of OCI and docker."""
 
 import gzip
 import hashlib
@@ -24,7 +24,7 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
 def make_tree(root: Path, programs: Iterable[str] = PROGRAMS) -> Path:
-    """A root file system with a handful of the host's programs and the libraries they load."""
+    """Make a root file system with some of the host's programs and the libraries they load."""
     for name in ("bin", "etc/profile.d", "tmp", "root", "srv", "opt/tool"):
         (root / name).mkdir(parents=True)
     for name in programs:
@@ -39,7 +39,7 @@ def make_tree(root: Path, programs: Iterable[str] = PROGRAMS) -> Path:
         "root:x:0:0:root:/root:/bin/bash\nnode:x:1000:1000::/srv:/bin/bash\nworker:x:1234:1234::/srv:/bin/bash\n"
     )
     (root / "etc" / "group").write_text("root:x:0:\nstaff:x:50:\n")
-    # Like Debian's: PATH is forgotten, then the directory is read.
+    # Like Debian's: it resets PATH, then reads the directory.
     (root / "etc" / "profile").write_text('PATH=/bin\nfor f in /etc/profile.d/*.sh; do [ -r "$f" ] && . "$f"; done\n')
     (root / "srv" / "from-image").write_text("image\n")
     (root / "opt" / "tool" / "our-tool").write_text("#!/bin/bash\necho tool\n")
@@ -97,7 +97,7 @@ def write_docker_archive(path: Path, layers: list[bytes], tags: list[str], confi
 
 
 def oci_files(layers: list[bytes], name: str | None) -> dict[str, bytes]:
-    """An index of two platforms; layers are compressed in turn by gzip and zstd."""
+    """Return an index of two platforms; layers are compressed by gzip and zstd in turn."""
     files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
 
     def blob(content: bytes, **facts: Any) -> dict[str, Any]:

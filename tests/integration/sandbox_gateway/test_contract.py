@@ -1,4 +1,4 @@
-"""The sandbox contract over the unmodified SDK and the local gateway, and what only these two have."""
+"""The sandbox contract over the unmodified SDK and the local gateway, and properties that only these two have."""
 
 import asyncio
 import uuid
@@ -47,7 +47,7 @@ async def test_mistakes_of_the_caller_are_not_retried(provider: E2BProvider, gat
 
 
 async def test_an_image_by_template(gateway: GatewayProcess) -> None:
-    """For services that route no metadata: the task's image names the template."""
+    """For services that route no metadata, the task's image names the template."""
     by_template = E2BProvider(
         API_KEY, gateway.url, gateway.url, image_metadata_key="unknown-to-this-service", template="{image}"
     )
@@ -71,7 +71,7 @@ async def test_a_workers_environment_says_how_the_service_is_told_the_image(
     ):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY", "our/image")
-    monkeypatch.setenv("RATCHET_SANDBOX_TEMPLATE", "no-such-template")  # not looked at where the key is known
+    monkeypatch.setenv("RATCHET_SANDBOX_TEMPLATE", "no-such-template")  # unused if the metadata key is known
     async with await make_box(sandbox_provider()) as box:
         facts = own_gateway.call("GET", f"/sandboxes/{box.id}").json()
     assert (facts["templateID"], facts["metadata"]["our/image"]) == ("host", "host")
@@ -100,7 +100,9 @@ async def test_pause_and_resume(provider: E2BProvider, gateway: GatewayProcess, 
 
 @pytest.mark.parametrize("swallowed", [True, False])
 async def test_a_cancellation_that_the_sdk_swallows_is_one_all_the_same(swallowed: bool) -> None:
-    """Its transport turns one into an error, and its command handle drops that where the answer came at the same time."""
+    """The SDK's transport turns a cancellation into an error, and its command handle drops that if the answer arrives
+    at the same time.
+    """
 
     async def call() -> None:
         with cancellable():

@@ -33,7 +33,7 @@ _ALL_LINES = "".join(f"line {number}\n" for number in range(1, 31))
 
 
 def _start_detached(gateway: GatewayProcess, box: Sandbox) -> int:
-    """A client process that starts a command and dies at once; the command's pid."""
+    """Let a client process start a command and die at once; return the command's pid."""
     command = [sys.executable, "-c", _LAUNCHER, box.id, API_KEY, gateway.url, _COMMAND]
     environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT, env=environment)

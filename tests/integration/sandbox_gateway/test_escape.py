@@ -1,7 +1,7 @@
-"""Attempts to get out of a box, or to take the machine or the gateway along: every one is contained and answered, never with a 500.
+"""Attempts to leave a box or to bring down the machine or the gateway: each is contained and answered, never with a
+500.
 
-Why here: what the page "Sandboxes" claims about containment is claimed because of this file.
-Called by: pytest. Each attempt is one that an agent could make; none of them needs to be polite.
+The page "Sandboxes" claims about containment what this file tests. An agent could make each of these attempts.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ LOOKS_OUTSIDE = [
     f"ls /proc/1/cwd{CHECKOUT}",
     f"for p in /proc/[0-9]*; do ls $p/root{CHECKOUT} && exit 0; done; exit 1",
     "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/environ | grep -q ^E2B_ && exit 0; done; exit 1",
-    "for fd in /proc/[0-9]*/fd/*; do case $(readlink $fd) in /*box.json*|*ctl.sock*|*disk.img*) exit 0;; esac; done; exit 1",
+    "for fd in /proc/[0-9]*/fd/*; do "
+    "case $(readlink $fd) in /*box.json*|*ctl.sock*|*disk.img*) exit 0;; esac; done; exit 1",
     "head -c 1 /dev/loop0",
     "cat /dev/mem",
     "cat /dev/sda /dev/vda /dev/nvme0n1",
@@ -137,7 +138,7 @@ def test_odd_paths_are_refused(gateway: GatewayProcess, raw_box: dict[str, Any],
         answer = gateway.call_box(raw_box, method, f"/files?path={encoded}", **options)
         allowed = statuses | (
             {200} if method == "POST" and path == "\udcff" else set()
-        )  # an odd name, and a file of the box like any other
+        )  # an unusual name, and otherwise an ordinary file of the box
         assert answer.status_code in allowed, (method, path[:40], answer.status_code, answer.text[:200])
 
 
@@ -212,7 +213,7 @@ async def test_a_flood_of_output_is_cut_and_said_so(box: Sandbox, gateway: Gatew
 async def test_a_fork_bomb_of_root_takes_only_its_own_box(
     box: Sandbox, provider: E2BProvider, gateway: GatewayProcess
 ) -> None:
-    """Root of a box may use up the box; its neighbours, the gateway and the end of the box are out of its reach."""
+    """A box's root can exhaust the box, but not its neighbours or the gateway, and cannot prevent the box's end."""
     bomb = asyncio.create_task(box.exec("bomb() { bomb | bomb & }; bomb; sleep 300", check=False, timeout=None))
     async with await make_box(provider) as neighbour:
         assert (await neighbour.exec("echo alive")).stdout == "alive\n"
@@ -244,7 +245,10 @@ async def test_every_command_runs_under_the_filter(shared_box: Sandbox) -> None:
         assert status == ["Seccomp:", "2"]
     threads = "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start()\nt.join()"
     assert (await shared_box.exec(python(threads))).stdout == "thread\n"
-    refused = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({}, 0, 0, 0, 0, 0), ctypes.get_errno())"
+    refused = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.syscall({}, 0, 0, 0, 0, 0), ctypes.get_errno())"
+    )
     for number in (425, 442) if os.uname().machine != "x86_64" else (425, 442, 321, 250, 304, 323):
         assert (await shared_box.exec(python(refused.format(number)))).stdout.split() == ["-1", "1"], number
 
@@ -275,7 +279,7 @@ for address in {addresses!r}:
 
 
 async def test_no_raw_or_abstract_sockets_lead_out(shared_box: Sandbox) -> None:
-    """Abstract unix sockets belong to a network namespace, packet sockets to a capability."""
+    """Abstract unix sockets belong to a network namespace, packet sockets need a capability."""
     abstract = "import socket\nfor line in open('/proc/net/unix').read().splitlines()[1:]: print(line)"
     assert (await shared_box.exec(python(abstract))).stdout == ""
     raw = "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3)"
@@ -283,7 +287,7 @@ async def test_no_raw_or_abstract_sockets_lead_out(shared_box: Sandbox) -> None:
 
 
 def host_address() -> str:
-    """An address of this machine that is not its loopback, else one that nobody has."""
+    """Return an address of this machine other than its loopback, else an unused address."""
     for family in psutil.net_if_addrs().values():
         for address in family:
             if address.family == socket.AF_INET and not address.address.startswith("127."):

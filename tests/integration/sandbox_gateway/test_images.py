@@ -1,4 +1,4 @@
-"""Images: imported from every format, booted by reference, shared and held by boxes, removed."""
+"""Images: imported from every format, booted by reference, shared and locked by boxes, removed."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ CHANGES: list[image_files.Entry] = [
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """A base, and changes on top of it in every way that a layer can change one."""
+    """A base layer, and one on top that changes it in every way a layer can."""
     tree = image_files.make_tree(tmp_path_factory.mktemp("tree") / "root")
     (tree / "srv" / "removed").write_text("old\n")
     (tree / "srv" / "replaced" / "deep").mkdir(parents=True)
@@ -60,7 +60,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gateway(
     make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory, cache: Path
 ) -> Iterator[Any]:
-    """Started before anything is imported: it has to see images as they come and go."""
+    """A gateway that starts before any import, so it must notice images that are added and removed."""
     settings = make_settings(tmp_path_factory.mktemp("gateway")).model_copy(
         update={"images_directory": cache / "ratchet" / "images"}
     )
@@ -91,7 +91,7 @@ async def boot(provider: E2BProvider, reference: str) -> Sandbox:
 
 @pytest.fixture
 async def box_of(gateway: GatewayProcess) -> AsyncIterator[Callable[[str], Any]]:
-    """Boots boxes that are gone after the test."""
+    """Boot boxes that end with the test."""
     boxes: list[Sandbox] = []
 
     async def make(reference: str) -> Sandbox:
@@ -104,7 +104,7 @@ async def box_of(gateway: GatewayProcess) -> AsyncIterator[Callable[[str], Any]]
 
 
 def _bring(kind: str, tmp_path: Path, layers: list[bytes]) -> tuple[list[str | Path], str]:
-    """(arguments of import, the reference it gets)."""
+    """Return (arguments of import, the resulting reference)."""
     if kind == "docker-archive":
         return [
             image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/team/image:1"])
@@ -193,7 +193,7 @@ async def test_the_agent_gets_a_user_of_its_own_in_an_image_that_has_none(
     box = await box_of("no-agent")
     for _ in range(2):
         await box.exec(ENSURE_AGENT_USER)
-    # 1000 is taken by somebody else in this image.
+    # Another user has 1000 in this image.
     assert (await box.exec("id -u; id -gn; cd; pwd; touch mine", user="agent")).stdout == "1001\nagent\n/home/agent\n"
     assert (await box.exec("grep -c agent /etc/passwd")).stdout == "1\n"
 
@@ -212,7 +212,7 @@ async def test_a_removed_image_stays_while_a_box_uses_it(
     changed = [*layers, image_files.make_layer([("srv/only-here", "here\n", {})])]
     facts = import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", changed, ["held:1", "held:2"]))
     box = await box_of("held:1")
-    # Known by its config's digest: this only gives it a second name.
+    # The config's digest is known, so this only adds a second name.
     assert import_image(cache, tmp_path / "a.tar", "--name", "held:2")["directory"] == facts["directory"]
     directory = Path(facts["directory"])
     assert ratchet_images(cache, "remove", "held:1").returncode == 0

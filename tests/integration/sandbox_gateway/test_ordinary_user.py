@@ -1,4 +1,4 @@
-"""Somebody who is not root: refused before anything is started, with the reason and the remedy."""
+"""A user other than root is refused before anything is started, with the reason and the remedy."""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""What E2B offers beyond commands and files: terminals, ports, signed URLs, measurements; through the unmodified SDK where it has them."""
+"""E2B's services beyond commands and files: terminals, ports, signed URLs, metrics; through the unmodified SDK if it
+has them.
+"""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

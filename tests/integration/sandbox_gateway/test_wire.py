@@ -1,4 +1,4 @@
-"""What the gateway answers to bad input, below the SDK: always a refusal that names the mistake, never a 500."""
+"""The gateway's answers to bad input, below the SDK: always a refusal that names the mistake, never a 500."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A stack of sleeping parts under the real supervisord: what an interrupted `up` leaves, a gateway that is away, errors in one line."""
+"""Sleeping parts under the real supervisord: interrupted `up`, an unreachable gateway, errors in one line."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 120
 
 
 class Sleepers(Stack):
-    """A stack whose parts do nothing; the adapter takes its time to end."""
+    """A stack whose parts do nothing; the adapter ends slowly."""
 
     def parts(self) -> list[Part]:
         slow = "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done"
@@ -43,7 +43,7 @@ def _wait_for(stack: Stack, states: dict[str, str]) -> None:
 
 
 def test_up_starts_what_stands_still(stack: Sleepers) -> None:
-    """Interrupted while it ended engine and adapter: one is down, one on its way."""
+    """An `up` interrupted while it stopped engine and adapter: one is down, one is still stopping."""
     _wait_for(stack, {"engine": "running", "adapter": "running"})
     supervisor = Supervisor(stack)
     supervisor.stop("engine")
@@ -57,7 +57,7 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
 
 
 def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> None:
-    """The plan is what the parts serve when they start: as long as it is not written, the next `up` ends them again."""
+    """The parts serve the plan that they read when they start: until it is written, the next `up` restarts them."""
     stack = Stack(tmp_path)
     one, other = (
         RunConfig.model_validate({"model": f"/{name}", "datasets": [{"path": "x"}]}) for name in ("one", "other")

@@ -1,4 +1,4 @@
-"""Training on what another run left in the store: the same data, the same guarantees, no rollouts."""
+"""Training on the rollouts that another run left in the store: the same data, the same guarantees, no rollouts."""
 
 import asyncio
 import shutil
@@ -48,7 +48,9 @@ def over(config: RunConfig, model: Path, **changes: object) -> RunConfig:
 async def test_the_same_config_trains_the_same_weights_whatever_dies(
     database: Database, model: Path, home: Path
 ) -> None:
-    """Bit by bit those of the run that made the rollouts; its rows stay as they were, and nobody else takes the new run for theirs."""
+    """The weights equal, bit by bit, those of the run that made the rollouts; its rows stay unchanged, and the new run
+    is not taken for that run's continuation.
+    """
     config = make_config(training={"steps": 4})
     source, run_id = f"source-{uuid.uuid4().hex[:8]}", f"stored-{uuid.uuid4().hex[:8]}"
     await make_planned_run(database, source, config, model, home / "policies")
@@ -92,7 +94,9 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(
 
 
 async def test_another_loss_on_the_same_groups(database: Database, model: Path, home: Path, run_id: str) -> None:
-    """Groups without signal are consumed on the way, too few for a last full step make a smaller one, the source keeps its states."""
+    """Groups without signal are consumed, too few groups for a last full step make a smaller one, the source keeps its
+    states.
+    """
     config = make_config(training={"steps": 6})
     await make_run(database, run_id, config, model, home / "policies")
     async with database.begin() as connection:
@@ -143,7 +147,9 @@ async def test_another_loss_on_the_same_groups(database: Database, model: Path, 
 async def test_the_command_s_half(
     database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ratchet train --from-store` but for the stack: a run is made once, found again, followed to its end, its steps are read back."""
+    """`ratchet train --from-store` without the stack: a run is made once, found again, followed to its end and read
+    back.
+    """
     monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
     config = make_config(training={"steps": 2})
     await make_run(database, run_id, config, model, home / "policies")

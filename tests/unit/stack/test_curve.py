@@ -17,7 +17,7 @@ def rows(label: str, rewards: dict[str, list[float]]) -> list[dict[str, object]]
 def test_the_difference_is_paired_by_task() -> None:
     before, after = {"a1": [0.0, 1.0], "b1": [0.0]}, {"a1": [1.0, 1.0], "b1": [1.0], "c1": [1.0]}
     report = summary(rows("start-t1", before) + rows("end-t1", after))
-    assert report["differences"]["t1"]["mean"] == pytest.approx(0.75)  # a: 0.5, b: 1.0; c has no before
+    assert report["differences"]["t1"]["mean"] == pytest.approx(0.75)  # a: 0.5, b: 1.0; c has no rate before
     assert report["differences"]["t1"]["tasks"] == 2
     assert report["families"]["t1"]["a"] == {"start": 0.5, "end": 1.0}
 

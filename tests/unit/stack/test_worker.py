@@ -1,4 +1,4 @@
-"""Which sandbox service a worker uses."""
+"""Which sandbox provider a worker uses."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_a_service_of_the_users_own_by_its_import_path(monkeypatch: pytest.Monke
 
 
 def test_the_adapter_as_a_box_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container without a network finds it on its own loopback, wherever it is."""
+    """A container without a network reaches the adapter on its own loopback, wherever the adapter runs."""
     monkeypatch.setenv("ADAPTER_PUBLIC_HOST", "10.1.2.3")
     monkeypatch.setenv("ADAPTER_PORT", "1800")
     for provider, network, url in (

@@ -1,7 +1,5 @@
-"""A tokenizer as the tiny policy gets it, without the model.
-
-Why here: template and transcripts can be checked in seconds; training takes minutes.
-Called by: the tests in this folder.
+"""The tiny policy's tokenizer without the model: templates and transcripts are checked in seconds, training takes
+minutes.
 """
 
 import random

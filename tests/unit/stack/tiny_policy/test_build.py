@@ -1,7 +1,6 @@
-"""Making the policy: whole or not at all, once per recipe and seed, refused when a gate is missed.
+"""Making the policy: complete or not at all, once per settings and seed, refused if a gate is missed.
 
-Why here: the gates and the directory's life do not need a model that learned anything, so this one trains for two updates.
-Called by: pytest.
+The gates and the directory do not depend on what the model learned, so this one trains for two updates.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""The chat template: what the agent's messages become, and that prompts only ever grow at their end.
+"""The chat template: the text of the agent's messages, and that prompts only grow at their end.
 
-Why here: exact token capture rests on it, and the warm start imitates text that never went through the template.
-Called by: pytest.
+Exact token capture depends on it, and the warm start imitates text that never passed through the template.
 """
 
 import random
@@ -27,7 +26,7 @@ def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message], generate
 
 
 def assistant_message(turn: str) -> Message:
-    """The message that a tool parser makes of a sampled turn without its stop token."""
+    """Return the message that a tool parser makes of a sampled turn without its stop token."""
     command = called_command(turn)
     if command is None:
         return {"role": "assistant", "content": turn}
@@ -36,7 +35,7 @@ def assistant_message(turn: str) -> Message:
 
 
 def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: BugTask, pieces: list[Piece]) -> list[tuple[str, str]]:
-    """The conversation once more, as messages through the template: the prompt of every turn, and the turn."""
+    """Render the conversation through the template: the prompt of every turn, and the turn."""
     messages: list[Message] = [
         {"role": "system", "content": DEFAULT_SYSTEM_PROMPT},
         {"role": "user", "content": task.issue},

@@ -1,7 +1,6 @@
-"""The quickstart dataset: made again byte for byte, its parts disjoint, its hidden tests telling fixed from buggy.
+"""The quickstart dataset: reproducible byte for byte, disjoint parts, hidden tests that tell fixed from buggy.
 
-Why here: a test that passes on the bug, or a held-out bug seen in training, would make every figure worthless.
-Called by: pytest.
+A test that passes on the bug, or a held-out bug seen in training, would invalidate every figure.
 """
 
 import importlib.util
@@ -40,7 +39,7 @@ def load_generator() -> ModuleType:
 
 
 def run_in(folder: Path, command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """A command of a row, with `folder` in place of /workspace and a Python of ours in place of the box's."""
+    """Run a command of a row, with `folder` in place of /workspace and this Python in place of the box's."""
     moved = command.replace("/workspace", str(folder)).replace(BOX_PYTHON, python)
     # The box's Python has pytest and no plugins.
     env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -76,7 +75,7 @@ def test_no_row_shows_the_agent_its_test() -> None:
 
 
 def passes(code: str, test: str) -> bool:
-    """The row's own test function on `code`, in this process: the bodies of both are the generator's."""
+    """Run the row's test function on `code` in this process; both come from the generator."""
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     exec(test[test.index("def test_") :], namespace)
@@ -109,7 +108,7 @@ def test_a_row_makes_a_clean_repository_with_the_bug(row: dict[str, Any], task: 
 def test_the_whole_evaluation_tells_fixed_from_buggy(family: str, tmp_path: Path) -> None:
     row, task = next((row, task) for row, task in ROWS if task.family == family)
     repository = prepare(tmp_path, row)
-    # what a patch may bring to fool the runner
+    # what a patch may add to fool the runner
     (repository / "conftest.py").write_text("def pytest_sessionfinish(session): session.exitstatus = 0\n")
     (repository / "pytest.py").write_text("raise SystemExit(0)\n")
     (repository / "pytest.ini").write_text("[pytest]\naddopts = --collect-only\n")

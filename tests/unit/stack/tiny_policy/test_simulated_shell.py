@@ -1,7 +1,6 @@
-"""The simulated shell says and does what the real one does, for every command that the expert knows.
+"""The simulated shell's output and effect equal the real one's for every command that the expert uses.
 
-Why here: a warm start on results that no box gives would teach the wrong world.
-Called by: pytest.
+A warm start on other output would train the policy on observations that no box gives.
 """
 
 import random
