@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.run_lifecycle import model_directory
-from engine.policy_files import link_version
-from engine.policy_files import file_sha256
+from engine.policy_files import file_sha256, link_version
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError

@@ -30,11 +30,10 @@ START_SECONDS = 120.0
 _POLICY = Path("/usr/sbin/policy-rc.d")
 # Programs that the contract, the stages, the launcher and the graders need in an image.
 _PROGRAMS = (
-    *image_files.PROGRAMS, "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo",
-    "mktemp", "mv",
-    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee", "test", "timeout",
-    "tr",
-    "true", "uname", "uniq", "wc", "whoami", "xargs",
+    *image_files.PROGRAMS,
+    "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo", "mktemp", "mv",
+    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee",
+    "test", "timeout", "tr", "true", "uname", "uniq", "wc", "whoami", "xargs",
 )  # fmt: skip
 
 

@@ -92,7 +92,8 @@ def test_a_taken_port(machine: Machine) -> None:
         machine.home.mkdir()
         (machine.home / "ports.json").write_text(json.dumps({"postgres": port}))
         assert (
-            f"port {port} (postgres) is taken by another program; end that, or remove the line from" in machine.train()
+            f"port {port} (postgres) is used by another program; stop that program, or remove the line from"
+            in machine.train()
         )
     assert not (machine.home / "supervisord.pid").exists()
 
@@ -132,7 +133,7 @@ def small_disk(machine: Machine) -> Iterator[None]:
 @needs_root
 @pytest.mark.usefixtures("small_disk")
 def test_a_full_disk(machine: Machine) -> None:
-    assert "only 8 MiB are free where" in machine.train()
+    assert "only 8 MiB are free on the disk of" in machine.train()
     assert list(machine.home.iterdir()) == []
 
 

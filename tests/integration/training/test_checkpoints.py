@@ -53,7 +53,7 @@ async def test_list_and_export(database: Database, run_id: str, model: Path, tmp
         assert AutoTokenizer.from_pretrained(exported).chat_template
 
     for arguments, sentence in (
-        (("--step", "2"), "there are: 6, 4"),
+        (("--step", "2"), "available steps: 6, 4"),
         (("--step", "6"), "exists already"),
     ):
         code, _, error = await ratchet(database, tmp_path, "export", run_id, str(tmp_path / "exported-6"), *arguments)
