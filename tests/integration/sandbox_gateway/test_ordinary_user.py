@@ -14,7 +14,7 @@ _PROGRAM = """
 import os, sys
 from pathlib import Path
 from cli import main
-from sandbox_gateway import image_store, images, probe, serve, settings  # before the checkout is out of reach
+from sandbox_gateway import image_store, images, machine_probe, serve, settings  # before the checkout is out of reach
 os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})
 try:
     {call}
@@ -33,7 +33,7 @@ def as_nobody(call: str) -> str:
 
 def test_the_gateway_says_why_it_does_not_start(tmp_path: Path) -> None:
     root = tmp_path / "gateway"
-    said = as_nobody(f"serve.serve(settings.GatewaySettings(root_directory=Path('{root}'), api_key='x'))")
+    said = as_nobody(f"serve.serve_gateway(settings.GatewaySettings(root_directory=Path('{root}'), api_key='x'))")
     assert said.startswith(
         "MachineError: Local sandboxes cannot run here: the gateway runs as uid 65534 and only root may map"
     )
@@ -41,7 +41,7 @@ def test_the_gateway_says_why_it_does_not_start(tmp_path: Path) -> None:
 
 
 def test_doctor_names_every_protection_with_its_reason() -> None:
-    said = as_nobody("[print(found.name, found.on, found.reason, sep='|') for found in probe.probe()]")
+    said = as_nobody("[print(found.name, found.on, found.reason, sep='|') for found in machine_probe.probe_machine()]")
     rows = {line.split("|")[0]: line.split("|")[1:] for line in said.splitlines() if line}
     assert {
         "bubblewrap",

@@ -38,7 +38,7 @@ def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) ->
     first = make_tiny_policy(tmp_path / "a", 5, said.append, TOY)
     again = make_tiny_policy(tmp_path / "a", 5, said.append, TOY)
     assert again == first
-    assert "there already" in said[-1]
+    assert "exists already" in said[-1]
     assert make_tiny_policy(tmp_path / "b", 5, said.append, TOY).recipe == settings_digest(TOY)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
@@ -68,7 +68,7 @@ def test_a_missed_gate_leaves_nothing(tmp_path: Path) -> None:
 
 def test_foreign_content_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(MachineError, match="no tiny policy"):
+    with pytest.raises(MachineError, match="is not a tiny policy"):
         make_tiny_policy(tmp_path, 0, lambda _: None, TOY)
     with pytest.raises(MachineError):
         make_tiny_policy(tmp_path / "mine" / "p", 0, lambda _: None, TOY)
