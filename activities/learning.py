@@ -15,7 +15,7 @@ from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
-from ratchet.store import engines, fork_report, learners, metrics, runs
+from ratchet.store import engines, fork_report, learners, metrics, plans, runs
 from ratchet.store.database import Database
 from ratchet.types import BatchState, EngineState
 from training import planner
@@ -61,7 +61,7 @@ class LearnActivities:
         started = asyncio.get_running_loop().time()
         while True:
             async with self.database.begin() as connection:
-                state = await planner.plan_state(connection, input.run_id, input.step)
+                state = await plans.plan_state(connection, input.run_id, input.step)
                 learner = await learners.get_learner(connection, input.run_id)
                 published = await runs.newest_version(connection, input.run_id, input.step)
             if state in (BatchState.STEPPED, BatchState.COMMITTED) and published is not None:

@@ -40,7 +40,7 @@ from ratchet.payloads import (
     StartedMember,
     ViewRunInput,
 )
-from ratchet.store import engines, evaluations, groups, rollouts, runs, tasks
+from ratchet.store import engines, evaluations, groups, plans, rollouts, runs, tasks, training_groups
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish, policy_version
@@ -145,7 +145,7 @@ class RunActivities:
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             await group_selection.consume_without_signal(connection, input.run_id, config.training)
-            await group_selection.pause_where_all_fail(connection, input.run_id, config.training)
+            await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
             if input.make_groups and row.state not in (RunState.RUNNING, RunState.PAUSED):
@@ -172,9 +172,9 @@ class RunActivities:
         """As many as the staleness bound and the steps ahead allow: `readiness.groups_to_start`."""
         training = config.training
         counts = await runs.count_groups(connection, run_id)
-        planned = await group_selection.newest_planned_step(connection, run_id)
+        planned = await plans.newest_planned_step(connection, run_id)
         published = await runs.published_step(connection, run_id)
-        seen = await group_selection.count_seen_groups(connection, run_id, planned + 1)
+        seen = await training_groups.count_consumed_groups(connection, run_id, planned + 1)
         missing = group_selection.groups_to_start(
             training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
         )

@@ -1,7 +1,7 @@
-"""Published policy versions: a complete model directory, digested and fsynced before its row exists.
+"""Files of a published policy version: a complete model directory, digested and fsynced before its row exists.
 
-Why here: an engine, an evaluation and a user's own server load the same directory.
-Called by: `activities/run_lifecycle.py` (version 0), `training/learner.py` (every step), and who brings weights to engines. Torch is imported late for workers.
+An engine, an evaluation and a user's own server load the same directory. Only the standard library is imported at module
+level, since activity workers and vLLM's processes import this file too.
 """
 
 import hashlib
@@ -9,47 +9,51 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ratchet.types import JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS = "model.safetensors"
-_COPIED = (".json", ".jinja", ".txt", ".model")
+_COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the hex digest of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def describe_files(directory: Path) -> list[dict[str, Any]]:
-    """[{"name", "sha256", "bytes"}] of the files that make up a model, sorted by name."""
-    names = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" or path.suffix in _COPIED)
-    return [{"name": path.name, "sha256": _sha256(path), "bytes": path.stat().st_size} for path in names]
+def describe_files(directory: Path) -> list[JsonObject]:
+    """Return [{"name", "sha256", "bytes"}] of the files that make up a model, sorted by name."""
+    paths = sorted(path for path in directory.iterdir() if _is_model_file(path))
+    return [{"name": path.name, "sha256": file_sha256(path), "bytes": path.stat().st_size} for path in paths]
 
 
-def weight_files(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of `describe_files`, those with tensors."""
+def weight_files(files: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return those of `describe_files` that hold tensors."""
     return [file for file in files if file["name"].endswith(".safetensors")]
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def policy_directory(uri: str) -> Path:
+    """Return the directory of a policy version's URI."""
+    return Path(uri.removeprefix("file://"))
 
 
-def link_version(model: Path, directory: Path) -> list[dict[str, Any]]:
-    """A model directory as a policy version: hard links where the file system allows, else copies; returns `describe_files`."""
+def is_intact(directory: Path, files: Sequence[JsonObject]) -> bool:
+    """Return whether all files are there with their recorded digests."""
+    expected = [(directory / file["name"], file["sha256"]) for file in files]
+    return bool(expected) and all(path.is_file() and file_sha256(path) == digest for path, digest in expected)
+
+
+def link_version(model: Path, directory: Path) -> list[JsonObject]:
+    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`."""
     if not directory.exists():
-        building = directory.with_name(directory.name + ".building")
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
+        building = _empty_building_directory(directory)
         for path in model.iterdir():
-            if path.suffix == ".safetensors" or path.suffix in _COPIED:
+            if _is_model_file(path):
                 try:
                     os.link(path.resolve(), building / path.name)
                 except OSError:
@@ -58,18 +62,17 @@ def link_version(model: Path, directory: Path) -> list[dict[str, Any]]:
     return describe_files(directory)
 
 
-def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[dict[str, Any]]:
-    """Writes `state` and everything else of `base` (config, tokenizer, template) to `directory` by rename; returns `describe_files`.
+def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[JsonObject]:
+    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`.
 
-    A directory that is there already was written by this very (step, epoch) and is replaced: same contents, or a torn try.
+    The directory appears by a rename, after its files are fsynced. An existing directory was written by the same (step,
+    epoch), with the same contents or in part, and is replaced.
     """
     from safetensors.torch import save_file
 
-    building = directory.with_name(directory.name + ".building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
+    building = _empty_building_directory(directory)
     for path in base.iterdir():
-        if path.suffix in _COPIED and not path.name.endswith(".index.json"):
+        if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, building / path.name)
     save_file(
         {name: tensor.contiguous() for name, tensor in state.items()}, building / WEIGHTS, metadata={"format": "pt"}
@@ -81,3 +84,22 @@ def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -
     building.rename(directory)
     _fsync(directory.parent)
     return describe_files(directory)
+
+
+def _is_model_file(path: Path) -> bool:
+    return path.suffix == ".safetensors" or path.suffix in _COPIED_SUFFIXES
+
+
+def _empty_building_directory(directory: Path) -> Path:
+    building = directory.with_name(directory.name + ".building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    return building
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,40 +1,69 @@
-"""Brings one engine to a published version in place: pause, four phases, canary, and back into service.
+"""Load new weights into a running engine: pause, start, transfer, finish with the label, resume, canary.
 
-Why here: what an engine reads itself and what the learner sends it (`push.py`) arrive by the same steps; only the bytes take another way.
-Called by: `learn.sync`, `training/weight_broadcast.py`. No torch here.
+`replace_weights` is the only code that changes an engine's weights. Three callers use it:
 
-    ready ─▶ paused under a lease ─▶ start ─▶ bytes ─▶ finish, with the label ─▶ resume ─▶ canary ─▶ ready, or quarantined
+- the engine wrapper (`engine/wrapper.py`), to catch up with the newest version,
+- the activity `learn.sync`, which lets one engine read the version's files,
+- the broadcast (`training/weight_broadcast.py`), which sends the tensors to all engines at once.
+
+States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
+`ratchet/store/engines.py` that names the state it expects. A pause is a lease: its holder writes `paused_until` first.
+
+| from            | to          | by                | when                                                               |
+|-----------------|-------------|-------------------|--------------------------------------------------------------------|
+| none, any       | starting    | wrapper           | it starts; the row loses its version and its lease                 |
+| starting        | ready       | wrapper           | vLLM is up with the newest version, and the canary passes          |
+| ready           | syncing     | sync or broadcast | lease of 60 s, before vLLM is paused                               |
+| ready           | syncing     | wrapper           | a version was missed at the start or in a silence; lease of 600 s  |
+| syncing         | syncing     | lease holder      | sync and broadcast renew their lease every 15 s                    |
+| syncing, lapsed | syncing     | wrapper           | takes over the pause, and loads the newest version; lease of 600 s |
+| syncing         | ready       | lease holder      | the weights are loaded and the canary passes                       |
+| syncing         | quarantined | sync or broadcast | the canary fails                                                   |
+| any             | gone        | wrapper           | it ends; it ends itself after quarantine and if its canary fails   |
+
+Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes over.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from engine import canary
+from engine.canary import CanaryVerdict, judge_canary
 from engine.client import EngineClient
-from engine.policy_files import weight_files
+from engine.policy_files import policy_directory, weight_files
 from ratchet.background_task import running_beside
-from ratchet.errors import EngineUnavailableError, StoreUnavailableError
+from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.store import engines, metrics
 from ratchet.store.database import Database
+from ratchet.store.engines import EngineRow, PublishedPolicy
 from ratchet.store.schema import PolicyVersionTable
-from ratchet.types import EngineState
+from ratchet.types import EngineState, JsonObject
 
 _LOG = structlog.get_logger()
 
 PAUSE_SECONDS = 60.0
+"""Lease of a pause by `learn.sync` or the broadcast, and the time limit of their short calls."""
 
 Transfer = Callable[[EngineClient], Awaitable[None]]
-"""Moves the bytes, between start and finish."""
+"""Moves the tensors into the engine, after the update has started and before it is finished."""
 
 
-def load_from_files(version: PolicyVersionTable, root: Path) -> Transfer:
-    """The engine reads the version's files itself, once all their digests are right. `root`: of all policies, as this machine sees it."""
-    base = Path(version.uri).relative_to(root)
+def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path) -> Transfer:
+    """Return a transfer in which the engine checks all digests and then reads the version's files.
+
+    `root`: the directory below which all policies are published, on this machine. Raises MachineError if the version
+    lies outside of it.
+    """
+    directory = policy_directory(version.uri).resolve()
+    if not directory.is_relative_to(root.resolve()):
+        raise MachineError(
+            f"policy {version.version} lies in {directory}, outside of {root.resolve()}; "
+            "start the engine with the root it was published to"
+        )
+    base = directory.relative_to(root.resolve())
     weights = weight_files(version.files)
 
     async def transfer(client: EngineClient) -> None:
@@ -43,11 +72,38 @@ def load_from_files(version: PolicyVersionTable, root: Path) -> Transfer:
     return transfer
 
 
-async def update_engine(
-    database: Database, engine: engines.EngineRow, version: PolicyVersionTable, transfer: Transfer, keep_cache: bool
+async def replace_weights(
+    client: EngineClient, version: str, transfer: Transfer, keep_cache: bool = False, close_open_update: bool = False
 ) -> None:
-    """Never resumed between start and finish: a try that fails leaves the lease to run out, and the wrapper then brings the engine to the
-    newest version by itself. Raises EngineUnavailableError where the engine is not ready, or the pause is not ours any more.
+    """Pause vLLM, transfer new weights, label them `version` and resume. If it raises, vLLM stays paused.
+
+    `keep_cache` keeps the KV cache of running requests. `close_open_update` first closes an update that another process
+    left open; only the wrapper may do that, since no other update can run then.
+    """
+    await client.pause(mode="keep", clear_cache=not keep_cache)
+    try:
+        await client.start_update()
+    except (EngineUnavailableError, EngineRejectedError):
+        if not close_open_update:
+            raise
+        await client.finish_update(None)
+        await client.start_update()
+    await transfer(client)
+    await client.finish_update(version)
+    await client.resume()
+
+
+async def score_canary(client: EngineClient, canary: JsonObject, before: JsonObject | None = None) -> CanaryVerdict:
+    """Let the engine score the canary text, and compare with the learner's scores."""
+    return judge_canary(await client.score(canary["ids"]), canary, before)
+
+
+async def update_engine(
+    database: Database, engine: EngineRow, version: PolicyVersionTable, transfer: Transfer, keep_cache: bool
+) -> None:
+    """Bring one ready engine to `version` under a leased pause, for `learn.sync` and the broadcast.
+
+    Raises EngineUnavailableError if the engine is not ready, if a phase fails, or if the lease was lost meanwhile.
     """
     async with database.begin() as connection:
         if not await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS):
@@ -56,15 +112,11 @@ async def update_engine(
     started = clock()
     async with (
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
-        running_beside(_hold(database, engine.id)),
+        running_beside(_renew_lease(database, engine.id)),
     ):
-        await client.pause(mode="keep", clear_cache=not keep_cache)
-        await client.start_update()
-        await transfer(client)
-        await client.finish_update(version.version)
-        await client.resume()
+        await replace_weights(client, version.version, transfer, keep_cache)
         paused = clock() - started
-        state = await _examine(database, client, engine, version, started)
+        state = await _canary_state(database, client, engine, version, started)
         async with database.begin() as connection:
             if not await engines.end_engine_pause(connection, engine.id, version.version, state):
                 raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
@@ -72,8 +124,8 @@ async def update_engine(
             await metrics.record_metrics(connection, version.run_id, version.step, took, keep_highest=True)
 
 
-async def _hold(database: Database, engine_id: int) -> None:
-    """Keeps the pause ours, however long the weights take: its lease runs out with this process."""
+async def _renew_lease(database: Database, engine_id: int) -> None:
+    """Renew the lease four times per PAUSE_SECONDS, until cancelled. It lapses if this process dies."""
     while True:
         await asyncio.sleep(PAUSE_SECONDS / 4)
         with contextlib.suppress(StoreUnavailableError):
@@ -81,19 +133,20 @@ async def _hold(database: Database, engine_id: int) -> None:
                 await engines.extend_engine_pause(connection, engine_id, PAUSE_SECONDS)
 
 
-async def _examine(
-    database: Database, client: EngineClient, engine: engines.EngineRow, version: PolicyVersionTable, paused_at: float
+async def _canary_state(
+    database: Database, client: EngineClient, engine: EngineRow, version: PolicyVersionTable, paused_at: float
 ) -> EngineState:
-    """The canary: an engine that does not answer as the learner does takes no more calls; its wrapper starts it anew. With its answer
-    comes one sampled token, the first that we see after the pause.
+    """Return READY if the canary passes, else QUARANTINED; record the gaps with the engine and the step.
+
+    The canary's call samples one token, so it also measures the time to the first token after the pause.
     """
     if version.canary is None:
         return EngineState.READY
-    before = await _canary_before(database, engine)
-    scores = await client.score(version.canary["ids"])
+    async with database.begin() as connection:
+        before = await engines.canary_of(connection, engine.version)
+    verdict = await score_canary(client, version.canary, before)
     answered = asyncio.get_running_loop().time() - paused_at
-    verdict = canary.judge_canary(scores, version.canary, before)
-    found = {
+    details = {
         "canary": {
             "version": version.version,
             "mean_gap": verdict.mean_gap,
@@ -107,14 +160,9 @@ async def _examine(
         "sync_first_token_seconds": answered,
     }
     async with database.begin() as connection:
-        await engines.set_engine_details(connection, engine.id, found)
+        await engines.set_engine_details(connection, engine.id, details)
         await metrics.record_metrics(connection, version.run_id, version.step, gaps, keep_highest=True)
     if verdict.reason is None:
         return EngineState.READY
     _LOG.error("engine quarantined", engine=engine.address, version=version.version, reason=verdict.reason)
     return EngineState.QUARANTINED
-
-
-async def _canary_before(database: Database, engine: engines.EngineRow) -> dict[str, Any] | None:
-    async with database.begin() as connection:
-        return await engines.canary_of(connection, engine.version)

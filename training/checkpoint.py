@@ -1,7 +1,7 @@
-"""Checkpoints by torch's DCP: files, complete or no checkpoint at all.
+"""Save and load checkpoints with torch's distributed checkpointing (DCP).
 
-Why here: which of them counts is said in the store (`training/learner_commits.py`), in the same transaction as what they have consumed.
-Called by: `training/learner.py` (save, load), `training/ray_driver.py` (wait, discard), `training/policy_export.py`.
+A checkpoint is either complete or no checkpoint at all. Which one counts is recorded in the store
+(`ratchet/store/learner_commits.py`), in the same transaction as the consumption of its batches.
 """
 
 import contextlib
@@ -25,61 +25,66 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 _EPOCH = re.compile(r"\.e(\d+)")
 
 
-def _state(
+def _state_dict(
     model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler
 ) -> dict[str, Any]:
-    """No random state: the learner derives it from (seed, step, rank)."""
+    """Return everything that is saved. Random state is not: the learner derives it from (seed, step, rank)."""
     weights, moments = get_state_dict(model, optimiser)
     return {"model": weights, "optimiser": moments, "schedule": schedule.state_dict()}
 
 
-def save_later(
+def save_async(
     model: torch.nn.Module,
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
     uri: str,
     group: dist.ProcessGroup,
 ) -> "Future[Any]":
-    """A collective of all ranks: copies the state, then writes it beside the training. One at a time; `group` (gloo) is for it alone,
-    since two threads in one gloo group abort the process. `.metadata` is written last: without it the directory is no checkpoint.
+    """Copy the state, then write it beside the training. A collective of all ranks; one checkpoint at a time.
+
+    `group` (gloo) must have no other user: two threads in one gloo group abort the process. DCP writes `.metadata`
+    last; a directory without it is no checkpoint.
     """
-    future = state_dict_saver.async_save(_state(model, optimiser, schedule), checkpoint_id=uri, process_group=group)
+    state = _state_dict(model, optimiser, schedule)
+    future = state_dict_saver.async_save(state, checkpoint_id=uri, process_group=group)
     assert isinstance(future, Future)
     return future
 
 
 def wait_for_save(future: "Future[Any]") -> None:
-    """Until the checkpoint is written. Raises OSError where it cannot be."""
-    with _said("written"):
+    """Wait until the checkpoint is written. Raises OSError if it cannot be."""
+    with _as_os_error("written"):
         future.result()
 
 
 @contextlib.contextmanager
-def _said(done: str) -> Iterator[None]:
-    """What DCP raises is no Exception, and carries the stack traces of all ranks."""
+def _as_os_error(action: str) -> Iterator[None]:
+    """Turn a CheckpointException, which is no Exception and carries the stack traces of all ranks, into an OSError."""
     try:
         yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise OSError(f"the checkpoint could not be {done} (rank {rank}): {cause}") from error
+        raise OSError(f"the checkpoint could not be {action} (rank {rank}): {cause}") from error
 
 
 def load_checkpoint(
     model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str
 ) -> None:
-    """A collective of all ranks; reshards where the number of ranks has changed. Raises ValueError for what is no checkpoint of this
-    model: another architecture, vocabulary, or an optimiser state of other shapes; OSError where its files cannot be read.
+    """Load a checkpoint into the model, optimiser and schedule; reshard it if the number of ranks has changed.
+
+    A collective of all ranks. Raises ValueError if it is no checkpoint of this model (another architecture, vocabulary
+    or optimiser state), and OSError if its files cannot be read.
     """
-    state = _state(model, optimiser, schedule)
-    _check(state, uri)
-    with _said("read"):
+    state = _state_dict(model, optimiser, schedule)
+    _require_same_tensors(state, uri)
+    with _as_os_error("read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
     schedule.load_state_dict(state["schedule"])
 
 
-def _check(state: Mapping[str, Any], uri: str) -> None:
-    """Before the first tensor is read: a half-loaded model is worse than none."""
+def _require_same_tensors(state: Mapping[str, Any], uri: str) -> None:
+    """Compare names and shapes before any tensor is read, so that a model is never loaded in part."""
     try:
         stored = FileSystemReader(uri).read_metadata().state_dict_metadata
     except OSError as error:
@@ -90,32 +95,34 @@ def _check(state: Mapping[str, Any], uri: str) -> None:
         if isinstance(value, torch.Tensor)
     }
     found = {name: value.size for name, value in stored.items() if isinstance(value, TensorStorageMetadata)}
-    if strange := sorted(expected.keys() ^ found.keys()):
-        where = "the checkpoint" if strange[0] in found else "the model"
-        raise ValueError(f"{uri} is a checkpoint of another model: only {where} has {strange[0]} ({len(strange)} such)")
+    if unmatched := sorted(expected.keys() ^ found.keys()):
+        side = "the checkpoint" if unmatched[0] in found else "the model"
+        raise ValueError(
+            f"{uri} is a checkpoint of another model: only {side} has {unmatched[0]} ({len(unmatched)} such)"
+        )
     for name, shape in expected.items():
         if shape != found[name]:
             raise ValueError(
-                f"{uri} is a checkpoint of another model: {name} has shape {tuple(found[name])}, expected {tuple(shape)}"
+                f"{uri} is a checkpoint of another model: {name} has shape {tuple(found[name])}, "
+                f"expected {tuple(shape)}"
             )
 
 
 def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
-    """The checkpoint's weights by name, read by one process without a process group, whatever number of ranks wrote them."""
+    """Return the checkpoint's weights by name. Needs no process group; any number of ranks may have written it."""
     state = {"model": get_model_state_dict(model)}
-    with warnings.catch_warnings(
-        action="ignore", category=UserWarning
-    ):  # DCP remarks that there is no process group: so it is meant
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP warns that there is no process group
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
     return {name: tensor for name, tensor in state["model"].items() if isinstance(tensor, torch.Tensor)}
 
 
-def discard_checkpoint(directory: Path, kept: Collection[str], epoch: int) -> None:
-    """Ends every checkpoint or policy in `directory` but `kept`: older ones, and those whose learner died before their rows were written.
+def discard_all_but(directory: Path, kept: Collection[str], epoch: int) -> None:
+    """Delete every checkpoint or policy version in `directory` but `kept`, up to the epoch of this learner.
 
-    Never those of a later epoch: a learner that was replaced while it stood still does not know which of them are kept.
+    That includes those whose learner died before their rows were written. Those of a later epoch stay: a learner that
+    was replaced while it was stopped has an outdated `kept`.
     """
-    names = {Path(uri).name for uri in kept}  # not their paths: another machine may see the same directory elsewhere
+    names = {Path(uri).name for uri in kept}  # not paths: another machine may mount the same directory elsewhere
     for path in directory.iterdir() if directory.is_dir() else ():
         written = _EPOCH.search(path.name)
         if path.name not in names and written is not None and int(written[1]) <= epoch:

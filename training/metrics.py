@@ -20,7 +20,7 @@ from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # pydantic and the store stay with who reads them
     from ratchet.config import LossConfig
-    from training.group_selection import ConsumedGroup
+    from ratchet.store.training_groups import ConsumedGroup
 
 
 @dataclass(slots=True)

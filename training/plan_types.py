@@ -1,20 +1,24 @@
-"""What the learner is given: a plan row and the chains that it names.
+"""The input of a training step: a plan row and the chains that it names.
 
-Why here: the arithmetic of a step knows these types alone, neither the store that they come from nor the config's parser; a machine with
-torch and transformers and nothing else can take a step.
-Called by: `training/planner.py` (makes them), and everything after it.
+These types depend on neither the store nor the config parser, so that a machine with only torch and transformers can
+run a step.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.types import JsonObject
+
 
 @dataclass(slots=True, frozen=True)
 class Member:
-    """One rollout of a plan row. `num_tokens` is T_i: its trained tokens over all chains, after the staleness bound."""
+    """One rollout of a plan row.
+
+    `num_tokens` is T_i: its trained tokens over all chains, after the staleness bound. `update`: number of the
+    optimiser update that trains it, from 0. `weight`: what one of its trained tokens counts in that update's loss.
+    """
 
     rollout_id: int
     group_id: int
@@ -28,26 +32,28 @@ class Member:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """`min_policy_step`: tokens sampled under older weights get no loss weight."""
+    """The plan of one step. `min_policy_step`: tokens sampled under older weights are not trained."""
 
     step: int
     members: list[Member]
     min_policy_step: int
-    knobs: dict[str, Any]
+    knobs: JsonObject
     seed: int
 
     @property
     def num_updates(self) -> int:
+        """Number of optimiser updates in the step."""
         return int(self.knobs["updates_per_step"])
 
 
 @dataclass(slots=True, frozen=True)
 class TrainingSequence:
-    """One chain as the learner trains it. All arrays have shape (T,).
+    """One chain, up to its last trained token. All arrays have shape (T,).
 
-    `mask`: True where the token is trained. `behaviour`: its recorded logprob there, 0 elsewhere. Position 0 is never trained.
-    `turn_ids`: the turn that each token came from. `temperature`: at which every trained token of the chain was sampled.
-    `policy_steps`: of the weights that sampled it, -1 for context; None where nobody asks how old they were.
+    `mask`: True if the token is trained; position 0 never is. `behaviour`: the logprob recorded when the token was
+    sampled, 0 if it is not trained. `turn_ids`: the turn that each token came from. `temperature`: sampling temperature
+    of every trained token. `policy_steps`: step of the weights that sampled the token, -1 for context; None if the age
+    of the tokens is unknown.
     """
 
     rollout_id: int

@@ -1,7 +1,7 @@
-"""What a rank is told, and how it talks to Postgres and to the other ranks.
+"""What a rank of the learner runs on: its settings, transactions on Postgres, heartbeats and agreement between ranks.
 
-Why here: the loop of `training/ray_driver.py` reads as steps; threads, outages and heartbeats are its floor.
-Called by: `training/ray_driver.py`, `training/torchrun.py`, the learner's service.
+Threads, database outages and collectives are handled here, so that `training/train_loop.py` reads as the steps of
+training.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,21 +22,29 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import learners
 from ratchet.store.database import Database
-from training.learner_commits import RunLease
+from ratchet.store.learner_commits import RunLease
 
 _LOG = structlog.get_logger()
 
 _T = TypeVar("_T")
-_Work = Callable[[AsyncConnection], Awaitable[_T]]
+Transaction = Callable[[AsyncConnection], Awaitable[_T]]
+"""Work in one transaction. It may run more than once, so running it again must change nothing."""
 
 _HEARTBEAT_SECONDS = 5.0
 _PLAN_TIMEOUT = timedelta(days=30)
-"""How long ranks wait for rank 0, which waits for rollouts. A rank that has died is noticed by its closed connection."""
+"""Time limit of a collective in which ranks wait for rank 0, which waits for rollouts.
+
+A rank that has died is noticed earlier, by its closed connection.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class RankSettings:
-    """What a rank is told; everything else it reads from Postgres."""
+    """Settings of a rank; everything else is read from Postgres.
+
+    `policies` and `checkpoints` are root directories, below which every run has its own. `tensorboard` is the log
+    directory, None to write no TensorBoard events. `num_threads`: compute threads of a rank on a CPU.
+    """
 
     run_id: str
     database_url: str
@@ -47,102 +55,162 @@ class RankSettings:
 
 
 class BlockingStore:
-    """Transactions for a thread without an event loop of its own; an outage of Postgres is waited out."""
+    """Transactions for a thread without an event loop; waits while Postgres is unavailable."""
 
     def __init__(self, url: str) -> None:
-        self.runner = asyncio.Runner()
+        self._runner = asyncio.Runner()
         self.database = Database(url, pool_size=1)
 
-    def do(self, work: _Work[_T]) -> _T:
-        """Runs `work` in a transaction, again until it is known to have committed: it must be harmless to run twice."""
+    def transaction(self, work: Transaction[_T]) -> _T:
+        """Run `work` in a transaction, and again until it is known to have committed."""
         delay = 0.2
         while True:
             try:
-                return self.runner.run(self._transaction(work))
+                return self.run(self._in_transaction(work))
             except StoreUnavailableError as error:
                 _LOG.warning("waiting for postgres", reason=str(error)[:200])
                 time.sleep(delay)
                 delay = min(delay * 2, 5.0)
 
-    async def _transaction(self, work: _Work[_T]) -> _T:
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end on this store's event loop."""
+        return self._runner.run(coroutine)
+
+    async def _in_transaction(self, work: Transaction[_T]) -> _T:
         async with self.database.begin() as connection:
             return await work(connection)
 
     def close(self) -> None:
-        self.runner.run(self.database.close())
-        self.runner.close()
+        """Close the database connections and the event loop."""
+        self.run(self.database.close())
+        self._runner.close()
 
 
 class HeartbeatThread:
-    """Writes the learner's row every few seconds from its own thread, so that a long step is not taken for a dead one."""
+    """Write the learner's row every five seconds from a thread of its own, so that a long step is not taken for a crash."""
 
     def __init__(self, settings: RankSettings, lease: RunLease, world_size: int) -> None:
-        self.settings, self.lease, self.world_size = settings, lease, world_size
-        self.phase, self.step = "loading the model", lease.step
-        self.changed, self.stopped = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._beat, daemon=True)
+        self.settings = settings
+        self.lease = lease
+        self.world_size = world_size
+        self.phase = "loading the model"
+        self.step = lease.step
+        self._changed = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def say(self, phase: str, step: int) -> None:
-        self.phase, self.step = phase, step
-        self.changed.set()
+    def set_phase(self, phase: str, step: int) -> None:
+        """Report what the learner does now; written at once. Has no effect while the thread does not run."""
+        self.phase = phase
+        self.step = step
+        self._changed.set()
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         store = BlockingStore(self.settings.database_url)
         last = False
         while not last:
-            self.changed.clear()
-            last = self.stopped.is_set()
-            store.do(self._write)
+            self._changed.clear()
+            last = self._stopped.is_set()
+            store.transaction(self._write)
             if not last:
-                self.changed.wait(_HEARTBEAT_SECONDS)
+                self._changed.wait(_HEARTBEAT_SECONDS)
         store.close()
 
     async def _write(self, connection: AsyncConnection) -> bool:
         details = {"pid": os.getpid()}
-        lease = self.lease
         return await learners.heartbeat_learner(
-            connection, lease.run_id, lease.epoch, self.world_size, self.phase, self.step, details
+            connection, self.lease.run_id, self.lease.epoch, self.world_size, self.phase, self.step, details
         )
 
     @contextlib.contextmanager
-    def beating(self, wanted: bool) -> Iterator[None]:
-        if not wanted:
+    def running(self, enabled: bool) -> Iterator[None]:
+        """Run the thread during the block, with a last heartbeat at its end. `enabled` is False on ranks other than 0."""
+        if not enabled:
             yield
             return
-        self.thread.start()
+        self._thread.start()
         try:
             yield
         finally:
-            self.stopped.set()
-            self.changed.set()
-            self.thread.join(timeout=10)
-
-
-def lost_peer(error: Exception) -> bool:
-    """Whether a collective failed since another rank has ended: no fault of this one. Gloo says so by a RuntimeError with its own files' names."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+            self._stopped.set()
+            self._changed.set()
+            self._thread.join(timeout=10)
 
 
 class Ranks:
-    """What rank 0 does for all: its result, or that it was fenced, is the same on every rank."""
+    """Agreement between ranks: rank 0 acts, and every rank gets its result or its FencedError."""
 
     def __init__(self, store: BlockingStore) -> None:
         self.store = store
-        # On the CPU even where gradients go over NCCL: a rank that waits for hours must not spin on a GPU.
-        self.group = dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
+        # gloo, even if gradients use NCCL: a rank that waits for hours must not poll on a GPU.
+        self._group = dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
 
-    def together(self, work: Callable[[], _T]) -> _T:
-        """`work` on rank 0 only. Raises FencedError on every rank where it did there."""
-        box: list[Any] = [None, None]
+    def on_rank_zero(self, work: Callable[[], _T]) -> _T:
+        """Run `work` on rank 0 only and return its result on every rank. Raises FencedError on every rank if it did there."""
+        box: list[Any] = [None, None]  # the result, the reason of a FencedError
         if dist.get_rank() == 0:
             try:
                 box[0] = work()
             except FencedError as error:
                 box[1] = str(error)
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        dist.broadcast_object_list(box, src=0, group=self._group)
         if box[1] is not None:
             raise FencedError(box[1])
         return box[0]  # type: ignore[no-any-return]
 
-    def write(self, work: _Work[_T]) -> _T:
-        return self.together(lambda: self.store.do(work))
+    def transaction(self, work: Transaction[_T]) -> _T:
+        """Run a transaction on rank 0 and return its result on every rank."""
+        return self.on_rank_zero(lambda: self.store.transaction(work))
+
+
+def lost_peer(error: Exception) -> bool:
+    """Return whether a collective failed because another rank ended, which is no fault of this rank.
+
+    Gloo reports it by a RuntimeError that names gloo's source files.
+    """
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+class TensorBoardLog:
+    """Write scalars to TensorBoard event files; write nothing if `root` is None."""
+
+    def __init__(self, root: Path | None, lease: RunLease) -> None:
+        self._root = root
+        self._lease = lease
+        self._writer: Any = None
+
+    def open(self) -> None:
+        """Create the event file of this learner."""
+        if self._root is not None:
+            from tensorboardX import SummaryWriter
+
+            directory = self._root / self._lease.run_id
+            self._writer = SummaryWriter(str(directory), filename_suffix=f".e{self._lease.epoch}")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Write each metric as `training/NAME` at this step."""
+        if self._writer is None:
+            return
+        for name, value in metrics.items():
+            self._writer.add_scalar(f"training/{name}", value, step)
+        self._writer.flush()
+
+
+@dataclass(slots=True, frozen=True)
+class RankContext:
+    """What the training loop of a rank and its writers share.
+
+    `after_point(point, step)` is called after each named point of the loop; fault tests end the process there.
+    """
+
+    settings: RankSettings
+    lease: RunLease
+    ranks: Ranks
+    heartbeat: HeartbeatThread
+    tensorboard: TensorBoardLog
+    after_point: Callable[[str, int], None]
+
+    @property
+    def store(self) -> BlockingStore:
+        """The store of this rank."""
+        return self.ranks.store

@@ -1,8 +1,7 @@
-"""The same ranks without Ray: `torchrun --nproc-per-node=8 -m training.torchrun RUN`, on every node that takes part.
+"""The learner under torchrun, without Ray, for clusters that have their own launcher.
 
-Why here: the step function knows no Ray, and a cluster that has its own launcher needs none. A dead rank ends the others; torchrun's own
-`--max-restarts` starts them again from the checkpoint.
-Called by: torchrun.
+Run `torchrun --nproc-per-node=8 -m training.torchrun RUN` on every node that takes part. A dead rank ends the others;
+torchrun's `--max-restarts` starts them again from the checkpoint.
 """
 
 import argparse
@@ -13,13 +12,14 @@ import torch.distributed as dist
 
 from ratchet import paths
 from training.rank_runtime import RankSettings
-from training.ray_driver import train_rank
+from training.train_loop import train_rank
 
 
 def run_torchrun() -> None:
+    """Join the process group that torchrun describes in the environment, and run this rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_id")
-    parser.add_argument("--threads", type=int, default=1, help="of each rank, on a CPU")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of each rank on a CPU")
     options = parser.parse_args()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

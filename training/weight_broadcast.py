@@ -1,12 +1,13 @@
-"""New weights from the learner to all engines at once, over NCCL: one reader of the files instead of hundreds.
+"""Broadcast new weights from the learner to all ready engines at once, over NCCL.
 
-Why here: a file system that every engine reads at the same moment is what breaks first (docs/scaling.md). The files stay the truth: an engine
-that misses this reads them, as one does that starts later, and whatever goes wrong here costs time and nothing else.
-Called by: `training/ray_driver.py` on rank 0, where `training.weight_transport` is nccl. Follows vLLM 0.32's
-NCCLTrainerWeightTransferEngine, which knows one engine and neither pause, label nor canary. Not yet measured: it has never met a GPU.
+Hundreds of engines that read the same files at the same moment overload the file system first (docs/scaling.md). The files
+stay authoritative: an engine that misses a broadcast reads them, as an engine that starts later does, so that a failure here
+costs time only. The learner's rank 0 uses this if `training.weight_transport` is nccl. It follows vLLM 0.32's
+NCCLTrainerWeightTransferEngine, which handles one engine and has no pause, label or canary. It has not run on a GPU yet.
 
-    files and row published ─▶ ready engines ─▶ one group ─▶ every engine paused, update begun ─▶ broadcast ─▶ labelled, resumed, examined
-                                                                 │ one drops out: nothing is sent, the others read the files
+    files and row published -> ready engines -> one group -> every engine paused, update started -> broadcast
+                            -> labelled, resumed, canary (`engine/weight_update.py`)
+    If one engine fails before the broadcast, nothing is sent and the others read the files.
 """
 
 import asyncio
@@ -15,13 +16,13 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import structlog
 
 from engine.client import EngineClient
-from engine.policy_files import weight_files
+from engine.policy_files import policy_directory, weight_files
 from engine.vllm_plugin import read_tensors
 from engine.weight_update import load_from_files, update_engine
 from ratchet.errors import RatchetError
@@ -33,91 +34,113 @@ from ratchet.store.schema import PolicyVersionTable
 _LOG = structlog.get_logger()
 
 _JOIN_SECONDS = 45
-"""Engines generate nothing from the moment they are told to join until all have: less than the time limit of their next pause."""
+"""Time limit for joining the group. Engines generate nothing until all have joined, so it is below the lease of a pause."""
 _SEND_SECONDS = 600.0
 _GRACE_SECONDS = 10.0
-"""For a broadcast under which an engine has failed: it ends now, or never."""
+"""Time left for a broadcast to end after an engine has failed in it; NCCL would otherwise wait for ever."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Torch's name of each safetensors dtype that policies are published in."""
+
+
+class TensorList(NamedTuple):
+    """Names, torch dtype names and shapes of tensors, in the order in which they are sent."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
 
 
 class BroadcastGroup(Protocol):
-    """The sending end; its calls block."""
+    """The sending end of a group; its calls block."""
 
     def open(self, address: str, port: int, world_size: int) -> None:
-        """Returns once all other ranks have joined at `address`; whatever it raises lets those that have joined go."""
+        """Return once all other ranks have joined at `address`. If it raises, the ranks that joined are released."""
 
     def broadcast(self, files: Sequence[Path]) -> None:
-        """All tensors of these safetensors files, in the order of `described`."""
+        """Send all tensors of these safetensors files, in the order of `describe_tensors`."""
 
     def close(self) -> None:
-        """Also from another thread, while a broadcast hangs."""
+        """Close the group, also from another thread while a broadcast hangs."""
 
 
 class NcclBroadcastGroup:
-    """Rank 0, on a GPU that no engine uses: NCCL refuses two ranks on one. Raises ImportError where vLLM is not installed."""
+    """Rank 0 of an NCCL group, on a GPU that no engine uses: NCCL refuses two ranks on one GPU."""
 
     def __init__(self, device: int) -> None:
-        import vllm.distributed.weight_transfer.packed_tensor  # noqa: F401 (ten seconds, which no engine should stand still for)
+        """Raises ImportError if vLLM is not installed. The import takes ten seconds, so it is done before any pause."""
+        import vllm.distributed.weight_transfer.packed_tensor  # noqa: F401
 
         self.device = device
-        self.communicator: Any = None
+        self._communicator: Any = None
 
     def open(self, address: str, port: int, world_size: int) -> None:
-        """What vLLM's `trainer_init` does, with a time limit of our own."""
+        """Do what vLLM's `trainer_init` does, with a time limit of _JOIN_SECONDS."""
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
         from vllm.utils.nccl import unpinned_nccl_env
 
         torch.cuda.set_device(self.device)  # of this thread
-        meeting = StatelessProcessGroup.create(
+        process_group = StatelessProcessGroup.create(
             address, port, rank=0, world_size=world_size, store_timeout=_JOIN_SECONDS
         )
         with unpinned_nccl_env():
-            self.communicator = PyNcclCommunicator(meeting, device=self.device)
+            self._communicator = PyNcclCommunicator(process_group, device=self.device)
 
     def broadcast(self, files: Sequence[Path]) -> None:
+        """Send the tensors in vLLM's packed form."""
         import torch
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         torch.cuda.set_device(self.device)
         on_gpu = ((name, tensor.to("cuda")) for name, tensor in read_tensors(files))
         packed_nccl_broadcast_producer(
-            iterator=on_gpu, group=self.communicator, src=0, post_iter_func=lambda item: item[1]
+            iterator=on_gpu, group=self._communicator, src=0, post_iter_func=lambda item: item[1]
         )
 
     def close(self) -> None:
-        if self.communicator is not None:
-            self.communicator.destroy()
-            self.communicator = None
+        """Destroy the communicator."""
+        if self._communicator is not None:
+            self._communicator.destroy()
+            self._communicator = None
 
 
 class WeightBroadcast:
-    """Keeps the group while the same engines are there, makes a new one where they are others, and gives up for good after a group or a
-    broadcast that failed: its cause seldom goes away, and each try keeps engines from their work.
+    """Sends versions to engines. The group is kept as long as the same engines are ready, and made anew if others are.
+
+    After a group or a broadcast that failed, nothing is sent any more: the cause rarely goes away, and every try keeps
+    engines from generating.
     """
 
     def __init__(self, group: BroadcastGroup, root: Path) -> None:
-        """`root`: the directory below which policies are published, as this machine sees it."""
-        self.group, self.root = group, root
-        self.members: list[tuple[int, Any]] = []
+        """`root`: the directory below which policies are published, on this machine."""
+        self.group = group
+        self.root = root
         self.given_up = False
+        self._members: list[tuple[int, Any]] = []  # (engine id, start time)
 
     async def send(self, database: Database, version: PolicyVersionTable, keep_cache: bool) -> None:
-        """Every ready engine serves `version` afterwards, or is left to `learn.sync` and its wrapper. Raises StoreUnavailableError alone."""
+        """Bring every ready engine to `version`; those that fail are left to `learn.sync` and their wrapper.
+
+        Raises StoreUnavailableError only.
+        """
         if self.given_up:
             return
         async with database.begin() as connection:
             ready = [engine for engine in await engines.ready_engines(connection) if engine.version != version.version]
-        sizes = {
-            engine.id: size for engine, size in zip(ready, await asyncio.gather(*map(_num_workers, ready)), strict=True)
-        }
-        found = [engine for engine in ready if sizes[engine.id]]
+        counts = await asyncio.gather(*map(_num_workers, ready))
+        num_workers = {engine.id: count for engine, count in zip(ready, counts, strict=True)}
+        answering = [engine for engine in ready if num_workers[engine.id]]
+        if not answering:
+            return
         try:
-            if found:
-                await self._join(found, sizes)
-                await self._send(found, database, version, keep_cache)
-        except Exception as error:  # whatever it is, the files are there
+            await self._join(answering, num_workers)
+            files = [policy_directory(version.uri) / file["name"] for file in weight_files(version.files)]
+            one_broadcast = _Broadcast(self.group, self.root, database, version, files, keep_cache, len(answering))
+            if not await one_broadcast.run(answering):
+                # An engine that left in the middle of a broadcast must not receive the rest of it in the next one.
+                self.close()
+        except Exception as error:  # any failure is harmless: engines read the files
             _LOG.error(
                 "weights are no longer sent; the engines read the files", version=version.version, reason=repr(error)
             )
@@ -125,89 +148,114 @@ class WeightBroadcast:
             self.close()
 
     def close(self) -> None:
-        self.members = []
+        """Close the group."""
+        self._members = []
         self.group.close()
 
-    async def _join(self, found: Sequence[EngineRow], sizes: dict[int, int]) -> None:
-        """One group of these engines and ourselves."""
+    async def _join(self, found: Sequence[EngineRow], num_workers: dict[int, int]) -> None:
+        """Make one group of the learner, as rank 0, and all workers of these engines, unless it exists already."""
         members = [(engine.id, engine.details.get("started_at")) for engine in found]
-        if members == self.members:
+        if members == self._members:
             return
         self.close()
-        address, port, world_size = (
-            _address_towards(found[0].address),
-            _free_port(),
-            1 + sum(sizes[engine.id] for engine in found),
-        )
+        address = _address_towards(found[0].address)
+        port = _free_port()
+        world_size = 1 + sum(num_workers[engine.id] for engine in found)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_in_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS))
-            offset = 1
+            tasks.create_task(_in_abandonable_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS))
+            rank_offset = 1
             for engine in found:
-                where = {
+                nccl = {
                     "master_address": address,
                     "master_port": port,
-                    "rank_offset": offset,
+                    "rank_offset": rank_offset,
                     "world_size": world_size,
                     "packed": True,
                 }
-                tasks.create_task(_tell(engine, where))
-                offset += sizes[engine.id]
-        self.members = members
+                tasks.create_task(_join_engine(engine, nccl))
+                rank_offset += num_workers[engine.id]
+        self._members = members
 
-    async def _send(
-        self, found: Sequence[EngineRow], database: Database, version: PolicyVersionTable, keep_cache: bool
+
+class _Broadcast:
+    """One version on its way to several engines.
+
+    Each engine runs the whole update (`update_engine`) in a task of its own. Its transfer waits on `_all_started` until
+    every engine is paused with its update started: True starts the broadcast, and False, set by the first failure,
+    lets every engine read the files instead.
+    """
+
+    def __init__(
+        self,
+        group: BroadcastGroup,
+        root: Path,
+        database: Database,
+        version: PolicyVersionTable,
+        files: Sequence[Path],
+        keep_cache: bool,
+        num_engines: int,
     ) -> None:
-        files = [Path(version.uri) / file["name"] for file in weight_files(version.files)]
-        names, dtypes, shapes = described(files)
-        loop = asyncio.get_running_loop()
-        num_begun = 0
-        all_begun: asyncio.Future[bool] = loop.create_future()  # decided once, for everybody
-        one_failed: asyncio.Future[None] = loop.create_future()
+        self.group = group
+        self.root = root
+        self.database = database
+        self.version = version
+        self.files = files
+        self.keep_cache = keep_cache
+        self.tensors = describe_tensors(files)
+        self._num_waited_for = num_engines
+        self._all_started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._one_failed = asyncio.Event()
 
-        async def receive(client: EngineClient) -> None:
-            nonlocal num_begun
-            num_begun += 1
-            if num_begun == len(found) and not all_begun.done():
-                all_begun.set_result(True)
-            if await asyncio.shield(all_begun):
-                await client.receive(names, dtypes, shapes)
-            else:
-                await load_from_files(version, self.root)(client)
+    async def run(self, found: Sequence[EngineRow]) -> bool:
+        """Update all engines; return whether none failed. Raises what the broadcast raises.
 
-        async def take(engine: EngineRow) -> None:
-            try:
-                await update_engine(database, engine, version, receive, keep_cache)
-            except Exception as error:  # one engine's trouble is not the others'
-                _LOG.warning("weights not sent", engine=engine.address, version=version.version, reason=repr(error))
-                if not one_failed.done():
-                    one_failed.set_result(None)
-                if not all_begun.done():
-                    all_begun.set_result(False)
-
-        async def broadcast() -> None:
-            if not await asyncio.shield(all_begun):
-                return
-            sending = asyncio.create_task(_in_thread(lambda: self.group.broadcast(files), _SEND_SECONDS))
-            await asyncio.wait({sending, one_failed}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait_for(sending, None if sending.done() else _GRACE_SECONDS)
-
-        taking = [asyncio.create_task(take(engine)) for engine in found]
+        If the broadcast fails, the updates are cancelled. Their pauses lapse, and their wrappers load the files, or
+        restart a vLLM that hangs.
+        """
+        updates = [asyncio.create_task(self._update(engine)) for engine in found]
         try:
-            await broadcast()
+            if await asyncio.shield(self._all_started):
+                await self._send()
         except BaseException:
-            for task in (
-                taking
-            ):  # their pauses run out, and their wrappers bring them to the files, or start a vLLM anew that hangs
+            for task in updates:
                 task.cancel()
             raise
         finally:
-            await asyncio.gather(*taking, return_exceptions=True)
-        if one_failed.done():
-            self.close()  # an engine that has left the middle of a broadcast must not find the rest of it in the next
+            await asyncio.gather(*updates, return_exceptions=True)
+        return not self._one_failed.is_set()
+
+    async def _update(self, engine: EngineRow) -> None:
+        try:
+            await update_engine(self.database, engine, self.version, self._transfer, self.keep_cache)
+        except Exception as error:  # one engine's failure must not stop the others
+            _LOG.warning("weights not sent", engine=engine.address, version=self.version.version, reason=repr(error))
+            self._one_failed.set()
+            if not self._all_started.done():
+                self._all_started.set_result(False)
+
+    async def _transfer(self, client: EngineClient) -> None:
+        """Receive the tensors once every engine waits for them, or read the files if one has failed."""
+        self._num_waited_for -= 1
+        if self._num_waited_for == 0 and not self._all_started.done():
+            self._all_started.set_result(True)
+        if await asyncio.shield(self._all_started):
+            await client.receive(self.tensors.names, self.tensors.dtypes, self.tensors.shapes)
+        else:
+            await load_from_files(self.version, self.root)(client)
+
+    async def _send(self) -> None:
+        """Send the tensors. After an engine has failed, allow _GRACE_SECONDS. Raises TimeoutError and NCCL's errors."""
+        sending = asyncio.create_task(_in_abandonable_thread(lambda: self.group.broadcast(self.files), _SEND_SECONDS))
+        failed = asyncio.create_task(self._one_failed.wait())
+        try:
+            await asyncio.wait({sending, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait_for(sending, None if sending.done() else _GRACE_SECONDS)
+        finally:
+            failed.cancel()
 
 
 async def _num_workers(engine: EngineRow) -> int:
-    """0 for an engine that does not answer."""
+    """Return the number of vLLM processes that hold weights, or 0 if the engine does not answer."""
     async with EngineClient(engine.address) as client:
         try:
             return await client.num_workers()
@@ -215,35 +263,35 @@ async def _num_workers(engine: EngineRow) -> int:
             return 0
 
 
-async def _tell(engine: EngineRow, where: dict[str, Any]) -> None:
+async def _join_engine(engine: EngineRow, nccl: dict[str, Any]) -> None:
     async with EngineClient(engine.address) as client:
-        await client.init_weight_transfer(nccl=where)
+        await client.init_weight_transfer(nccl=nccl)
 
 
-def described(files: Sequence[Path]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Names, torch's names of the dtypes and shapes of all tensors, in the order in which they are sent; no tensor is read.
+def describe_tensors(files: Sequence[Path]) -> TensorList:
+    """Describe all tensors of safetensors files without reading them.
 
     Raises ValueError for a dtype that no policy is published in.
     """
     from safetensors import safe_open
 
-    names, dtypes, shapes = [], [], []
+    tensors = TensorList([], [], [])
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                part = file.get_slice(name)
-                names.append(name)
-                if part.get_dtype() not in _DTYPES:
+                tensor = file.get_slice(name)
+                if tensor.get_dtype() not in _DTYPES:
                     raise ValueError(
-                        f"{path}: {name} has dtype {part.get_dtype()}; weights are sent as {', '.join(_DTYPES)}"
+                        f"{path}: {name} has dtype {tensor.get_dtype()}; weights are sent as {', '.join(_DTYPES)}"
                     )
-                dtypes.append(_DTYPES[part.get_dtype()])
-                shapes.append(list(part.get_shape()))
-    return names, dtypes, shapes
+                tensors.names.append(name)
+                tensors.dtypes.append(_DTYPES[tensor.get_dtype()])
+                tensors.shapes.append(list(tensor.get_shape()))
+    return tensors
 
 
-async def _in_thread(work: Callable[[], None], seconds: float) -> None:
-    """In a thread that nobody waits for at the end: a call that hangs in NCCL can only be left behind."""
+async def _in_abandonable_thread(work: Callable[[], None], seconds: float) -> None:
+    """Run `work` in a daemon thread. Raises TimeoutError and leaves the thread behind if it hangs, as NCCL calls may."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -257,7 +305,7 @@ async def _in_thread(work: Callable[[], None], seconds: float) -> None:
             work()
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(settle, error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -266,7 +314,7 @@ async def _in_thread(work: Callable[[], None], seconds: float) -> None:
 
 
 def _address_towards(url: str) -> str:
-    """Our address as the machine behind `url` sees it; nothing is sent."""
+    """Return this machine's address as the machine behind `url` sees it. Sends nothing."""
     target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target.hostname, target.port or 80))

@@ -10,7 +10,7 @@ from stack.serving_plan import load_plan
 def engine() -> None:
     """Run vLLM on the newest published policy and keep its registration and weights current."""
     from engine.process import EngineSettings
-    from engine.server import run_engine
+    from engine.wrapper import run_engine
 
     stack = Stack()
     plan = load_plan(stack)

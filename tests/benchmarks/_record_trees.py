@@ -27,7 +27,7 @@ from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
 from tests.standins.tiny_model import make_tokenizer
 from training.plan_types import TrainingSequence
-from training.planner import load_sequences
+from training.plan_loader import load_sequences
 
 VOCABULARY = 4000
 """Ids stay below the 4096 of the benchmark's model."""
@@ -118,9 +118,9 @@ async def _prepare(database: Database, engine: str) -> None:
 
 
 def _spoken(renderer: Renderer) -> list[list[int]]:
-    talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokens.plain.token_to_id("<|im_end|>")
+    talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokenizer.plain.token_to_id("<|im_end|>")
     texts = [talk.answer().spoken() for _ in range(256)]
-    return [[*renderer.tokens.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
+    return [[*renderer.tokenizer.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
 
 
 async def _record(model: Path) -> list[TrainingSequence]:

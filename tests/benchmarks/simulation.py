@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,16 @@ from cli.console import say
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
+from ratchet.store.training_groups import ReadyGroup, ReadyMember
 from stack.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.build import make_tiny_policy
 from stack.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from tests.benchmarks._commit import commit
-from training.group_selection import ReadyGroup
+from training.advantage import has_signal
 from training.learner import RankLearner
+from training.plan_builder import ChainLengths, draft_members, plan_members
 from training.plan_types import Plan, TrainingSequence
-from training.planner import ChainLengths, draft_plan, plan_of_draft
+
 
 CONFIG = Path("configs/quickstart.yaml")
 WARM_START_SEEDS = (103, 104, 105)
@@ -89,7 +90,7 @@ class Simulation:
             [task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature
         )
         rows = [
-            SimpleNamespace(id=at, grade_id=None, reward=float(play.solved), agent_exit=None)
+            ReadyMember(rollout_id=at, grade_id=None, reward=float(play.solved), agent_exit=None)
             for at, play in enumerate(plays)
         ]
         groups = [
@@ -100,11 +101,11 @@ class Simulation:
             {at: len(play.ids) for at, play in enumerate(plays)},
             {at: sum(play.sampled) for at, play in enumerate(plays)},
         )
-        drafts = [draft_plan(group, lengths, number, self.config) for group in groups if group.signal]
+        drafts = [draft_members(group, lengths, number, self.config) for group in groups if has_signal(group.rewards)]
         if len(drafts) < training.min_groups:
             return
         knobs = {"updates_per_step": training.updates_per_step}
-        plan = Plan(number, plan_of_draft(drafts, number, self.config), number - 1, knobs, self.config.seed)
+        plan = Plan(number, plan_members(drafts, number, self.config), number - 1, knobs, self.config.seed)
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         self.learner.step(plan, [sequence(at, plays[at], number - 1) for at in trained])
         with tempfile.TemporaryDirectory() as directory:

@@ -12,8 +12,8 @@ from sqlalchemy import func, insert, text, update
 from adapter.turns.routing import EngineRouter
 from engine.client import EngineClient
 from engine.process import EngineSettings
-from engine.server import _Wrapper
-from engine.vllm_plugin import file_sha256
+from engine.wrapper import EngineWrapper
+from engine.policy_files import file_sha256
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
@@ -75,9 +75,11 @@ async def test_an_engine_is_heard_while_it_loads(
         model_path=tmp_path, port=1, database_url=postgres_url, state_dir=tmp_path, policies_root=tmp_path / "policies"
     )
     async with EngineClient(engine.address) as client, asyncio.timeout(300):
-        wrapper = _Wrapper(settings, database, client, asyncio.Event())
-        wrapper.engine_id, wrapper.up, wrapper.heard_at = engine.id, True, float("-inf")
-        beat = asyncio.create_task(wrapper._beat())
+        wrapper = EngineWrapper(settings, database, client, asyncio.Event())
+        wrapper.engine_id = engine.id
+        wrapper.is_up = True
+        wrapper.heartbeat_at = float("-inf")
+        beat = asyncio.create_task(wrapper._heartbeat())
         while True:
             async with database.begin() as conn:
                 row = await engines.get_engine(conn, engine.id)

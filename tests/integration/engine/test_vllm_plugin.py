@@ -26,7 +26,7 @@ from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
 from engine.client import EngineClient, Sampling
 from engine.process import EngineSettings, session_members
-from engine.vllm_plugin import file_sha256
+from engine.policy_files import file_sha256
 from ratchet.errors import EngineUnavailableError
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
@@ -148,7 +148,7 @@ async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> 
 @contextlib.asynccontextmanager
 async def wrapper(settings: EngineSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from engine.server import run_engine; from engine.process import EngineSettings; "
+        "import asyncio, sys; from engine.wrapper import run_engine; from engine.process import EngineSettings; "
         "asyncio.run(run_engine(EngineSettings.model_validate_json(sys.argv[1])))"
     )
     log = (settings.state_dir / "engine.log").open("ab")

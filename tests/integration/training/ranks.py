@@ -33,7 +33,7 @@ def _rank(
 ) -> None:
     import torch.distributed as dist
 
-    from training.ray_driver import train_rank
+    from training.train_loop import train_rank
 
     def after(point: str, step: int) -> None:
         mark = directory / f"{point}.{step}.{rank}"

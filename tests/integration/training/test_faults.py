@@ -25,7 +25,7 @@ from ratchet.store.schema import (
 )
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
-from training import learner_commits
+from ratchet.store import learner_commits
 from training.rank_runtime import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")

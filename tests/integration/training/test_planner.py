@@ -22,7 +22,8 @@ from tests.integration.training.records import make_config, make_group, make_run
 from training import group_selection
 from training.group_selection import plannable
 from training.plan_types import Plan
-from training.planner import load_plan_row, load_sequences, plan_step
+from training.plan_loader import load_plan, load_sequences
+from training.planner import plan_step
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 
@@ -49,7 +50,7 @@ async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | Non
             .where(BatchTable.run_id == run_id, BatchTable.step == step)
             .values(state=BatchState.STEPPED)
         )
-        return await load_plan_row(connection, run_id, step)
+        return await load_plan(connection, run_id, step)
 
 
 async def make(database: Database, run_id: str, config: RunConfig, *groups: dict[str, Any]) -> list[int]:
@@ -75,7 +76,7 @@ async def test_the_oldest_ready_groups_enter_and_again_is_the_same(database: Dat
         assert await plannable(connection, run_id, config.training)
         assert await plan_step(connection, run_id, config) == 1
         assert await plan_step(connection, run_id, config) == 1
-        planned = await load_plan_row(connection, run_id, 1)
+        planned = await load_plan(connection, run_id, 1)
     assert planned is not None
     assert [member.group_id for member in planned.members] == sorted(groups[:2] * 4)
     assert [member.advantage for member in planned.members if member.group_id == groups[0]] == [
@@ -187,7 +188,7 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
                     update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(state=GroupState.FAILED)
                 )
             await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
-            await group_selection.pause_where_all_fail(connection, run_id, config.training)
+            await group_selection.pause_if_all_fail(connection, run_id, config.training)
             return await told_of(connection, run_id)
 
     await make_run(database, run_id, config)

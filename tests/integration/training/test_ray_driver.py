@@ -146,7 +146,7 @@ class Service:
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        program = "import asyncio, sys; from training.service import run_service; asyncio.run(run_service(sys.argv[1]))"
+        program = "import asyncio, sys; from training.service import run_learner_service; asyncio.run(run_learner_service(sys.argv[1]))"
         environment = {**os.environ, **ON_LOOPBACK, "RATCHET_HOME": str(self.home), "RAY_ADDRESS": self.head.address}
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, self.database.url, env=environment

@@ -15,7 +15,8 @@ from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, Roll
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
-from training.planner import load_plan_row, load_sequences, plan_step
+from training.plan_loader import load_plan, load_sequences
+from training.planner import plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 
@@ -57,7 +58,7 @@ async def advantages(database: Database, run_id: str, config: RunConfig) -> list
     async with database.begin() as connection:
         step = await plan_step(connection, run_id, config)
         assert step is not None
-        planned = await load_plan_row(connection, run_id, step)
+        planned = await load_plan(connection, run_id, step)
         await connection.execute(
             update(BatchTable)
             .where(BatchTable.run_id == run_id, BatchTable.step == step)
@@ -77,10 +78,10 @@ async def test_the_next_step_is_made_of_the_new_verdict(database: Database, run_
     assert (result.adopted, result.solved) == (True, 1)
     assert await advantages(database, run_id, config) == [0.5, 0.5, -0.5, -0.5]
     async with database.begin() as connection:
-        planned = await load_plan_row(connection, run_id, 1)
+        planned = await load_plan(connection, run_id, 1)
     assert not (await regraded(database, members[2], SOLVED)).adopted, "its group has been used"
     async with database.begin() as connection:
-        assert await load_plan_row(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
+        assert await load_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
 
 
 async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database: Database, run_id: str) -> None:

@@ -22,7 +22,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from engine.vllm_plugin import file_sha256
+from engine.policy_files import file_sha256
 from ratchet.payloads import SyncInput
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
@@ -31,7 +31,7 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
 from tests.integration.training.records import make_config, make_run
-from training.weight_broadcast import WeightBroadcast, described
+from training.weight_broadcast import WeightBroadcast, describe_tensors
 
 CANARY = {"ids": [5, 6, 7], "logprobs": [-1.0, -2.0]}
 TENSORS = {"b": torch.zeros(2, 3, dtype=torch.bfloat16), "a": torch.ones(4)}
@@ -271,4 +271,4 @@ async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> No
 def test_a_dtype_that_nobody_sends_is_named(tmp_path: Path) -> None:
     save_file({"table": torch.zeros(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="table has dtype I64"):
-        described([tmp_path / "model.safetensors"])
+        describe_tensors([tmp_path / "model.safetensors"])

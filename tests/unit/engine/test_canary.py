@@ -41,7 +41,7 @@ def test_other_weights_are_seen_without_knowing_which(answer: np.ndarray) -> Non
     assert judge_canary(answer, canary_row(IDS, OLD), None).reason is not None
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("single_rank")
 def test_the_learners_canary_is_what_its_published_files_say(model: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.vllm_plugin import checked_paths, file_sha256, read_tensors
+from engine.policy_files import file_sha256
+from engine.vllm_plugin import checked_paths, read_tensors
 
 
 @pytest.fixture

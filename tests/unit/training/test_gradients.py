@@ -18,7 +18,7 @@ from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
 from training.prefix_tree import Segment
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = pytest.mark.usefixtures("single_rank")
 
 REDUCERS = ["token_mean", "rollout_mean", "prompt_mean", "constant"]
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(model: Path, tmp_path: Path) -> None:
     plan, sequences = make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
     first, second = RankLearner(model, make_config()), RankLearner(model, make_config())
     first.step(plan, sequences)
-    writing = first.save_later(str(tmp_path / "checkpoint"))
+    writing = first.save_async(str(tmp_path / "checkpoint"))
     for _ in range(2):
         first.step(plan, sequences)
     writing.result()
@@ -197,14 +197,14 @@ def test_a_checkpoint_leaves_as_what_was_published(model: Path, tmp_path: Path) 
     rollouts = make_rollouts(7)
     learner = RankLearner(model, make_config())
     learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
-    learner.save_later(str(tmp_path / "checkpoint")).result()
+    learner.save_async(str(tmp_path / "checkpoint")).result()
     export_checkpoint(model, str(tmp_path / "checkpoint"), tmp_path / "exported")
     assert learner.publish(tmp_path / "published") == describe_files(tmp_path / "exported")
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model: Path, tmp_path: Path) -> None:
     learner = RankLearner(model, make_config())
-    learner.save_later(str(tmp_path / "checkpoint")).result()
+    learner.save_async(str(tmp_path / "checkpoint")).result()
     other = RankLearner(make_architecture("Qwen3ForCausalLM", tmp_path), make_config())
     with pytest.raises(ValueError, match=r"is a checkpoint of another model: (only the|.* has shape)"):
         other.load(str(tmp_path / "checkpoint"))

@@ -42,7 +42,7 @@ def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bon
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("single_rank")
 def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(model: Path) -> None:
     """What the bonus adds to a step's gradient, against transformers' own logits and the plain formula."""
     from transformers import AutoModelForCausalLM

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.unit.training.test_loss import knobs, tokens
-from training.group_selection import ConsumedGroup
+from ratchet.store.training_groups import ConsumedGroup
 from training.metrics import (
     NUM_SUMS,
     StepSums,

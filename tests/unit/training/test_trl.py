@@ -14,7 +14,7 @@ from tests.unit.training.cuts import Turns
 from training.plan_types import Member, Plan, TrainingSequence
 from training.token_weights import reducer_weights
 
-pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore")]
 
 LIMIT = 40
 

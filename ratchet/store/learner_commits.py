@@ -1,13 +1,12 @@
-"""A learner's hold on its run, and every transaction that it writes under it: all of them fenced by the run's epoch.
+"""The transactions of a learner: its lease on a run, published versions, and the checkpoint commit.
 
-Why here: pointer and consumption move in one transaction; that is what exactly-once rests on.
-Called by: `training/ray_driver.py`; `training/rank_runtime.py` beats its heart under it.
+Every write is fenced by the run's epoch, so that a learner that was replaced changes nothing. The checkpoint pointer
+and the consumption of batches move in one transaction; exactly-once training rests on it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -15,19 +14,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import FencedError
 from ratchet.store import learners
-from ratchet.store import metrics as recorded
+from ratchet.store.metrics import record_metrics
+from ratchet.store.run_pause import pause_run
 from ratchet.store.schema import BatchTable, CheckpointTable, PolicyVersionTable, RunTable
-from ratchet.types import BatchState, PolicyVersionState, RunState, policy_version
+from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, policy_version
 
-KEPT = 2
-"""Checkpoints of a run that stay."""
+KEPT_CHECKPOINTS = 2
+"""Number of checkpoints of a run that are kept."""
 MAX_FAILURES = 3
-"""Learners of a run that may end by an error of the code's own, one after the other, without a checkpoint between them."""
+"""Learners of a run that may fail by an unexpected error without a new checkpoint between them; then the run is
+paused."""
 
 
 @dataclass(slots=True, frozen=True)
 class RunLease:
-    """This learner's hold on a run: every write carries `epoch`; `step` and `uri` are the checkpoint pointer it starts from."""
+    """A learner's lease on a run. Every write carries `epoch`; `step` and `uri` are the checkpoint that it starts
+    from."""
 
     run_id: str
     epoch: int
@@ -36,7 +38,7 @@ class RunLease:
 
 
 async def take_lease(connection: AsyncConnection, run_id: str) -> RunLease:
-    """Raises the run's epoch: whatever an earlier learner still writes matches no row from now on."""
+    """Raise the run's epoch, which fences all earlier learners. Raises FencedError if the run is not running."""
     statement = (
         update(RunTable)
         .where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
@@ -50,7 +52,7 @@ async def take_lease(connection: AsyncConnection, run_id: str) -> RunLease:
 
 
 async def hold_lease(connection: AsyncConnection, lease: RunLease) -> None:
-    """Locks the run's row for this transaction; raises FencedError where another learner has taken over."""
+    """Lock the run's row until the transaction ends. Raises FencedError if another learner has taken over."""
     statement = (
         select(RunTable.run_id)
         .where(RunTable.run_id == lease.run_id, RunTable.epoch == lease.epoch)
@@ -65,11 +67,14 @@ async def record_published(
     lease: RunLease,
     step: int,
     directory: Path,
-    files: list[dict[str, Any]],
+    files: list[JsonObject],
     metrics: Mapping[str, float],
-    canary: dict[str, Any] | None = None,
+    canary: JsonObject | None = None,
 ) -> None:
-    """The files are there and fsynced; now the row, the batch's state and the metrics, in one transaction. Again is harmless."""
+    """Record the published version, the batch's state `stepped` and the step's metrics, in one transaction.
+
+    Call it after the files are written and fsynced. Running it again changes nothing. Raises FencedError.
+    """
     await hold_lease(connection, lease)
     version = policy_version(lease.run_id, step, lease.epoch)
     values = {
@@ -89,26 +94,28 @@ async def record_published(
     await connection.execute(
         update(RunTable).where(RunTable.run_id == lease.run_id).values(step=func.greatest(RunTable.step, step))
     )
-    await recorded.record_metrics(connection, lease.run_id, step, metrics)
+    await record_metrics(connection, lease.run_id, step, metrics)
 
 
-async def retire_versions(connection: AsyncConnection, lease: RunLease, kept: int) -> list[str]:
-    """Of the published versions only those of the newest `kept` steps, of the kept checkpoints' and of step 0 remain, each step's newest;
-    returns their uris.
+async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept: int) -> list[str]:
+    """Retire old published versions; return the URIs of those that remain.
+
+    The newest version of each of these steps remains: the newest `num_kept` steps, the steps of the kept checkpoints,
+    and step 0. Raises FencedError.
     """
     await hold_lease(connection, lease)
     columns = select(PolicyVersionTable.version, PolicyVersionTable.step, PolicyVersionTable.uri).order_by(
         PolicyVersionTable.step.desc()
     )
-    mine = (PolicyVersionTable.run_id == lease.run_id) & (PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
-    rows = (await connection.execute(columns.where(mine).order_by(PolicyVersionTable.epoch.desc()))).all()
+    of_run = (PolicyVersionTable.run_id == lease.run_id) & (PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
+    rows = (await connection.execute(columns.where(of_run).order_by(PolicyVersionTable.epoch.desc()))).all()
     saved = (
         select(CheckpointTable.step)
         .where(CheckpointTable.run_id == lease.run_id)
         .order_by(CheckpointTable.step.desc())
-        .limit(KEPT)
+        .limit(KEPT_CHECKPOINTS)
     )
-    newest = list(dict.fromkeys(row.step for row in rows))[:kept]
+    newest = list(dict.fromkeys(row.step for row in rows))[:num_kept]
     steps = {0, *newest, *(await connection.execute(saved)).scalars()}
     remaining = {row.step: row for row in reversed(rows) if row.step in steps}
     old = [row.version for row in rows if row not in remaining.values()]
@@ -126,8 +133,10 @@ async def commit_checkpoint(
     num_threads: int,
     metrics: Mapping[str, float],
 ) -> list[str]:
-    """THE commit point: checkpoint pointer and consumption in one transaction, and the end of a run without rollouts. Returns the uris to
-    keep. Again is harmless.
+    """Move the checkpoint pointer and mark all batches up to `step` as committed: THE commit point of training.
+
+    The same transaction ends a run without rollouts after its last step. Returns the URIs of the checkpoints to keep.
+    Running it again changes nothing. Raises FencedError if another learner has taken over or has committed this step.
     """
     await hold_lease(connection, lease)
     moving = update(RunTable).where(
@@ -142,45 +151,38 @@ async def commit_checkpoint(
     values = {"epoch": lease.epoch, "uri": uri, "world_size": world_size, "num_threads": num_threads}
     row = insert(CheckpointTable).values(run_id=lease.run_id, step=step, **values)
     await connection.execute(row.on_conflict_do_update(index_elements=["run_id", "step"], set_=values))
-    await recorded.record_metrics(connection, lease.run_id, step, metrics)
-    await _end_stored(connection, lease, step)
+    await record_metrics(connection, lease.run_id, step, metrics)
+    await _end_run_without_rollouts(connection, lease, step)
     newest = (
         select(CheckpointTable.uri)
         .where(CheckpointTable.run_id == lease.run_id)
         .order_by(CheckpointTable.step.desc())
-        .limit(KEPT)
+        .limit(KEPT_CHECKPOINTS)
     )
     return list((await connection.execute(newest)).scalars())
 
 
-async def pause_run(connection: AsyncConnection, lease: RunLease, reason: str) -> None:
-    """The run waits for a human; its batches stay as they are. Nothing happens where another learner has taken over."""
-    statement = update(RunTable).where(
-        RunTable.run_id == lease.run_id, RunTable.epoch == lease.epoch, RunTable.state == RunState.RUNNING
-    )
-    await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
-
-
 async def fail_run(connection: AsyncConnection, lease: RunLease, world_size: int, reason: str) -> None:
-    """This learner ends by an error of the code's own, which another start may not mend: the last of MAX_FAILURES pauses the run.
+    """Count the failure of this learner; pause the run with the reason after MAX_FAILURES failures without a
+    checkpoint.
 
-    Again is harmless, also from several ranks.
+    Running it again changes nothing, also from several ranks. Raises FencedError.
     """
     await hold_lease(connection, lease)
-    committed = (
-        await connection.execute(select(RunTable.checkpoint_step).where(RunTable.run_id == lease.run_id))
-    ).scalar_one()
-    if (
-        await learners.count_learner_failure(connection, lease.run_id, lease.epoch, world_size, committed)
-        >= MAX_FAILURES
-    ):
-        await pause_run(connection, lease, reason)
+    statement = select(RunTable.checkpoint_step).where(RunTable.run_id == lease.run_id)
+    committed = (await connection.execute(statement)).scalar_one()
+    count = await learners.count_learner_failure(connection, lease.run_id, lease.epoch, world_size, committed)
+    if count >= MAX_FAILURES:
+        await pause_run(connection, lease.run_id, reason, epoch=lease.epoch)
 
 
-async def _end_stored(connection: AsyncConnection, lease: RunLease, step: int) -> None:
-    """A run without rollouts has nobody else to end it: it is done with its last checkpoint, and a learner killed right after owes nothing."""
-    last = RunTable.source_run_id.is_not(None) & (RunTable.config["training"]["steps"].as_integer() <= step)
+async def _end_run_without_rollouts(connection: AsyncConnection, lease: RunLease, step: int) -> None:
+    """End a run on stored groups in the transaction of its last checkpoint, so that a crash afterwards loses nothing.
+
+    No workflow exists that would end it. Other runs are ended by their workflow.
+    """
+    is_last = RunTable.source_run_id.is_not(None) & (RunTable.config["training"]["steps"].as_integer() <= step)
     ending = update(RunTable).where(
-        RunTable.run_id == lease.run_id, RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), last
+        RunTable.run_id == lease.run_id, RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), is_last
     )
     await connection.execute(ending.values(state=RunState.DONE, state_reason="", ended_at=func.now()))

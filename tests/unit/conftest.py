@@ -1,8 +1,4 @@
-"""A process group of one rank.
-
-Why here: the learner needs a process group even alone.
-Called by: pytest.
-"""
+"""A process group of one rank, for tests that make a learner."""
 
 from collections.abc import Iterator
 
@@ -12,7 +8,8 @@ from stack.ports import free_port
 
 
 @pytest.fixture(scope="session")
-def alone() -> Iterator[None]:
+def single_rank() -> Iterator[None]:
+    """A gloo process group whose only rank is this process, with one compute thread."""
     import torch
     import torch.distributed as dist
 

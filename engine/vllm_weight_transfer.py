@@ -1,0 +1,121 @@
+"""The weight-transfer backend `disk` inside vLLM: load published files into the running model, or receive them by NCCL.
+
+Only vLLM imports this module (`engine/vllm_plugin.py` registers it by name), so it may import vLLM at module level. Files
+work wherever they are visible, with or without a GPU. Tensors come from `training/weight_broadcast.py` by vLLM's own NCCL
+receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it reads.
+
+    init   {"root": DIR, "nccl": {...}}                    root directory of all policies; NCCL group to join; each may be null
+    update {"files": [relative], "sha256": [hex]}          check all digests, then load all tensors of the model
+           {"names": [], "dtype_names": [], "shapes": []}  receive these tensors, in this order, from rank 0 of the group
+    start, finish                                          no effect here; vLLM opens and closes the update, and labels it
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm.distributed.weight_transfer import base
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from engine.vllm_plugin import checked_paths, read_tensors
+
+
+@dataclass
+class DiskInitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not read by mypy
+    """Body of /init_weight_transfer_engine. `root` None keeps the directory of before; `nccl` None leaves the group."""
+
+    root: str | None = None
+    nccl: dict[str, Any] | None = None
+
+
+@dataclass
+class DiskUpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Body of /update_weights: files with digests, or names, dtypes and shapes of tensors that come by NCCL."""
+
+    files: list[str] = field(default_factory=list)
+    sha256: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+
+
+class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdateInfo]):  # type: ignore[misc]
+    """The backend of one vLLM worker process."""
+
+    init_info_cls = DiskInitInfo
+    update_info_cls = DiskUpdateInfo
+    _root: Path | None = None
+    _nccl: Any = None
+
+    def init_transfer_engine(self, init_info: DiskInitInfo) -> None:
+        """Set the root directory, and join the NCCL group if one is named."""
+        self._leave_group()
+        if init_info.root is not None:
+            self._root = Path(init_info.root)
+        if init_info.nccl is not None:
+            from vllm.distributed.weight_transfer import nccl_engine
+
+            receiver = nccl_engine.NCCLWeightTransferEngine(self.config, self.vllm_config, self.device, self.model)
+            receiver.init_transfer_engine(nccl_engine.NCCLWeightTransferInitInfo(**init_info.nccl))
+            self._nccl = receiver
+
+    def start_weight_update(self) -> None:
+        """Do nothing yet: layer-wise reloading removes the parameters, and a refused update must leave them in place."""
+
+    def receive_weights(self, update_info: DiskUpdateInfo) -> None:
+        """Replace the model's weights. Raises ValueError, with the weights unchanged, if a file is not as announced."""
+        if update_info.names:
+            self._receive_from_group(update_info)
+            return
+        if self._root is None:
+            raise ValueError("no root directory: call /init_weight_transfer_engine first")
+        paths = checked_paths(self._root, update_info.files, update_info.sha256)
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(read_tensors(paths))
+        # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must stay
+        # usable.
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_head(self.model)
+
+    def _receive_from_group(self, update_info: DiskUpdateInfo) -> None:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+
+        if self._nccl is None:
+            raise ValueError("this engine is in no NCCL group: call /init_weight_transfer_engine with one first")
+        info = NCCLWeightTransferUpdateInfo(update_info.names, update_info.dtype_names, update_info.shapes)
+        self._nccl.start_weight_update()
+        try:
+            self._nccl.receive_weights(info)
+        finally:
+            # Layers left open would take the tensors of the next update for their missing parts.
+            self._nccl.finish_weight_update()
+
+    def finish_weight_update(self) -> None:
+        """Do nothing more; vLLM sets the version label."""
+
+    def shutdown(self) -> None:
+        """Leave the NCCL group."""
+        self._root = None
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        if self._nccl is not None:
+            self._nccl.shutdown()
+            self._nccl = None
+
+
+def _repack_tied_head(model: Any) -> None:
+    """On a CPU, give an output layer that shares the embedding's weights a new packed copy of them.
+
+    vLLM packs linear weights for its CPU kernels and repacks a layer when the checkpoint has tensors for it. A tied
+    `lm_head` has none, so it would compute logits with the first weights for ever (0.5 in logprob on a small Qwen3, found
+    by comparing with transformers). Layer-wise reloading of vLLM 0.32 does not handle this case.
+    """
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedEmbeddingMethod):
+            method.process_weights_after_loading(layer)

@@ -1,0 +1,278 @@
+"""The engine wrapper: supervise one vLLM process. Start it, register it, keep its weights current, stop it.
+
+A restarted vLLM would serve old weights under a wrong label, so only the wrapper decides when its engine is ready. The
+states and who may change them are in `engine/weight_update.py`.
+
+    end leftovers -> start vLLM -> probe its routes -> load and label the newest version -> ready
+                  -> heartbeat every 2 s, which also takes over a lapsed pause
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import structlog
+
+from engine.client import EngineClient
+from engine.policy_files import is_intact, policy_directory
+from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
+from engine.weight_update import load_from_files, replace_weights, score_canary
+from ratchet.background_task import running_beside
+from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.store import engines
+from ratchet.store.database import Database
+from ratchet.store.engines import PublishedPolicy
+from ratchet.types import EngineState, JsonObject
+
+_LOG = structlog.get_logger("ratchet.engine")
+HEARTBEAT_SECONDS = 2.0
+START_SECONDS = 1800.0
+"""Time limit for vLLM to load its model and answer."""
+RECOVERY_LEASE_SECONDS = 600.0
+"""Lease of a pause that the wrapper takes for itself."""
+UNRESPONSIVE_SECONDS = 120.0
+"""A vLLM that has not answered for this long is ended and started again."""
+
+
+async def run_engine(settings: EngineSettings) -> None:
+    """Run an engine until SIGTERM or SIGINT.
+
+    Raises EngineUnavailableError if vLLM dies or must be started again, which the supervisor does. Raises MachineError
+    if the port is taken by another program or vLLM lacks a route.
+    """
+    database = Database(settings.database_url, pool_size=2)
+    client = EngineClient(settings.address)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await database.wait()
+        await EngineWrapper(settings, database, client, stop).run()
+    finally:
+        await client.close()
+        await database.close()
+
+
+class EngineWrapper:
+    """The supervision of one vLLM process.
+
+    `loaded`: the version that the wrapper itself loaded last; `learn.sync` or the broadcast may have loaded newer ones.
+    `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of vLLM, monotonic clock.
+    """
+
+    def __init__(self, settings: EngineSettings, database: Database, client: EngineClient, stop: asyncio.Event) -> None:
+        self.settings = settings
+        self.database = database
+        self.client = client
+        self.stop = stop
+        self.engine_id = 0
+        self.is_up = False
+        self.holds_pause = False
+        self.loaded: str | None = None
+        self.canary: JsonObject | None = None
+        self.heartbeat_at = time.monotonic()
+        self.answered_at = self.heartbeat_at
+
+    async def run(self) -> None:
+        """Register the engine, run vLLM, and mark the engine as gone at the end."""
+        await asyncio.to_thread(end_leftover_engines, self.settings)
+        if port_taken(self.settings.host, self.settings.port):
+            raise MachineError(
+                f"port {self.settings.port} of {self.settings.host} is taken by another program; "
+                "choose another engine port"
+            )
+        details = {
+            "pid": os.getpid(),
+            "started_at": time.time(),
+            "max_num_seqs": self.settings.max_num_seqs,
+            "max_model_len": self.settings.max_model_len,
+        }
+        async with self.database.begin() as conn:
+            self.engine_id = await engines.register_engine(
+                conn, self.settings.address, str(self.settings.model_path), details
+            )
+        try:
+            await self._run_vllm()
+        finally:
+            with contextlib.suppress(StoreUnavailableError):
+                async with self.database.begin() as conn:
+                    await engines.set_engine_gone(conn, self.engine_id)
+
+    async def _run_vllm(self) -> None:
+        """Run vLLM on the newest version until a signal. Raises EngineUnavailableError if it ends by itself."""
+        policy = await self._newest_intact_policy()
+        model = policy_directory(policy.uri) if policy else self.settings.model_path
+        _LOG.info(
+            "engine starts", model=str(model), version=policy.version if policy else None, address=self.settings.address
+        )
+        async with vllm_process(self.settings, model) as process:
+            died = asyncio.create_task(process.wait())
+            stopped = asyncio.create_task(self.stop.wait())
+            work = asyncio.create_task(self._serve(policy))
+            done, _ = await asyncio.wait({died, stopped, work}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (died, stopped, work):
+                task.cancel()
+            if work in done:
+                work.result()
+            if died in done and not self.stop.is_set():
+                raise EngineUnavailableError(f"vLLM at {self.settings.address} ended with status {process.returncode}")
+
+    async def _serve(self, started_from: PublishedPolicy | None) -> None:
+        """Bring the engine to `ready`, then send heartbeats until cancelled."""
+        await self._wait_until_healthy()
+        self.is_up = True
+        await self.client.probe()
+        await self.client.init_weight_transfer(str(self.settings.policies_root))
+        if started_from:
+            await self.client.set_version(started_from.version)
+            self._set_loaded(started_from)
+        # A version may have been published while vLLM started, so load it before `ready`. Check once more afterwards: a
+        # sync of a version published in between did not find this engine.
+        await self._load_newer_versions()
+        await self._set_ready(EngineState.STARTING)
+        await self._catch_up()
+        while True:
+            await self._heartbeat()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _wait_until_healthy(self) -> None:
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while not await self.client.health():
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineUnavailableError(f"vLLM at {self.settings.address} was not up after {START_SECONDS:.0f} s")
+            await self._heartbeat()
+            await asyncio.sleep(0.5)
+
+    # ------------------------------------------------------------ heartbeats
+
+    async def _heartbeat(self) -> None:
+        """Write one heartbeat; skip it while vLLM is unresponsive or the store is unavailable.
+
+        Raises EngineUnavailableError if only a new vLLM helps: after quarantine, or if it is unresponsive for too long.
+        """
+        if self.is_up and not await self.client.health():
+            if time.monotonic() - self.answered_at > UNRESPONSIVE_SECONDS:
+                raise EngineUnavailableError(
+                    f"vLLM at {self.settings.address} has not answered for {UNRESPONSIVE_SECONDS:.0f} s: "
+                    "it is started anew"
+                )
+            return
+        self.answered_at = time.monotonic()
+        try:
+            if self.is_up and time.monotonic() - self.heartbeat_at > engines.SILENT_SECONDS:
+                await self._catch_up_after_silence()
+            async with self.database.begin() as conn:
+                row = await engines.heartbeat_engine(conn, self.engine_id)
+            self.heartbeat_at = time.monotonic()
+            if row is None:
+                return
+            if row.state is EngineState.QUARANTINED and self.is_up:
+                reason = (row.details.get("canary") or {}).get("reason")
+                raise EngineUnavailableError(f"quarantined ({reason}): vLLM is started anew")
+            if row.state is EngineState.SYNCING and (row.pause_seconds_left or -1) < 0:
+                await self._recover_abandoned_pause()
+        except StoreUnavailableError as error:
+            _LOG.warning("no heartbeat", reason=str(error))
+
+    async def _heartbeat_while_loading(self) -> None:
+        """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
+        while True:
+            if await self.client.health():
+                with contextlib.suppress(StoreUnavailableError):
+                    async with self.database.begin() as conn:
+                        await engines.heartbeat_engine(conn, self.engine_id)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    # ------------------------------------------------------------ weights
+
+    async def _catch_up_after_silence(self) -> None:
+        """Load the newest version before the next heartbeat: syncs skip a silent engine."""
+        async with self.database.begin() as conn:
+            row = await engines.get_engine(conn, self.engine_id)
+        if row is not None and row.state is EngineState.READY:
+            self.loaded = row.version
+            await self._catch_up()
+        elif self.holds_pause:  # the store became unavailable during the catch-up before
+            await self._finish_catch_up()
+
+    async def _catch_up(self) -> None:
+        """If a newer version is published, pause the engine under a lease and load it."""
+        policies = await self._published_policies()
+        if not policies or policies[0].version == self.loaded:
+            return
+        async with self.database.begin() as conn:
+            self.holds_pause = await engines.begin_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
+        if self.holds_pause:
+            await self._finish_catch_up()
+
+    async def _finish_catch_up(self) -> None:
+        await self._load_newer_versions()
+        await self._set_ready(EngineState.SYNCING)
+        self.holds_pause = False
+
+    async def _recover_abandoned_pause(self) -> None:
+        """Take over a pause whose lease has lapsed. Its holder left unknown weights, so load the newest version."""
+        async with self.database.begin() as conn:
+            if not await engines.take_over_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS):
+                return
+        _LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
+        async with running_beside(self._heartbeat_while_loading()):
+            await self.client.pause()
+            policy = await self._newest_intact_policy()
+            if policy:
+                await self._load(policy)
+            elif (label := await self.client.version()) is not None:
+                raise EngineUnavailableError(
+                    f"an abandoned update left unknown weights under {label!r} and no published policy can be read"
+                )
+            else:
+                await self.client.resume()
+        await self._set_ready(EngineState.SYNCING)
+
+    async def _load_newer_versions(self) -> None:
+        """Load the newest version, until no newer one was published meanwhile."""
+        async with running_beside(self._heartbeat_while_loading()):
+            while (policy := await self._newest_intact_policy()) and policy.version != self.loaded:
+                await self._load(policy)
+
+    async def _load(self, policy: PublishedPolicy) -> None:
+        transfer = load_from_files(policy, self.settings.policies_root)
+        await replace_weights(self.client, policy.version, transfer, close_open_update=True)
+        self._set_loaded(policy)
+        _LOG.info("policy loaded", version=policy.version)
+
+    def _set_loaded(self, policy: PublishedPolicy) -> None:
+        self.loaded = policy.version
+        self.canary = policy.canary
+
+    async def _set_ready(self, expected: EngineState) -> None:
+        """Move the engine from `expected` to `ready`. Raises EngineUnavailableError if its canary fails."""
+        if self.canary is not None:
+            verdict = await score_canary(self.client, self.canary)
+            if verdict.reason is not None:
+                raise EngineUnavailableError(
+                    f"the engine does not serve {self.loaded}: {verdict.reason}; it is started anew"
+                )
+        async with self.database.begin() as conn:
+            await engines.set_engine_version(conn, self.engine_id, self.loaded)
+            changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
+        if changed:
+            _LOG.info("engine ready", version=self.loaded, address=self.settings.address)
+
+    async def _published_policies(self) -> list[PublishedPolicy]:
+        async with self.database.begin() as conn:
+            return await engines.newest_published_policies(conn)
+
+    async def _newest_intact_policy(self) -> PublishedPolicy | None:
+        """Return the newest published version whose files have their digests, or None.
+
+        The version that is loaded already is not checked again.
+        """
+        for policy in await self._published_policies():
+            directory = policy_directory(policy.uri)
+            if policy.version == self.loaded or await asyncio.to_thread(is_intact, directory, policy.files):
+                return policy
+            _LOG.error("policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri)
+        return None

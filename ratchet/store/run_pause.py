@@ -1,0 +1,19 @@
+"""Pause a run. Every pause goes through this one statement; `ratchet.store.runs.resume_run` is its opposite."""
+
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import RunTable
+from ratchet.types import RunState
+
+
+async def pause_run(connection: AsyncConnection, run_id: str, reason: str, epoch: int | None = None) -> None:
+    """Move the run from `running` to `paused` with the reason, until a person resumes it. Its batches stay as they are.
+
+    `epoch` fences the write of a learner: nothing happens if another learner has taken over the run. None is for the
+    planner, which holds no lease. Nothing happens if the run is not running.
+    """
+    statement = update(RunTable).where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
+    if epoch is not None:
+        statement = statement.where(RunTable.epoch == epoch)
+    await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))

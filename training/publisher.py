@@ -1,0 +1,111 @@
+"""Publish the weights of a step: write the files, record the version, send it to the engines, retire old versions."""
+
+import shutil
+import time
+from pathlib import Path
+
+import structlog
+
+from ratchet.config import RunConfig
+from ratchet.errors import FencedError, StoreUnavailableError
+from ratchet.store import learner_commits, learners, runs
+from training import checkpoint
+from training.learner import RankLearner
+from training.metrics import alarms
+from training.rank_runtime import RankContext
+from training.weight_broadcast import NcclBroadcastGroup, WeightBroadcast
+
+_LOG = structlog.get_logger()
+
+
+class Publisher:
+    """Publishes every step's weights. The files are complete before the row that names them exists."""
+
+    def __init__(self, context: RankContext, learner: RankLearner, config: RunConfig, is_sampled: bool) -> None:
+        """`is_sampled`: the run has rollouts, so engines serve its weights.
+
+        Raises ValueError if `training.weight_transport` asks for what this machine cannot do.
+        """
+        self.context = context
+        self.learner = learner
+        self.config = config
+        self._broadcast = self._make_broadcast() if is_sampled else None
+
+    def _make_broadcast(self) -> WeightBroadcast | None:
+        """Return None if engines read files. The result is the same on every rank."""
+        if self.config.training.weight_transport == "disk":
+            return None
+        if self.learner.device.type != "cuda":
+            raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
+        try:
+            return WeightBroadcast(NcclBroadcastGroup(self.learner.device.index), self.context.settings.policies)
+        except ImportError as error:
+            raise ValueError(
+                f"training.weight_transport: nccl needs vLLM on the learner's machine ({error}); use disk"
+            ) from None
+
+    def publish(self, step: int, metrics: dict[str, float]) -> None:
+        """Write the weights and record them with the step's metrics. A collective of all ranks.
+
+        Raises FencedError if another learner has taken over; the files are then deleted.
+        """
+        context = self.context
+        context.heartbeat.set_phase(learners.PUBLISHING, step)
+        directory = context.settings.policies / context.lease.run_id / f"{step}.e{context.lease.epoch}"
+        started = time.monotonic()
+        files = self.learner.publish(directory)
+        canary = self.learner.canary()
+        context.after_point("write", step)
+        metrics["publish_seconds"] = time.monotonic() - started
+        self._raise_alarms(step, metrics)
+        try:
+            context.ranks.transaction(
+                lambda connection: learner_commits.record_published(
+                    connection, context.lease, step, directory, files, metrics, canary
+                )
+            )
+        except FencedError:
+            shutil.rmtree(
+                directory, ignore_errors=True
+            )  # its name has this learner's epoch, so no other learner uses it
+            raise
+        context.after_point("publish", step)
+        if self._broadcast is not None:
+            context.ranks.on_rank_zero(self._send_to_engines)
+        self._retire_versions(directory.parent)
+
+    def close(self) -> None:
+        """Leave the broadcast group, if there is one."""
+        if self._broadcast is not None:
+            self._broadcast.close()
+
+    def _raise_alarms(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the step's alarms and add them to its metrics; write all of them to TensorBoard. Only on rank 0."""
+        if self.learner.rank != 0:
+            return
+        for name, meaning in alarms(metrics).items():
+            _LOG.warning("alarm", alarm=name, run=self.context.lease.run_id, step=step, meaning=meaning)
+            metrics[f"alarm_{name}"] = 1.0
+        self.context.tensorboard.write(step, metrics)
+
+    def _send_to_engines(self) -> None:
+        """Broadcast the newest version. An engine that misses it reads the files, brought to it by `learn.sync`."""
+        assert self._broadcast is not None
+        store = self.context.store
+        version = store.transaction(lambda connection: runs.newest_version(connection, self.context.lease.run_id))
+        assert version is not None
+        try:
+            store.run(self._broadcast.send(store.database, version, self.config.engine.keep_cache))
+        except StoreUnavailableError as error:
+            _LOG.warning("weights not sent", version=version.version, reason=str(error))
+
+    def _retire_versions(self, directory: Path) -> None:
+        """Delete the files of retired versions, and of versions that were written but never published."""
+        num_kept = self.config.training.kept_versions
+        if num_kept is None:
+            return
+        lease = self.context.lease
+        kept = self.context.ranks.transaction(
+            lambda connection: learner_commits.retire_versions(connection, lease, num_kept)
+        )
+        self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept, lease.epoch))

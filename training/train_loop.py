@@ -1,0 +1,256 @@
+"""The training loop of one rank, from its checkpoint to the last step of the run. It depends on neither Ray nor torchrun.
+
+One step, with the function of each arrow:
+
+    plan row (table `batch`, written by `planner.plan_step`)
+        | TrainLoop._wait_for_plan, TrainLoop._load_sequences        training/plan_loader.py
+    chains (token ids, trained mask, recorded logprobs)
+        | split_among_ranks, make_bins                               training/packing.py
+    bins (one forward pass each)
+        | TrainablePolicy.forward, token_loss, backward              training/policy_model.py, training/loss.py
+    gradients
+        | RankLearner.step -> RankLearner._update (clip, AdamW)      training/learner.py
+    new weights
+        | CheckpointWriter.start, .commit (every k steps)            training/checkpoint_writer.py
+        | Publisher.publish (every step): files, row, canary         training/publisher.py
+    published version
+        | WeightBroadcast.send (NCCL)                                training/weight_broadcast.py
+        | or the activity `learn.sync` (files)                       engine/weight_update.py
+    engines that serve the new weights
+
+A learner takes a lease that raises the run's epoch, loads the checkpoint and runs steps until the run ends. A kill at any
+line replays the steps after the checkpoint with the same contents, and the writes of a learner that was replaced match no
+row. Only rank 0 reads plans and writes the store; it sends every outcome to the other ranks, so that all ranks take the
+same next step.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+import torch
+import torch.distributed as dist
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.config import RunConfig
+from ratchet.errors import FencedError, StoreUnavailableError
+from ratchet.store import checkpoints, learner_commits, learners, runs, training_groups
+from ratchet.store.run_pause import pause_run
+from training import plan_loader
+from training.checkpoint_writer import CheckpointWriter
+from training.learner import RankLearner, StepResult
+from training.metrics import group_metrics, sequence_metrics, speed_metrics
+from training.plan_types import Plan, TrainingSequence
+from training.publisher import Publisher
+from training.rank_runtime import (
+    BlockingStore,
+    HeartbeatThread,
+    RankContext,
+    Ranks,
+    RankSettings,
+    TensorBoardLog,
+    lost_peer,
+)
+
+_LOG = structlog.get_logger()
+
+_POLL_SECONDS = 0.2
+
+
+def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] = lambda point, step: None) -> None:
+    """Run one rank until the run has ended, is paused, or another learner has taken over. Needs a process group.
+
+    `after_point(point, step)` is called after the points `plan`, `step`, `write` (of the weight files), `publish` (of
+    their row), `save` (of the checkpoint files) and `commit`; the fault tests end the process there.
+    """
+    torch.set_num_threads(settings.num_threads)
+    store = BlockingStore(settings.database_url)
+    try:
+        ranks = Ranks(store)
+        lease = ranks.transaction(lambda connection: learner_commits.take_lease(connection, settings.run_id))
+        heartbeat = HeartbeatThread(settings, lease, dist.get_world_size())
+        tensorboard = TensorBoardLog(settings.tensorboard if dist.get_rank() == 0 else None, lease)
+        with heartbeat.running(enabled=dist.get_rank() == 0):
+            _train_under_lease(RankContext(settings, lease, ranks, heartbeat, tensorboard, after_point))
+    except FencedError as error:
+        _LOG.info("learner stops", run=settings.run_id, reason=str(error))
+    finally:
+        store.close()
+
+
+def _train_under_lease(context: RankContext) -> None:
+    """Run the loop; record a failure of the config or the code with the run, so that a person sees its reason."""
+    lease = context.lease
+    try:
+        TrainLoop(context).run()
+    except ValueError as error:
+        # The config, model or batch cannot be trained; every rank raises it, and another start would not help.
+        reason = f"the learner cannot go on: {error}"
+        context.ranks.transaction(lambda connection: pause_run(connection, lease.run_id, reason, epoch=lease.epoch))
+        _LOG.error("learner stops", run=lease.run_id, reason=reason)
+    except (FencedError, StoreUnavailableError):
+        raise
+    except Exception as error:
+        # A bug, perhaps on this rank only. The other ranks wait in a collective, so this rank writes by itself and
+        # ends; that ends the others.
+        if not lost_peer(error):
+            reason = f"the learner failed {learner_commits.MAX_FAILURES} times: {_first_line(error)}"
+            world_size = context.heartbeat.world_size
+            context.store.transaction(
+                lambda connection: learner_commits.fail_run(connection, lease, world_size, reason)
+            )
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    """Return the error's type and first line; torch appends whole stack traces."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+@dataclass(slots=True, frozen=True)
+class _RunRecord:
+    """What the loop reads from the store at its start.
+
+    `model_path`: the run's version 0, which exists even if the user deletes the model that the config names.
+    `is_stored`: the run trains on the groups of another run, and has no rollouts of its own.
+    """
+
+    config: RunConfig
+    model_path: Path
+    is_stored: bool
+
+
+class TrainLoop:
+    """The steps of one rank. All ranks construct it and call `run` together."""
+
+    def __init__(self, context: RankContext) -> None:
+        """Load the model and the checkpoint. Raises ValueError if the config, model or checkpoint cannot be used."""
+        self.context = context
+        self.lease = context.lease
+        context.tensorboard.open()
+        record = context.store.transaction(lambda connection: _read_run(connection, context.lease.run_id))
+        self.config = record.config
+        self.is_stored = record.is_stored
+        self.learner = RankLearner(record.model_path, record.config)
+        self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
+        self.checkpoints = CheckpointWriter(context, self.learner)
+        if self.lease.uri is not None:
+            _warn_if_size_changed(context)
+            self.learner.load(self.lease.uri)
+
+    def run(self) -> None:
+        """Train from the checkpoint to the last step. Raises FencedError if the run ends or is taken over meanwhile."""
+        num_steps = self.config.training.steps
+        step = self.lease.step
+        _LOG.info("learner ready", run=self.lease.run_id, epoch=self.lease.epoch, step=step, rank=self.learner.rank)
+        while step < num_steps:
+            step += 1
+            self._train_step(step)
+            if step % self.config.training.checkpoint_every == 0 or step == num_steps:
+                self.checkpoints.start(step)
+        self.checkpoints.commit()
+        self.publisher.close()
+        self.context.heartbeat.set_phase("done", step)
+
+    def _train_step(self, step: int) -> None:
+        """Wait for the step's plan row, train it, and publish the new weights with the step's metrics."""
+        waiting = time.monotonic()
+        self.context.heartbeat.set_phase("waiting for a plan", step)
+        plan = self._wait_for_plan(step)
+        self.context.after_point("plan", step)
+
+        loading = time.monotonic()
+        self.context.heartbeat.set_phase("loading", step)
+        sequences = self._load_sequences(plan)
+
+        stepping = time.monotonic()
+        self.context.heartbeat.set_phase("stepping", step)
+        result = self.learner.step(plan, sequences)
+        if not result.finite:
+            self._pause_nonfinite(step)
+        self.context.after_point("step", step)
+
+        timings = {
+            "wait_for_batch_seconds": loading - waiting,
+            "load_seconds": stepping - loading,
+            "step_seconds": time.monotonic() - stepping,
+        }
+        self.publisher.publish(step, self._step_metrics(plan, sequences, result, timings))
+
+    def _wait_for_plan(self, step: int) -> Plan:
+        """Return the step's plan; commit a checkpoint that becomes complete while waiting. A collective."""
+        while (plan := self.context.ranks.on_rank_zero(lambda: self._poll_plan(step))) is None:
+            self.checkpoints.commit()
+        return plan
+
+    def _poll_plan(self, step: int) -> Plan | None:
+        """Poll for the plan row, on rank 0; return None if a checkpoint must be committed first.
+
+        Raises FencedError if the run has ended or another learner has taken over.
+        """
+        lease = self.lease
+        store = self.context.store
+        while not self.checkpoints.is_written():
+            planned = store.transaction(
+                lambda connection: learners.is_step_planned(connection, lease.run_id, lease.epoch, step)
+            )
+            if planned is None:
+                raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
+            if planned:
+                return store.transaction(lambda connection: plan_loader.load_plan(connection, lease.run_id, step))
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
+        trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
+        sequences = self.context.store.transaction(
+            lambda connection: plan_loader.load_sequences(connection, trained, plan.min_policy_step)
+        )
+        # The versions of another run do not give the age of a token relative to these weights.
+        return [replace(one, policy_steps=None) for one in sequences] if self.is_stored else sequences
+
+    def _step_metrics(
+        self, plan: Plan, sequences: list[TrainingSequence], result: StepResult, timings: dict[str, float]
+    ) -> dict[str, float]:
+        groups = self.context.store.transaction(
+            lambda connection: training_groups.consumed_groups(connection, self.lease.run_id, plan.step)
+        )
+        seconds = timings["step_seconds"]
+        speed = speed_metrics(result.metrics, seconds, self.learner.world_size, self.learner.peak_flops)
+        return result.metrics | timings | speed | group_metrics(groups) | sequence_metrics(plan.step, sequences)
+
+    def _pause_nonfinite(self, step: int) -> None:
+        """Pause the run and keep its batch, since a gradient is not finite. After a resume a new learner replays it.
+
+        Always raises FencedError, on every rank: this learner must not be used any more.
+        """
+        reason = f"step {step}: the gradient is not finite; its batch is kept and no weights were published"
+        lease = self.lease
+        self.context.ranks.transaction(
+            lambda connection: pause_run(connection, lease.run_id, reason, epoch=lease.epoch)
+        )
+        raise FencedError(f"run {lease.run_id} is paused: {reason}")
+
+
+async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
+    row = await runs.get_run(connection, run_id)
+    initial = await runs.newest_version(connection, run_id, 0)
+    assert row is not None
+    model_path = Path(initial.uri if initial else row.model_path)
+    return _RunRecord(RunConfig.model_validate(row.config), model_path, row.source_run_id is not None)
+
+
+def _warn_if_size_changed(context: RankContext) -> None:
+    """Warn if a replay is not bit-identical: it is only with the world size and threads that wrote the checkpoint."""
+    lease = context.lease
+    rows = context.store.transaction(lambda connection: checkpoints.list_checkpoints(connection, lease.run_id))
+    now = {"world_size": dist.get_world_size(), "num_threads": context.settings.num_threads}
+    before = [{name: getattr(row, name) for name in now} for row in rows if row.step == lease.step]
+    if before and before[0] != now:
+        _LOG.warning(
+            "the learner's size has changed: replayed steps are equal in contents, not in bits",
+            before=before[0],
+            now=now,
+        )
