@@ -1,7 +1,7 @@
-"""Canary: a fixed text that the learner and an engine both score; if they disagree, the engine does not serve its label.
+"""Canary: a fixed text that learner and engine both score; if they disagree, the engine does not serve its label.
 
-Version labels, checksums and digests can all pass while an engine computes with an old copy of a weight. Only its answers
-show it. No torch.
+Version labels, checksums and digests can all pass while an engine computes with an old copy of a weight. Only its
+answers show it. No torch.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _MAX_TOKENS = 96
 _MAX_MEAN_GAP = 0.1
 """In nats per token. bfloat16 on both sides differs by some hundredths, an old tied output layer by half a nat."""
 _OLD_GAP_RATIO = 0.25
-"""An engine whose scores are this much closer to the previous version has kept its weights, however small the step was."""
+"""An engine whose scores are this much closer to the previous version has kept its weights, even after a small step."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,8 +58,8 @@ def canary_row(ids: Sequence[int], logprobs: npt.NDArray[np.float32]) -> JsonObj
 def judge_canary(engine: npt.NDArray[np.float32], version: JsonObject, before: JsonObject | None) -> CanaryVerdict:
     """Decide whether an engine serves the version of its label.
 
-    `engine`: its scores, float32 (T - 1,). `version`: the learner's canary of the labelled version. `before`: the canary
-    of the version that the engine served until now, None if unknown.
+    `engine`: its scores, float32 (T - 1,). `version`: the learner's canary of the labelled version. `before`: the
+    canary of the version that the engine served until now, None if unknown.
     """
     gaps = np.abs(engine - np.array(version["logprobs"], dtype=np.float32))
     mean_gap = float(gaps.mean())

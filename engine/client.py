@@ -1,11 +1,10 @@
-"""The only HTTP client of vLLM: tokens in and out, pause and resume, the four-phase weight update, a probe of its routes.
+"""The only HTTP client of vLLM: tokens in and out, pause and resume, the weight update, a probe of its routes.
 
-Why here: vLLM's wire is no stable interface, so one file knows it, and one place turns its failures into our errors.
-Called by: the adapter (generate), `engine/weight_update.py` and `push.py` (weights, canary) and the engine's wrapper (health, probe, recovery).
+vLLM's HTTP interface is not stable, so it is used in this file only, which also turns its failures into our errors.
 
     failure                                         error
     cannot connect, connection lost, 5xx, 408, 429  EngineUnavailableError
-    any other 4xx, an answer that is not its JSON   EngineRejectedError
+    any other 4xx, an answer in an unknown form     EngineRejectedError
     a route missing from /openapi.json              MachineError, naming it
 """
 
@@ -22,8 +21,10 @@ import numpy.typing as npt
 import orjson
 
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
+from ratchet.types import JsonObject
 
-GENERATE, ABORT = "/inference/v1/generate", "/abort_requests"
+GENERATE = "/inference/v1/generate"
+ABORT = "/abort_requests"
 ROUTES = (
     GENERATE,
     ABORT,
@@ -40,20 +41,22 @@ ROUTES = (
     "/get_world_size",
 )
 _POOL_CALLS = 32
-# vLLM writes this where a logprob was NaN, -inf or missing: a clamped logprob is no logprob.
+"""Calls at a time per connection pool."""
 CLAMPED_LOGPROB = -9999.0
+"""vLLM's value for a logprob that was NaN, -inf or missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What one call samples with. Everything else is sent as "off", so that the logprobs are those of the plain softmax at T."""
+    """Sampling parameters of one call. All others are sent as off, so that logprobs are of the plain softmax at T."""
 
     max_tokens: int
     temperature: float
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
 
-    def wire(self) -> dict[str, Any]:
+    def wire(self) -> JsonObject:
+        """Return vLLM's `sampling_params`."""
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -72,12 +75,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class IdsText:
-    """A list of ids as JSON text without its brackets, in pieces: whoever sends a growing list need not write it anew each time."""
+    """A list of token ids as JSON text without its brackets, in pieces, so that a growing list is encoded only once."""
 
     pieces: tuple[bytes, ...]
 
     @staticmethod
     def of(ids: Sequence[int] | npt.NDArray[np.int32]) -> "IdsText":
+        """Encode a list of ids as one piece."""
         return IdsText(
             (orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1],)
         )
@@ -85,22 +89,25 @@ class IdsText:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One sampled output. `token_ids` int32 [T], `logprobs` float32 [T] or fewer where the engine gave fewer.
+    """One sampled output. `token_ids`: int32 (T,). `logprobs`: float32 (T,), or fewer if the engine gave fewer.
 
-    `version_spans`: [{"version", "start", "end"}] over the output, end exclusive; the label is "default" on an unlabelled engine.
-    `finish_reason`: stop, length or abort. A sampled stop id is the last of `token_ids`.
+    `version_spans`: [{"version", "start", "end"}] over the output, end exclusive; the version is "default" on an engine
+    without a label. `finish_reason`: stop, length or abort. A sampled stop id is the last of `token_ids`.
     """
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
-    version_spans: list[dict[str, Any]]
+    version_spans: list[JsonObject]
     finish_reason: str
     request_id: str = ""
     num_cached_tokens: int = field(default=0)
 
     @property
     def logprobs_valid(self) -> bool:
-        """Complete and finite, not clamped, and the version spans cover every token; planning masks those of an unlabelled engine."""
+        """Return whether all logprobs are finite and not clamped, and version spans cover every token.
+
+        Tokens of an engine without a label are valid here; planning masks them.
+        """
         covered = 0
         for span in self.version_spans:
             if span["start"] != covered:
@@ -111,15 +118,15 @@ class Generation:
 
 
 def generate_body(ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None) -> bytes:
-    """A request of the token route; the ids come last and are copied once."""
-    # vLLM refuses the characters of a version's name in a salt.
+    """Return the body of a request to the token route; the ids come last and are copied once."""
+    # A version's name has characters that vLLM refuses in a salt.
     salt = {"cache_salt": blake2b(cache_salt.encode(), digest_size=16).hexdigest()} if cache_salt else {}
     head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False, **salt})
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
 def _engine_request_id(request_id: str) -> str:
-    """vLLM's own name for a request on the token route."""
+    """Return vLLM's internal id of a request on the token route."""
     return f"generate-tokens-{request_id}"
 
 
@@ -130,10 +137,15 @@ class _Pool:
 
 
 class EngineClient:
-    """Connections to one vLLM server at `address` (http://host:port). Safe to share between tasks of one event loop."""
+    """Client of one vLLM server. Safe to share between tasks of one event loop.
+
+    Every call raises EngineUnavailableError or EngineRejectedError as in the table above.
+    """
 
     def __init__(self, address: str, timeout_seconds: float = 30) -> None:
-        self.address, self._timeout_seconds = address.rstrip("/"), timeout_seconds
+        """`address`: http://host:port. `timeout_seconds`: time limit of calls that have none of their own."""
+        self.address = address.rstrip("/")
+        self._timeout_seconds = timeout_seconds
         self._pools: list[_Pool] = []
 
     async def __aenter__(self) -> Self:
@@ -145,13 +157,13 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close all connections."""
         for pool in self._pools:
             await pool.http.aclose()
 
     @contextmanager
     def _pool(self) -> Iterator[httpx.AsyncClient]:
-        """The first pool with room. httpx looks at all connections of a pool for every call: with a thousand in one that takes
-        milliseconds each time."""
+        """Yield the first pool with room. httpx scans all connections of a pool per call; 1,000 take milliseconds."""
         pool = next((one for one in self._pools if one.num_calls < _POOL_CALLS), None)
         if pool is None:
             self._pools.append(pool := _Pool(self._new_pool()))
@@ -165,12 +177,12 @@ class EngineClient:
         return httpx.AsyncClient(
             base_url=self.address,
             timeout=httpx.Timeout(self._timeout_seconds, connect=5),
-            # uvicorn closes idle connections after 5 s: ours go first, or a call would now and then meet a closing one.
+            # uvicorn closes idle connections after 5 s. They are closed earlier here, or a call could use a closing
+            # one.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=_POOL_CALLS, keepalive_expiry=2),
             trust_env=False,
-            verify=self.address.startswith(
-                "https:"
-            ),  # else reading the machine's certificates would stop all calls for a moment
+            # Without https, do not read the machine's certificates: it blocks the event loop.
+            verify=self.address.startswith("https:"),
         )
 
     # ------------------------------------------------------------ tokens
@@ -182,8 +194,10 @@ class EngineClient:
         request_id: str,
         version: str | None = None,
     ) -> Generation:
-        """Samples one continuation of `ids`. No time limit of its own: cancelling the task closes the connection, and vLLM aborts.
-        `version` salts the prefix cache: blocks that other weights left there are never shared."""
+        """Sample one continuation of `ids`, without a time limit; cancelling the task makes vLLM abort the request.
+
+        `version` salts the prefix cache, so that blocks computed with other weights are never shared.
+        """
         content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id, version)
         reply = await self._call("POST", GENERATE, content=content, timeout=httpx.Timeout(None, connect=5))
         try:
@@ -194,7 +208,7 @@ class EngineClient:
             ) from error
 
     async def score(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Logprobs of ids[1:], each given all before it, at temperature 1: float32 [len(ids) - 1]."""
+        """Return the logprobs of ids[1:], each given all ids before it, at temperature 1: float32 (len(ids) - 1,)."""
         prompt = np.ascontiguousarray(ids, dtype=np.int32)
         sampling = Sampling(max_tokens=1, temperature=1.0).wire() | {"prompt_logprobs": 0}
         body = {"token_ids": prompt, "sampling_params": sampling, "stream": False}
@@ -207,25 +221,32 @@ class EngineClient:
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Ends these calls of `generate`; unknown ones are ignored. With an empty list nothing is asked: vLLM would end all."""
+        """Abort these calls of `generate`; unknown ids are ignored. An empty list is not sent: vLLM would abort all."""
         if request_ids:
             await self._call("POST", ABORT, body={"request_ids": [_engine_request_id(one) for one in request_ids]})
 
     # ------------------------------------------------------------ weights
 
     async def pause(self, mode: str = "keep", clear_cache: bool = True) -> None:
-        """Freezes running requests. `keep` with `clear_cache` recomputes their caches on resume, so logprobs match the new weights."""
+        """Pause generation. Mode `keep` keeps running requests; with `clear_cache` their caches are computed again.
+
+        That happens at `resume`, so that logprobs match the new weights.
+        """
         await self._call("POST", "/pause", params={"mode": mode, "clear_cache": "true" if clear_cache else "false"})
 
     async def resume(self) -> None:
+        """Resume generation."""
         await self._call("POST", "/resume")
 
     async def is_paused(self) -> bool:
+        """Return whether generation is paused."""
         return bool((await self._call("GET", "/is_paused"))["is_paused"])
 
     async def init_weight_transfer(self, root: str | None = None, nccl: Mapping[str, Any] | None = None) -> None:
-        """Names the directory below which published policies lie (None: as before), and the NCCL group to join (None: none), in the fields
-        of vLLM's NCCLWeightTransferInitInfo; with a group it answers once all its ranks are there. May be called again at any time.
+        """Set the root directory of published policies, and the NCCL group to join. May be called again at any time.
+
+        `root` None keeps the current root. `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with
+        a group, the call returns once all its ranks have joined.
         """
         info = {"root": root, "nccl": None if nccl is None else dict(nccl)}
         await self._call(
@@ -233,35 +254,38 @@ class EngineClient:
         )
 
     async def num_workers(self) -> int:
-        """Processes of the engine that hold weights."""
+        """Return the number of the engine's processes that hold weights."""
         return int((await self._call("GET", "/get_world_size"))["world_size"])
 
     async def start_update(self) -> None:
+        """Start a weight update; vLLM refuses it if one is open."""
         await self._call("POST", "/start_weight_update")
 
     async def update(self, files: Sequence[str], sha256: Sequence[str]) -> None:
-        """Loads safetensors `files` (relative to the root). All digests are checked first: on a mismatch the weights stay as they
-        are, the update is closed and EngineUnavailableError carries vLLM's words."""
+        """Load safetensors `files`, relative to the root, after checking all digests.
+
+        On a mismatch the weights stay as they are, the update is closed, and EngineUnavailableError has vLLM's reason.
+        """
         info = {"files": list(files), "sha256": list(sha256)}
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
 
     async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
-        """Takes these tensors, in this order, from rank 0 of the NCCL group; answers once all have come."""
+        """Receive these tensors, in this order, from rank 0 of the NCCL group; returns once all are received."""
         info = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
 
     async def finish_update(self, version: str | None) -> None:
-        """Closes the update and labels the weights `version`; None keeps the label."""
+        """Close the update and label the weights `version`; None keeps the label."""
         await self._call(
             "POST", "/finish_weight_update", body={"weight_version": version}, timeout=httpx.Timeout(600, connect=5)
         )
 
     async def set_version(self, version: str) -> None:
-        """Labels the weights without changing them."""
+        """Label the weights without changing them."""
         await self._call("POST", "/update_weight_version", body={"new_version": version})
 
     async def version(self) -> str | None:
-        """The label of the weights; None where none was ever given."""
+        """Return the label of the weights, or None if they have none."""
         label = (await self._call("GET", "/weight_info")).get("weight_version")
         return None if label in (None, "default") else str(label)
 
@@ -276,7 +300,7 @@ class EngineClient:
         return True
 
     async def probe(self) -> None:
-        """Checks that the server has every route used here: raises MachineError with the first that is missing."""
+        """Check that the server has every route of ROUTES. Raises MachineError naming the first that is missing."""
         paths = (await self._call("GET", "/openapi.json")).get("paths", {})
         for route in ROUTES:
             if route not in paths:
@@ -293,15 +317,13 @@ class EngineClient:
         params: dict[str, str] | None = None,
         timeout: httpx.Timeout | None = None,
         content: bytes | None = None,
-    ) -> dict[str, Any]:
-        """`content`: a body that is written already."""
+    ) -> JsonObject:
+        """Send a request and return its JSON object. `content`: a body that is encoded already, instead of `body`."""
         if body is not None:
             content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"content-type": "application/json"} if content is not None else {}
-        if path != GENERATE:
-            headers["connection"] = (
-                "close"  # after an error of its own uvicorn closes a connection that it has just offered again
-            )
+        if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
+            headers["connection"] = "close"
         extra = {} if timeout is None else {"timeout": timeout}
         try:
             with self._pool() as http:
@@ -323,7 +345,7 @@ class EngineClient:
         return answer if isinstance(answer, dict) else {}
 
 
-def _generation(reply: dict[str, Any]) -> Generation:
+def _generation(reply: JsonObject) -> Generation:
     choice = reply["choices"][0]
     ids = np.array(choice["token_ids"] or [], np.int32)
     entries = (choice.get("logprobs") or {}).get("content") or []

@@ -1,7 +1,7 @@
-"""vLLM as a process of this machine: its command line, its environment, and that none outlives us and none of others is ended.
+"""Run vLLM as a process of this machine: its command line and environment, and its end.
 
-Why here: whoever reads how an engine is kept honest need not read how a process group is found and ended.
-Called by: `engine.py`.
+vLLM starts processes of its own. All of them end with the wrapper, and no process of another engine is ended: they are
+found by a marker in their environment.
 """
 
 import asyncio
@@ -25,45 +25,61 @@ from ratchet.errors import MachineError
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
-"""In the environment of every process of this vLLM, whatever it forks, so that it is known as ours."""
+"""Environment variable of all processes of one vLLM, inherited by those that it starts; its value is the pidfile."""
 
 
 class EngineSettings(BaseModel):
-    """What `ratchet engine` needs. `extra_args` go to vLLM as they stand and win over ours."""
+    """Settings of one engine, from the options of `ratchet engine`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_path: Path
-    """The model to serve while no open run has published a policy."""
+    """The model that is served while no open run has published a policy."""
     port: int
+    """TCP port that vLLM listens on."""
     database_url: str
+    """URL of the Postgres database, in which the engine is registered."""
     state_dir: Path
-    """Where the pidfile lies."""
+    """Directory of the pidfile."""
     policies_root: Path
-    """The directory below which every published policy lies; weight updates from elsewhere are refused."""
+    """The directory below which every published policy lies; weight updates from other directories are refused."""
     host: str = "127.0.0.1"
-    """Address that vLLM listens on and that the adapter connects to. Its weight routes know no password: loopback or a private network."""
+    """Address that vLLM listens on and that the adapter connects to.
+
+    vLLM's weight routes have no password, so it must be the loopback address or one of a private network.
+    """
     dtype: str = "auto"
+    """Data type of the weights and activations, as vLLM's `--dtype`; auto takes the model's own."""
     max_model_len: int | None = None
-    """Tokens of prompt and output of one call; None leaves it to the model's own configuration."""
+    """Highest number of tokens of prompt and output of one call; None takes it from the model's configuration."""
     max_num_seqs: int = 64
+    """Highest number of requests that vLLM computes at the same time."""
     kv_cache_gib: int | None = None
-    """Memory for the KV cache on a CPU, in GiB; None leaves it to vLLM. A GPU is told by `--gpu-memory-utilization` in extra_args."""
+    """Memory for the KV cache on a CPU, in GiB; None leaves it to vLLM.
+
+    For a GPU, use vLLM's `--gpu-memory-utilization` in `extra_args`.
+    """
     num_threads: int | None = None
-    """Compute threads on a CPU; None leaves it to vLLM."""
+    """Number of compute threads on a CPU; None leaves it to vLLM."""
     extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM, which override those set here."""
 
     @property
     def address(self) -> str:
+        """The engine's URL, under which it is registered."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def pidfile(self) -> Path:
+        """The file with the pids of the wrapper and of vLLM."""
         return self.state_dir / f"engine-{self.port}.pid"
 
     @property
     def sockets(self) -> Path:
-        """Where vLLM's own processes meet; short, because a socket's path has at most 107 bytes. What a killed vLLM leaves lies here."""
+        """The directory of the sockets of vLLM's own processes, which also holds what a killed vLLM leaves.
+
+        Its path is short, since a socket's path has at most 107 bytes.
+        """
         return (
             Path(tempfile.gettempdir())
             / f"ratchet-engine-{hashlib.sha256(bytes(self.pidfile.resolve())).hexdigest()[:12]}"
@@ -71,24 +87,15 @@ class EngineSettings(BaseModel):
 
 
 def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
-    """vLLM's command line. (The `vllm` console script fails on the CPU build: it looks for another distribution's metadata.)"""
-    arguments = [
-        "--model",
-        str(model),
-        "--served-model-name",
-        "policy",
-        "--host",
-        settings.host,
-        "--port",
-        str(settings.port),
-    ]
+    """Return vLLM's command line.
+
+    The `vllm` console script is not used: it fails on the CPU build, which has the metadata of another distribution.
+    """
+    arguments = ["--model", str(model), "--served-model-name", "policy"]
+    arguments += ["--host", settings.host, "--port", str(settings.port)]
     arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", settings.dtype]
-    arguments += [
-        "--max-num-seqs",
-        str(settings.max_num_seqs),
-        "--weight-transfer-config",
-        f'{{"backend":"{BACKEND}"}}',
-    ]
+    arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
+    arguments += ["--weight-transfer-config", f'{{"backend":"{BACKEND}"}}']
     arguments += ["--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]
@@ -96,6 +103,7 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
 
 
 def vllm_environment(settings: EngineSettings) -> dict[str, str]:
+    """Return the environment of vLLM: this process's, with the settings' variables."""
     values = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # mounts pause, resume and the weight routes
@@ -113,7 +121,7 @@ def vllm_environment(settings: EngineSettings) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """vLLM for as long as the block runs, and nothing of it afterwards."""
+    """Run vLLM during the block; none of its processes is left afterwards."""
     shutil.rmtree(settings.sockets, ignore_errors=True)
     settings.sockets.mkdir(mode=0o700)
     process = await asyncio.create_subprocess_exec(
@@ -130,11 +138,12 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
 
 
 def _die_with_parent() -> None:
-    """In the child: Linux kills it when the wrapper dies, be it by SIGKILL."""
+    """In the child, before exec: make Linux kill it when the wrapper dies, also by SIGKILL."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def port_taken(host: str, port: int) -> bool:
+    """Return whether the port cannot be listened on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -145,15 +154,15 @@ def port_taken(host: str, port: int) -> bool:
 
 
 def _write_pidfile(pidfile: Path, server_pid: int) -> None:
-    """Line 1: wrapper, line 2: vLLM, each as pid and kernel start time (a pid alone may be another's by now)."""
+    """Write a line for the wrapper and one for vLLM: pid and kernel start time, since a pid may be used again."""
     pidfile.parent.mkdir(parents=True, exist_ok=True)
     pidfile.write_text("".join(f"{pid} {_start_time(pid)}\n" for pid in (os.getpid(), server_pid)))
 
 
 def end_leftover_engines(settings: EngineSettings) -> None:
-    """Kills what a killed wrapper left behind: the members of its vLLM's session that carry our marker.
+    """Kill the processes that a killed wrapper left: those of its vLLM's session that have this engine's marker.
 
-    Raises MachineError where the recorded wrapper still lives.
+    Raises MachineError if the recorded wrapper is still alive.
     """
     try:
         (wrapper, started), (server, _) = (line.split() for line in settings.pidfile.read_text().splitlines())
@@ -161,18 +170,19 @@ def end_leftover_engines(settings: EngineSettings) -> None:
         return
     if int(wrapper) != os.getpid() and _start_time(int(wrapper)) == int(started):
         raise MachineError(
-            f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper}); end it or choose another engine port"
+            f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper}); "
+            "end it or choose another engine port"
         )
     while members := session_members(int(server), settings):
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    _forget(settings)
+    _remove_files(settings)
 
 
 async def _end_group(process: asyncio.subprocess.Process, settings: EngineSettings) -> None:
-    """SIGTERM to all of vLLM, SIGKILL to what is left after some seconds."""
+    """Send SIGTERM to all processes of vLLM, and SIGKILL to those that are left after STOP_SECONDS."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
@@ -182,16 +192,16 @@ async def _end_group(process: asyncio.subprocess.Process, settings: EngineSettin
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     await process.wait()
-    _forget(settings)
+    _remove_files(settings)
 
 
-def _forget(settings: EngineSettings) -> None:
+def _remove_files(settings: EngineSettings) -> None:
     settings.pidfile.unlink(missing_ok=True)
     shutil.rmtree(settings.sockets, ignore_errors=True)
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from `state` on; empty where there is no such process or it is a zombie."""
+    """Return the fields of /proc/<pid>/stat from `state` on; empty if there is no such process or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -205,7 +215,7 @@ def _start_time(pid: int) -> int | None:
 
 
 def session_members(session: int, settings: EngineSettings) -> list[int]:
-    """Processes of a session that carry this engine's marker."""
+    """Return the pids of a session's processes that have this engine's marker."""
     mark = f"{_MARKER}={settings.pidfile.resolve()}".encode()
     members = []
     for entry in Path("/proc").iterdir():

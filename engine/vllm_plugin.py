@@ -1,8 +1,8 @@
 """vLLM plug-in: register the weight-transfer backend `disk` in every process of vLLM.
 
-vLLM calls `register_weight_backend` through the entry point group `vllm.general_plugins`; `--weight-transfer-config` selects
-the backend. The backend itself is in `engine/vllm_weight_transfer.py`. This module is also imported by processes without
-vLLM, so it imports vLLM only on call; that import takes ten seconds.
+vLLM calls `register_weight_backend` through the entry point group `vllm.general_plugins`; `--weight-transfer-config`
+selects the backend. The backend itself is in `engine/vllm_weight_transfer.py`. This module is also imported by
+processes without vLLM, so it imports vLLM only on call; that import takes ten seconds.
 """
 
 from collections.abc import Iterator, Sequence

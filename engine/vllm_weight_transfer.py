@@ -1,13 +1,14 @@
 """The weight-transfer backend `disk` inside vLLM: load published files into the running model, or receive them by NCCL.
 
-Only vLLM imports this module (`engine/vllm_plugin.py` registers it by name), so it may import vLLM at module level. Files
-work wherever they are visible, with or without a GPU. Tensors come from `training/weight_broadcast.py` by vLLM's own NCCL
-receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it reads.
+Only vLLM imports this module (`engine/vllm_plugin.py` registers it by name), so it may import vLLM at module level.
+Files work wherever they are visible, with or without a GPU. Tensors come from `training/weight_broadcast.py` by
+vLLM's own NCCL receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it
+reads.
 
-    init   {"root": DIR, "nccl": {...}}                    root directory of all policies; NCCL group to join; each may be null
-    update {"files": [relative], "sha256": [hex]}          check all digests, then load all tensors of the model
-           {"names": [], "dtype_names": [], "shapes": []}  receive these tensors, in this order, from rank 0 of the group
-    start, finish                                          no effect here; vLLM opens and closes the update, and labels it
+    init   {"root": DIR, "nccl": {...}}             root directory of all policies and NCCL group to join, or null
+    update {"files": [relative], "sha256": [hex]}   check all digests, then load all tensors of the model
+           {"names", "dtype_names", "shapes": []}   receive these tensors, in this order, from rank 0 of the group
+    start, finish                                   no effect here; vLLM opens, closes and labels the update
 """
 
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             self._nccl = receiver
 
     def start_weight_update(self) -> None:
-        """Do nothing yet: layer-wise reloading removes the parameters, and a refused update must leave them in place."""
+        """Do nothing yet: layer-wise reloading removes the parameters, and a refused update must keep them."""
 
     def receive_weights(self, update_info: DiskUpdateInfo) -> None:
         """Replace the model's weights. Raises ValueError, with the weights unchanged, if a file is not as announced."""
@@ -74,8 +75,8 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         paths = checked_paths(self._root, update_info.files, update_info.sha256)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(read_tensors(paths))
-        # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must stay
-        # usable.
+        # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must
+        # stay usable.
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
 
@@ -110,8 +111,8 @@ def _repack_tied_head(model: Any) -> None:
     """On a CPU, give an output layer that shares the embedding's weights a new packed copy of them.
 
     vLLM packs linear weights for its CPU kernels and repacks a layer when the checkpoint has tensors for it. A tied
-    `lm_head` has none, so it would compute logits with the first weights for ever (0.5 in logprob on a small Qwen3, found
-    by comparing with transformers). Layer-wise reloading of vLLM 0.32 does not handle this case.
+    `lm_head` has none, so it would compute logits with the first weights for ever (0.5 in logprob on a small Qwen3,
+    found by comparing with transformers). Layer-wise reloading of vLLM 0.32 does not handle this case.
     """
     if not current_platform.is_cpu():
         return

@@ -9,19 +9,20 @@
 States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
 `ratchet/store/engines.py` that names the state it expects. A pause is a lease: its holder writes `paused_until` first.
 
-| from            | to          | by                | when                                                               |
-|-----------------|-------------|-------------------|--------------------------------------------------------------------|
-| none, any       | starting    | wrapper           | it starts; the row loses its version and its lease                 |
-| starting        | ready       | wrapper           | vLLM is up with the newest version, and the canary passes          |
-| ready           | syncing     | sync or broadcast | lease of 60 s, before vLLM is paused                               |
-| ready           | syncing     | wrapper           | a version was missed at the start or in a silence; lease of 600 s  |
-| syncing         | syncing     | lease holder      | sync and broadcast renew their lease every 15 s                    |
-| syncing, lapsed | syncing     | wrapper           | takes over the pause, and loads the newest version; lease of 600 s |
-| syncing         | ready       | lease holder      | the weights are loaded and the canary passes                       |
-| syncing         | quarantined | sync or broadcast | the canary fails                                                   |
-| any             | gone        | wrapper           | it ends; it ends itself after quarantine and if its canary fails   |
+| from            | to          | by                | when                                                           |
+|-----------------|-------------|-------------------|----------------------------------------------------------------|
+| none, any       | starting    | wrapper           | it starts; the row loses its version and its lease             |
+| starting        | ready       | wrapper           | vLLM is up with the newest version, and the canary passes      |
+| ready           | syncing     | sync or broadcast | takes a lease of 60 s before vLLM is paused                    |
+| ready           | syncing     | wrapper           | missed a version at the start or in a silence; lease of 600 s  |
+| syncing         | syncing     | sync or broadcast | renews its lease every 15 s                                    |
+| syncing, lapsed | syncing     | wrapper           | takes over the pause, loads the newest version; lease of 600 s |
+| syncing         | ready       | lease holder      | the weights are loaded and the canary passes                   |
+| syncing         | quarantined | sync or broadcast | the canary fails                                               |
+| any             | gone        | wrapper           | it ends, also by itself after quarantine or a failed canary    |
 
-Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes over.
+Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes
+over.
 """
 
 import asyncio

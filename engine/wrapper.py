@@ -58,8 +58,9 @@ async def run_engine(settings: EngineSettings) -> None:
 class EngineWrapper:
     """The supervision of one vLLM process.
 
-    `loaded`: the version that the wrapper itself loaded last; `learn.sync` or the broadcast may have loaded newer ones.
-    `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of vLLM, monotonic clock.
+    `loaded`: the version that the wrapper itself loaded last; `learn.sync` or the broadcast may have loaded newer
+    ones. `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of vLLM,
+    monotonic clock.
     """
 
     def __init__(self, settings: EngineSettings, database: Database, client: EngineClient, stop: asyncio.Event) -> None:

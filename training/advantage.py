@@ -1,12 +1,13 @@
-"""Rewards → advantages, over the rollouts of one group. Pure Python, no torch: the planner runs in a worker.
+"""Compute advantages from the rewards of one group. Pure Python, no torch: planning runs in an activity worker.
 
-Why here: one reward and one advantage per rollout, whatever its number of chains; it stands undivided on every trained token.
-Called by: `training/planner.py`.
+Each rollout has one reward and one advantage, for any number of chains; every trained token gets it undivided.
 
 mean           r - mean: Dr. GRPO, arXiv 2503.20783
 std            (r - mean) / std: GRPO, arXiv 2402.03300
 leave_one_out  r - mean of the others: RLOO, arXiv 2402.14740
-batch          (r - mean) / std of all such differences in the step: REINFORCE++-baseline, arXiv 2501.03262; ScaleRL, arXiv 2510.13786
+batch          (r - mean) / std of all such differences in the step: REINFORCE++-baseline, arXiv 2501.03262;
+               ScaleRL, arXiv 2510.13786
+shuffled       the advantages of `mean`, permuted within the group: a control in which rewards carry no information
 """
 
 import random
@@ -20,18 +21,19 @@ _EPSILON = 1e-6
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Equal rewards compare to nothing: every advantage would be 0."""
+    """Return whether the rewards differ; with equal rewards every advantage is 0."""
     return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
 def advantages(rewards: Sequence[float], baseline: str, seed: str) -> list[float]:
-    """One advantage per reward, in order.
+    """Return one advantage per reward, in order.
 
-    `shuffled` permutes the mean-centred advantages within the group by `seed`: a control that keeps every statistic and loses the
-    verdicts' meaning. `batch` still has to be divided (`over_batch`). `module:function` is called with the list of rewards.
+    `baseline` is a name of the table above, or `module:function`, which is called with the list of rewards. `batch` is
+    only centred here; `over_batch` divides it. `seed` fixes the permutation of `shuffled`. Raises ValueError if the
+    function cannot be imported or does not return one finite number per reward.
     """
     if ":" in baseline:
-        return _own(rewards, baseline)
+        return _custom_advantages(rewards, baseline)
     mean = fmean(rewards)
     centred = [reward - mean for reward in rewards]
     if baseline == "std":
@@ -45,21 +47,24 @@ def advantages(rewards: Sequence[float], baseline: str, seed: str) -> list[float
 
 
 def over_batch(values: Sequence[float]) -> list[float]:
-    """The second half of `batch`: all the step's mean-centred rewards, divided by their common deviation. No group weighs more for being
-    certain, as it does where each is divided by its own.
+    """Divide all mean-centred rewards of the step by their common standard deviation: the second half of `batch`.
+
+    Dividing each group by its own deviation gives groups with little variance more weight; this does not.
     """
     scale = pstdev(values) + _EPSILON
     return [value / scale for value in values]
 
 
 def weigh_negative(value: float, weight: float) -> float:
-    """Zhu et al. (arXiv 2506.01347) take positive and negative samples apart like this. The positive ones make a policy surer of what it
-    does already; the negative ones keep it varied, and push a small one, in a few rollouts, off what it had learned before.
+    """Multiply a negative advantage by `weight` (Zhu et al., arXiv 2506.01347).
+
+    Positive samples sharpen the policy. Negative samples keep its entropy, but with few rollouts they can make a small
+    policy forget what it had learned.
     """
     return value if value > 0 else value * weight
 
 
-def _own(rewards: Sequence[float], path: str) -> list[float]:
+def _custom_advantages(rewards: Sequence[float], path: str) -> list[float]:
     try:
         function = import_object(path)
     except ImportError as error:
@@ -67,6 +72,7 @@ def _own(rewards: Sequence[float], path: str) -> list[float]:
     values = [float(value) for value in function(list(rewards))]
     if len(values) != len(rewards) or not all(map(isfinite, values)):
         raise ValueError(
-            f"training.advantage {path}: returned {values} for the rewards {list(rewards)}; expected one finite number each"
+            f"training.advantage {path}: returned {values} for the rewards {list(rewards)}; "
+            "expected one finite number each"
         )
     return values

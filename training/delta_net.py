@@ -1,10 +1,11 @@
-"""Gated DeltaNet over a prefix tree: the recurrent state and the taps of the convolution fork where the tree does.
+"""Gated DeltaNet layers (arXiv 2412.06464) over a prefix tree: state and convolution fork where the tree forks.
 
-Why here: these layers have no attention that a mask or a block could cut; a token's past is a state, handed from parent to child. What a
-chain computes alone is computed here once per segment: exact, in the order of the tree. arXiv 2412.06464 is the layer.
-Called by: `training/policy_model.py`, which puts it into the Qwen3.5 family's layers. `segments` reach it as they reach attention.
+These layers have no attention that blocks could restrict. A token's past is a state, which is passed here from a
+segment to its children, so that each segment is computed once and exactly. `training/policy_model.py` installs it in
+the layers of the Qwen3.5 family; `segments` reach them as they reach attention.
 
-Shape legend: T = tokens of the tree, C = channels of the convolution, K = its taps, H = value heads, D = size of a head.
+Shape legend: T = tokens of the tree, C = channels of the convolution, K = its taps, H = value heads, D = size of a
+head.
 """
 
 import sys
@@ -20,7 +21,7 @@ from training.prefix_tree import Segment
 
 
 def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, device: torch.device) -> Tensor:
-    """(K, T): for each tap k the token k places before, along the chain; `num_tokens` where the chain had not begun."""
+    """Return (K, T): for tap k the token k places before along the chain, `num_tokens` before the chain's start."""
     before = torch.arange(-1, num_tokens, device=device)[: num_tokens + 1]
     before[num_tokens] = num_tokens
     for segment in segments:
@@ -32,7 +33,7 @@ def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, devi
 
 
 def tree_convolution(inputs_TC: Tensor, weight_CK: Tensor, earlier_KT: Tensor) -> Tensor:
-    """(T, C): the causal depthwise convolution, its window following each token's ancestors. The last tap is the token itself."""
+    """Return (T, C): the causal depthwise convolution over each token's ancestors. The last tap is the token itself."""
     padded = torch.cat([inputs_TC, inputs_TC.new_zeros(1, inputs_TC.shape[1])])
     taps = len(earlier_KT)
     total = padded[earlier_KT[0]] * weight_CK[:, taps - 1]
@@ -44,11 +45,11 @@ def tree_convolution(inputs_TC: Tensor, weight_CK: Tensor, earlier_KT: Tensor) -
 def tree_delta_rule(
     rule: Any, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
 ) -> Tensor:
-    """(1, T, H, D): the delta rule over each segment from its parent's last state; parents come before their children."""
+    """Return (1, T, H, D): the delta rule `rule` over each segment, started from its parent's last state."""
     parents = {segment.parent for segment in segments}
     states: dict[int, Tensor] = {}
     outputs = []
-    for number, segment in enumerate(segments):
+    for number, segment in enumerate(segments):  # parents come before their children
         part = slice(segment.start, segment.end)
         output, state = rule(
             query[:, part],
@@ -66,13 +67,14 @@ def tree_delta_rule(
     return torch.cat(outputs, 1)
 
 
-def _forward(
+def _layer_forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any
 ) -> Tensor:
-    """As the layer's own forward, with `segments` among the keywords; without them, the layer's own."""
+    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them."""
     segments: Sequence[Segment] | None = more.pop("segments", None)
     if segments is None:
-        return type(self).forward(self, hidden_states, cache_params, attention_mask, **more)  # type: ignore[no-any-return]
+        plain: Tensor = type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
+        return plain
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
     num_tokens = hidden_states.shape[1]
     earlier_KT = earlier_tokens(segments, num_tokens, self.conv_kernel_size, hidden_states.device)
@@ -93,7 +95,7 @@ def _forward(
 
 
 def fork_states(model: nn.Module) -> None:
-    """Every Gated DeltaNet layer of `model` follows the segments it is given from now on."""
+    """Make every Gated DeltaNet layer of `model` follow the segments that it is given."""
     for module in model.modules():
         if type(module).__name__ in ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"):
-            module.forward = MethodType(_forward, module)
+            module.forward = MethodType(_layer_forward, module)

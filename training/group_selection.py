@@ -51,7 +51,7 @@ def has_enough_groups(num_useful: int, num_consumed: int, training: TrainingConf
 
 
 async def plannable(connection: AsyncConnection, run_id: str, training: TrainingConfig) -> bool:
-    """Return whether `plan_step` should run: a planned step is not trained yet, or enough groups are ready for the next.
+    """Return whether `plan_step` should run: a planned step is not trained, or enough groups are ready for the next.
 
     Staleness is not checked here. If it leaves too few groups, `plan_step` consumes the expired ones and returns None.
     """
@@ -86,7 +86,8 @@ async def _pause_without_signal(connection: AsyncConnection, run_id: str, step: 
         return
     reason = (
         f"{count} groups in a row gave no step {step}: the rewards within each were equal, or its tokens too old. "
-        "Look at `ratchet rollouts`; other tasks, another temperature or a start from an earlier step (init_from) may help"
+        "Look at `ratchet rollouts`; other tasks, another temperature or a start from an earlier step (init_from) "
+        "may help"
     )
     await pause_run(connection, run_id, reason)
 

@@ -187,7 +187,7 @@ class RankLearner:
         return UpdateNorms(value, float(squared.sqrt()))
 
     def publish(self, directory: Path) -> list[JsonObject]:
-        """Write the model in its own dtype, on rank 0, and return its files; the other ranks return []. A collective."""
+        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective."""
         state = get_model_state_dict(self.policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if self.rank != 0:
             return []

@@ -1,25 +1,26 @@
-"""One loss kernel per token, with named presets.
+"""The policy-gradient loss per token, with named presets.
 
-Why here: a preset says what one token contributes, a reducer (`training/token_weights.py`) how much it counts; nothing else scales a gradient.
-Called by: `training/learner.py`.
+A preset defines the loss of one token, and a reducer (`training/token_weights.py`) its weight; nothing else scales a
+gradient.
 
-Two-policy form: the ratio r is exp(logprob now - logprob recorded when the token was sampled); no third "old" policy exists. Asynchronous
-agents lose that one (arXiv 2605.12070), and ours record every token's own probability.
+All presets use two policies: the ratio r is exp(logprob now - logprob recorded when the token was sampled). There is no
+third "old" policy: asynchronous agents do not have it any more (arXiv 2605.12070), and every token's own probability is
+recorded here.
 
 grpo     min(r A, clip(r) A): PPO's clip (arXiv 1707.06347), clipped alike on both sides: GRPO, arXiv 2402.03300
 dr_grpo  the same clip; with mean-centred advantages and a constant denominator: Dr. GRPO, arXiv 2503.20783
 dapo     the same clip, wider above than below, with the mean over all tokens: DAPO, arXiv 2503.14476
 gspo     the clip of the turn's ratio, which is the geometric mean of its tokens': GSPO-token, arXiv 2507.18071
 cispo    stop-gradient of the capped ratio, times A logprob: MiniMax-M1, arXiv 2506.13585
-tis      the same with a tighter cap, read as truncated importance sampling against the sampling engine: Yao et al. 2025, "Your efficient RL
-         framework secretly brings you off-policy RL training"
+tis      the same with a tighter cap: truncated importance sampling against the sampling engine, Yao et al. 2025, "Your
+         efficient RL framework secretly brings you off-policy RL training"
 icepop   r A, but tokens with r outside [mask_low, mask_high] get no gradient: Ring-1T, arXiv 2510.18855
-seq_mis  stop-gradient of the turn's ratio, the product of its tokens', times A logprob; turns above ratio_cap get no gradient: masked
-         importance sampling, Liu, Li et al. 2025, "When speed kills stability"
-sft      -logprob, whatever A and r are
+seq_mis  stop-gradient of the turn's ratio, the product of its tokens', times A logprob; turns above ratio_cap get no
+         gradient: masked importance sampling, Liu, Li et al. 2025, "When speed kills stability"
+sft      -logprob, independent of A and r
 
-The sequence of `gspo` and `seq_mis` is the turn: one model call, whose tokens are in one chain and so in one bin. A product over a whole
-rollout of an agent says nothing (T × KL is far beyond any clamp).
+The sequence of `gspo` and `seq_mis` is the turn: one model call, whose tokens are in one chain and so in one bin. The
+product over a whole agent rollout carries no information: T x KL is far beyond any clamp.
 
 Shape legend: N = trained tokens of a bin, all its chains concatenated.
 """
@@ -28,25 +29,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ratchet.import_path import import_object
 
-if TYPE_CHECKING:  # pydantic stays with who reads the config
+if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import LossConfig
 
 _MAX_LOG_RATIO = 20.0
-"""Of a turn: its exponential stays finite in float32."""
+"""Clamp of a turn's log-ratio, so that its exponential is finite in float32."""
 
 
 @dataclass(slots=True, frozen=True)
 class TokenBatch:
-    """What a loss may look at; all (N,), float32 but `turns`, which numbers the turns of this bin from 0.
+    """The inputs of a loss, for the N trained tokens of a bin. All have shape (N,) and dtype float32, except `turns`.
 
-    Gradients flow through `logprobs` only.
+    `logprobs`: of the current policy; gradients flow through them only. `behaviour`: logprobs recorded when the tokens
+    were sampled. `turns`: int64, the turn of each token, numbered from 0 within the bin.
     """
 
     logprobs: Tensor
@@ -56,10 +58,11 @@ class TokenBatch:
 
     @property
     def ratios(self) -> Tensor:
+        """Return exp(logprobs - behaviour), (N,)."""
         return (self.logprobs - self.behaviour).exp()
 
     def turn_log_ratios(self, mean: bool) -> Tensor:
-        """Each token's turn's log-ratio: the sum over the turn's trained tokens, or their mean."""
+        """Return the log-ratio of each token's turn, (N,): the sum over the turn's trained tokens, or their mean."""
         num_turns = int(self.turns.max()) + 1 if len(self.turns) else 0
         sums = self.logprobs.new_zeros(num_turns).index_add(0, self.turns, self.logprobs - self.behaviour)
         if mean:
@@ -75,7 +78,7 @@ def _clipped(tokens: TokenBatch, loss: LossConfig) -> Tensor:
 
 
 def _gspo(tokens: TokenBatch, loss: LossConfig) -> Tensor:
-    """The value is the turn's ratio, the gradient is shared out to its tokens."""
+    """The value of each token is the ratio of its turn; its gradient is that of its own logprob."""
     ratios = tokens.turn_log_ratios(mean=True).detach().exp() * (tokens.logprobs - tokens.logprobs.detach()).exp()
     return _clip(ratios, tokens.advantages, loss)
 
@@ -119,7 +122,7 @@ LOSS_PRESETS: dict[str, Loss] = {
 
 
 def find_loss(preset: str) -> Loss:
-    """A preset, or a function of your own as `package.module:function`. Raises ValueError for what is neither."""
+    """Return the loss of a preset, or the function named as `package.module:function`. Raises ValueError otherwise."""
     if preset in LOSS_PRESETS:
         return LOSS_PRESETS[preset]
     if ":" not in preset:
@@ -134,7 +137,7 @@ def find_loss(preset: str) -> Loss:
 
 
 def token_loss(tokens: TokenBatch, loss: LossConfig) -> Tensor:
-    """Loss per trained token, float32 (N,), before any weight."""
+    """Return the loss per trained token, float32 (N,), before any weight. Raises ValueError for another shape."""
     values = find_loss(loss.preset)(tokens, loss)
     if values.shape != tokens.logprobs.shape:
         raise ValueError(
@@ -143,22 +146,31 @@ def token_loss(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     return values
 
 
-def clip_bounds(tokens: TokenBatch, loss: LossConfig) -> tuple[Tensor, Tensor]:
-    """(N,) each, True where the preset's lower or upper bound takes the token's ratio out of the policy gradient."""
+class ClipMasks(NamedTuple):
+    """Bool masks, (N,) each: True at tokens whose gradient the preset's lower or upper bound removes."""
+
+    low: Tensor
+    high: Tensor
+
+
+def clip_masks(tokens: TokenBatch, loss: LossConfig) -> ClipMasks:
+    """Return the tokens whose gradient the preset removes; for a custom loss, those outside of the clip."""
     with torch.no_grad():
         match loss.preset:
             case "icepop":
-                return tokens.ratios < loss.mask_low, tokens.ratios > loss.mask_high
+                return ClipMasks(tokens.ratios < loss.mask_low, tokens.ratios > loss.mask_high)
             case "cispo" | "tis":
-                return torch.zeros_like(tokens.logprobs, dtype=torch.bool), tokens.ratios > loss.ratio_cap
+                none = torch.zeros_like(tokens.logprobs, dtype=torch.bool)
+                return ClipMasks(none, tokens.ratios > loss.ratio_cap)
             case "seq_mis":
                 over = tokens.turn_log_ratios(mean=False).exp() > loss.ratio_cap
-                return torch.zeros_like(over), over
+                return ClipMasks(torch.zeros_like(over), over)
             case "gspo":
                 ratios = tokens.turn_log_ratios(mean=True).exp()
             case "sft":
                 ratios = torch.ones_like(tokens.logprobs)
             case _:
                 ratios = tokens.ratios
-        low, high = ratios < 1 - loss.clip_low, ratios > 1 + loss.clip_high
-        return low & (tokens.advantages < 0), high & (tokens.advantages > 0)
+        low = (ratios < 1 - loss.clip_low) & (tokens.advantages < 0)
+        high = (ratios > 1 + loss.clip_high) & (tokens.advantages > 0)
+        return ClipMasks(low, high)

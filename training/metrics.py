@@ -1,7 +1,6 @@
-"""What a step says about itself: sums over trained tokens, added up over bins and ranks and divided once.
+"""Metrics of a step, and its alarms: sums over trained tokens, added up over bins and ranks and divided once.
 
-Why here: the loss stays readable, and every number has one definition.
-Called by: `training/learner.py`; the names are those of docs/training.md.
+Every number has its one definition here; docs/training.md explains the names.
 """
 
 from __future__ import annotations
@@ -15,19 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.loss import TokenBatch, clip_bounds
+from training.loss import TokenBatch, clip_masks
 from training.plan_types import Member, TrainingSequence
 
-if TYPE_CHECKING:  # pydantic and the store stay with who reads them
+if TYPE_CHECKING:  # a step needs neither pydantic nor the store
     from ratchet.config import LossConfig
     from ratchet.store.training_groups import ConsumedGroup
 
 
 @dataclass(slots=True)
 class StepSums:
-    """`chain_tokens`: of the chains, each in full; `computed_tokens`: what the forward passes held, padding included; `flops`: of both
-    passes. `fresh_tokens` were sampled by the very weights of this step: what differs there is the engine's arithmetic, not its age.
-    The two peaks are of |learner's logprob - recorded logprob|, over all tokens and over fresh ones.
+    """Sums over the trained tokens of one rank, added to bin by bin.
+
+    `chain_tokens`: tokens of the chains, each counted in full. `computed_tokens`: tokens of the forward passes, with
+    padding. `flops`: of forward and backward passes. `fresh_tokens`: tokens sampled by the current weights, on which
+    only the engine's arithmetic differs. The peaks are the highest |learner's logprob - recorded logprob|, over all
+    tokens and over fresh tokens.
     """
 
     num_tokens: float = 0.0
@@ -56,9 +58,12 @@ class StepSums:
         loss: LossConfig,
         fresh: Tensor | None = None,
     ) -> None:
-        """`mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence")."""
+        """Add one bin. `fresh`: bool (N,), the tokens sampled by the current weights.
+
+        `mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence").
+        """
         with torch.no_grad():
-            low, high = clip_bounds(tokens, loss)
+            low, high = clip_masks(tokens, loss)
             log_ratios = tokens.logprobs - tokens.behaviour
             ratios = log_ratios.exp()
             self.num_tokens += len(ratios)
@@ -79,12 +84,15 @@ class StepSums:
                 self.peak_noise = max(self.peak_noise, float(gaps[fresh].max()))
 
     def as_list(self) -> list[float]:
-        """Without the peaks, which do not add up."""
+        """Return all sums but the peaks, which cannot be added over ranks."""
         return [float(getattr(self, name)) for name in _SUMMED]
 
 
 def token_metrics(totals: Sequence[float]) -> dict[str, float]:
-    """Means per trained token. `ratio_ess`: effective sample size of the ratios, as a share of the tokens; 1 is on policy."""
+    """Return means per trained token from sums over all ranks.
+
+    `ratio_ess`: effective sample size of the ratios, as a fraction of the tokens; 1 is on policy.
+    """
     sums = StepSums(**dict(zip(_SUMMED, totals, strict=True)))
     tokens = max(sums.num_tokens, 1.0)
     return {
@@ -107,18 +115,18 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
 
 
 def peak_metrics(peaks: Sequence[float]) -> dict[str, float]:
-    """The highest of all ranks: two gaps of logprobs, and memory."""
+    """Name the maxima over ranks: two gaps of logprobs, in nats, and memory in GiB."""
     return dict(zip(("mismatch_max", "engine_noise_max", "peak_memory_gib"), peaks, strict=True))
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Of this rank so far: what torch held on its GPU, or the process's resident memory."""
+    """Return the peak memory of this rank in GiB: torch's allocations on its GPU, or the process's resident memory."""
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else getrusage(RUSAGE_SELF).ru_maxrss * 1024
     return held / 2**30
 
 
 def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
-    """Over the plan's rollouts, those without a trained token included."""
+    """Return means over the plan's rollouts, including those without a trained token."""
     rewards = [member.reward for member in members]
     trained = [member for member in members if member.num_tokens > 0]
     return {
@@ -130,13 +138,14 @@ def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
 
 
 def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
-    """Of the groups that the step consumed: how many had rewards to compare. The others cost rollouts and taught nothing."""
+    """Return counts of the groups that the step consumed, and the fractions that had signal and that were solved."""
     total = max(1, len(groups))
     counts = {
         f"groups_{use}": float(sum(one.use == use for one in groups)) for use in ("trained", "no_signal", "expired")
     }
-    none, every = sum(one.highest <= 0 for one in groups), sum(one.lowest >= 1 for one in groups)
-    solved = {"none": none, "all": every, "some": len(groups) - none - every}
+    num_unsolved = sum(one.highest <= 0 for one in groups)
+    num_solved = sum(one.lowest >= 1 for one in groups)
+    solved = {"none": num_unsolved, "all": num_solved, "some": len(groups) - num_unsolved - num_solved}
     return (
         counts
         | {"groups_with_signal_fraction": counts["groups_trained"] / total}
@@ -149,7 +158,10 @@ def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
 
 
 def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Staleness in steps, over trained tokens: step n trains weights n - 1. A version that a crash took back was newer than these: 0."""
+    """Return staleness in steps over the trained tokens; step n trains weights n - 1.
+
+    A version newer than these weights was sampled before a crash; its staleness counts as 0.
+    """
     num_rollouts = max(1, len({one.rollout_id for one in sequences}))
     found = {"chains_per_rollout": len(sequences) / num_rollouts}
     known = [(one.rollout_id, one.policy_steps[one.mask]) for one in sequences if one.policy_steps is not None]
@@ -168,17 +180,20 @@ def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[s
 def speed_metrics(
     metrics: Mapping[str, float], seconds: float, num_ranks: int, peak_flops: float | None
 ) -> dict[str, float]:
-    """`seconds` of the step's passes and updates. Chain tokens compare with others' figures, computed tokens with this machine's limits;
-    `mfu` only where the device's peak is known.
+    """Return rates per second, over `seconds` of the step's passes and updates.
+
+    Compare chain tokens with published figures, and computed tokens with the limits of this machine. `mfu` (model FLOPs
+    utilisation) is included if the device's peak is known.
     """
     found = {f"{name}_per_second": metrics[name] / seconds for name in ("chain_tokens", "computed_tokens", "tflop")}
     return found | ({"mfu": found["tflop_per_second"] * 1e12 / (num_ranks * peak_flops)} if peak_flops else {})
 
 
 def adamw_update_norm(optimiser: torch.optim.AdamW) -> Tensor:
-    """Squared length, float64, of what the last update did to this rank's share of the weights; call it before the schedule moves on.
+    """Return the squared L2 norm of the last update of this rank's weights, float64; call it before `schedule.step()`.
 
-    From the moments, so that no copy of the weights is needed: new = old (1 - lr decay) - lr m / (sqrt(v) + epsilon).
+    It is computed from the optimiser's moments, so that no copy of the weights is needed:
+    new = old (1 - lr decay) - lr m / (sqrt(v) + epsilon).
     """
     total: Tensor | None = None
     for group in optimiser.param_groups:
@@ -204,23 +219,23 @@ def _local(tensor: Tensor) -> Tensor:
 ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     "entropy_collapse": (
         lambda m: m.get("entropy", 1.0) < 0.02,
-        "the policy hardly samples any more; raise temperature or entropy_bonus",
+        "the policy has become almost deterministic; raise temperature or entropy_bonus",
     ),
     "entropy_explosion": (
         lambda m: m.get("entropy", 0.0) > 5.0,
-        "the policy has become noise; lower the learning rate or entropy_bonus",
+        "the policy has become almost uniform; lower the learning rate or entropy_bonus",
     ),
     "off_policy": (
         lambda m: m.get("ratio_ess", 1.0) < 0.3,
-        "few tokens carry the step; lower max_staleness or the learning rate",
+        "few tokens dominate the step; lower max_staleness or the learning rate",
     ),
     "engine_mismatch": (
         lambda m: m.get("engine_noise_abs", 0.0) > 0.1,
-        "engine and learner differ on tokens of the very same weights; look at canary_gap_mean",
+        "engine and learner differ on tokens of the same weights; look at canary_gap_mean",
     ),
     "drifting": (
         lambda m: m.get("mismatch_kl", 0.0) > 0.1,
-        "the policy is far from what was sampled; lower max_staleness or the learning rate",
+        "the policy is far from the one that sampled; lower max_staleness or the learning rate",
     ),
     "truncated": (
         lambda m: m.get("truncated_fraction", 0.0) > 0.5,
@@ -233,14 +248,15 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     ),
     "rollout_bound": (
         lambda m: m.get("wait_for_batch_seconds", 0.0) > 10 * max(m.get("step_seconds", 1.0), 1.0),
-        "the learner waits ten times as long as it works; add engines or boxes, or raise max_staleness",
+        "the learner waits ten times as long as it computes; add engines or boxes, or raise max_staleness",
     ),
 }
-"""Name → (whether it rings, what it means)."""
+"""Name -> (condition on the metrics, meaning and remedy)."""
 
 
 def alarms(metrics: Mapping[str, float]) -> dict[str, str]:
-    return {name: meaning for name, (rings, meaning) in ALARMS.items() if rings(metrics)}
+    """Return name -> meaning of the alarms whose condition holds."""
+    return {name: meaning for name, (condition, meaning) in ALARMS.items() if condition(metrics)}
 
 
 _SUMMED = [one.name for one in fields(StepSums) if not one.name.startswith("peak_")]

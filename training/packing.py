@@ -1,14 +1,13 @@
-"""Chains → ranks → bins: which chains share a forward pass, and where in it the trained tokens are. numpy only.
+"""Pack chains into bins: which rank computes a chain, which chains share a forward pass, and which tokens are trained.
 
-Why here: how chains share a forward pass is one decision, and no gradient may depend on it.
-Called by: `training/learner.py`.
+No gradient depends on the packing. numpy only.
 
-    chains ─▶ depth-first order ─▶ a contiguous share per rank, equal in work ─▶ bins of one prefix forest each, within the token budget
+    chains -> depth-first order -> one contiguous share per rank, equal in work -> bins within the token budget
 
-tree    equal prefixes are computed once per bin, whatever task, rollout or chain they belong to; a tree larger than a bin is split by its
-        leaves, and the path above them is computed again
+tree    equal prefixes are computed once per bin, also across tasks, rollouts and chains; a tree larger than a bin is
+        split by its leaves, and the path above them is computed again
 packed  chains side by side, nothing shared, nothing padded
-padded  chains as rows of one rectangle, for architectures that know no segments
+padded  chains as rows of one rectangle, for architectures without segment attention
 """
 
 import itertools
@@ -25,18 +24,20 @@ from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 Packing = Literal["tree", "packed", "padded"]
 
 _SAME_WORK = 1.01
-"""The heaviest rank's share is found to within this factor."""
+"""Precision of the heaviest rank's share, as a factor."""
 
 
 @dataclass(slots=True, frozen=True)
 class Bin:
-    """One forward pass over `ids` (B, T). In a forest B is 1 and `segments` and `positions` (1, T) say what attends to what; in a padded
-    bin both are None and every row is one chain, padded on the right with 0.
+    """One forward pass over `ids` (B, T).
 
-    M predicted tokens: `targets` (M,) are predicted at `sources` (M,), flat indices into `ids`. N trained tokens, one per (chain,
-    position): trained token n reads prediction `predictions[n]`, was sampled with logprob `behaviour[n]` in turn `turn_ids[n]` of rollout
-    `rollout_ids[n]` by the weights of `policy_steps[n]` (-1: nobody asked). N > M where rollouts share sampled tokens.
-    `num_chain_tokens`: tokens of the chains, each counted in full.
+    In a forest B is 1, and `segments` and `positions` (1, T) define which tokens attend to which. In a padded bin
+    both are None, and every row is one chain, padded on the right with 0.
+
+    M predicted tokens: `targets` (M,) are predicted at `sources` (M,), flat indices into `ids`. N trained tokens, one
+    per (chain, position): trained token n reads prediction `predictions[n]` and was sampled with logprob
+    `behaviour[n]` in turn `turn_ids[n]` of rollout `rollout_ids[n]` by the weights of `policy_steps[n]` (-1 if
+    unknown). N > M if rollouts share sampled tokens. `num_chain_tokens`: tokens of the chains, each counted in full.
     """
 
     ids: npt.NDArray[np.int64]
@@ -54,21 +55,22 @@ class Bin:
 
     @property
     def num_pairs(self) -> int:
-        """(query, key) pairs of one attention layer, a causal block counted in full as model FLOPs are by convention."""
+        """Return the (query, key) pairs of one attention layer; a causal block counts in full, as in model FLOPs."""
         if self.segments is None:
             return int(self.ids.shape[0] * self.ids.shape[1] ** 2)
         return sum((one.end - one.start) * (one.subtree_end - one.start) for one in self.segments)
 
 
-# ---------------------------------------------------------------- who computes what
+# ---------------------------------------------------------------- shares of the ranks
 
 
 def split_among_ranks(
     sequences: Sequence[TrainingSequence], num_ranks: int, packing: Packing, pair_cost: float
 ) -> list[list[TrainingSequence]]:
-    """Each rank's chains, in the order in which they go into bins: contiguous shares, so that neighbours still share their prefixes.
+    """Return each rank's chains, in the order in which they go into bins. Deterministic.
 
-    `pair_cost`: what one (query, key) pair costs in units of one token's linear layers. Deterministic.
+    Shares are contiguous, so that neighbours still share their prefixes, and about equal in work. `pair_cost`: the cost
+    of one (query, key) pair in units of one token's linear layers.
     """
     ordered = _ordered(sequences, packing)
     if num_ranks == 1:
@@ -87,7 +89,7 @@ def split_among_ranks(
 
 
 def _ordered(sequences: Sequence[TrainingSequence], packing: Packing) -> list[TrainingSequence]:
-    """Depth-first; longest first where rows are padded. Chains of another temperature stand apart."""
+    """Sort by temperature, then depth-first, or longest first if rows are padded."""
     if packing == "padded":
         return sorted(sequences, key=lambda one: (one.temperature, -len(one.ids)))
     in_tree = [sequences[number] for number in depth_first([one.ids for one in sequences])]
@@ -95,7 +97,7 @@ def _ordered(sequences: Sequence[TrainingSequence], packing: Packing) -> list[Tr
 
 
 def _shared(ordered: Sequence[TrainingSequence], packing: Packing) -> list[int]:
-    """Per chain, how many of its tokens the one before it has computed already."""
+    """Return, per chain, how many of its tokens are computed with the chain before it."""
     if packing != "tree":
         return [0] * len(ordered)
     pairs = itertools.pairwise(ordered)
@@ -104,7 +106,7 @@ def _shared(ordered: Sequence[TrainingSequence], packing: Packing) -> list[int]:
 
 
 def _work(num_tokens: int, num_shared: int, pair_cost: float) -> float:
-    """Of the tokens after the first `num_shared`: linear layers, and causal pairs."""
+    """Return the work of the tokens after the first `num_shared`: linear layers, and causal pairs."""
     new = num_tokens - num_shared
     return new + pair_cost * new * (num_tokens + num_shared + 1) / 2
 
@@ -112,7 +114,7 @@ def _work(num_tokens: int, num_shared: int, pair_cost: float) -> float:
 def _shares(
     ordered: Sequence[TrainingSequence], shared: Sequence[int], limit: float, pair_cost: float
 ) -> list[list[TrainingSequence]]:
-    """As few contiguous shares as possible with at most `limit` work each; a chain that is more than that is a share alone."""
+    """Split into as few contiguous shares as possible of at most `limit` work; a larger chain is a share of its own."""
     shares: list[list[TrainingSequence]] = []
     work = 0.0
     for one, num_shared in zip(ordered, shared, strict=True):
@@ -130,9 +132,9 @@ def _shares(
 
 
 def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: Packing) -> list[Bin]:
-    """A rank's chains, in the order of `split_among_ranks`, as bins of at most `bin_tokens` tokens, padding included.
+    """Pack a rank's chains, in the order of `split_among_ranks`, into bins of at most `bin_tokens` tokens with padding.
 
-    Raises ValueError for a chain that is longer than a bin: it is never truncated.
+    Raises ValueError for a chain that is longer than a bin; no chain is truncated.
     """
     shared = _shared(sequences, packing)
     bins: list[list[int]] = []
@@ -153,11 +155,11 @@ def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: P
         else:
             bins.append([number])
             size = longest = length
-    pack = _pad if packing == "padded" else _grow
+    pack = _padded_bin if packing == "padded" else _forest_bin
     return [pack([sequences[n] for n in part], [shared[n] for n in part]) for part in bins]
 
 
-def _grow(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bin:
+def _forest_bin(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bin:
     tree = build_tree([one.ids for one in chains], [0, *shared[1:]])
     trained = [np.flatnonzero(one.mask) for one in chains]
     targets_N = np.concatenate([nodes[at] for nodes, at in zip(tree.nodes, trained, strict=True)])
@@ -170,24 +172,25 @@ def _grow(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bin:
         sources_N[first_M],
         tree.ids[nodes_M],
         predictions_N,
-        *_facts(chains, trained),
+        *_token_fields(chains, trained),
     )
 
 
-def _pad(chains: Sequence[TrainingSequence], _shared: Sequence[int]) -> Bin:
+def _padded_bin(chains: Sequence[TrainingSequence], _shared: Sequence[int]) -> Bin:
     length = max(len(one.ids) for one in chains)
     ids = np.zeros((len(chains), length), dtype=np.int64)
     for row, one in enumerate(chains):
         ids[row, : len(one.ids)] = one.ids
     trained = [np.flatnonzero(one.mask) for one in chains]
     places = np.concatenate([row * length + at for row, at in enumerate(trained)])
-    return Bin(ids, None, None, places - 1, ids.reshape(-1)[places], np.arange(len(places)), *_facts(chains, trained))
+    targets = ids.reshape(-1)[places]
+    return Bin(ids, None, None, places - 1, targets, np.arange(len(places)), *_token_fields(chains, trained))
 
 
-def _facts(
+def _token_fields(
     chains: Sequence[TrainingSequence], trained: Sequence[npt.NDArray[np.int64]]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], float, int]:
-    """What belongs to (chain, position), in order of both."""
+    """Return the fields of Bin from `behaviour` on, per trained token in order of (chain, position)."""
     behaviour = np.concatenate([one.behaviour[at] for one, at in zip(chains, trained, strict=True)])
     rollout_ids = np.repeat(np.array([one.rollout_id for one in chains], dtype=np.int64), [len(at) for at in trained])
     turn_ids = np.concatenate([one.turn_ids[at] for one, at in zip(chains, trained, strict=True)])

@@ -1,7 +1,6 @@
-"""A checkpoint's weights as a Hugging Face directory, by one process, whatever number of ranks wrote it.
+"""Export a checkpoint's weights as a Hugging Face model directory, which other programs can load.
 
-Why here: what was trained leaves as something that every other program loads.
-Called by: `ratchet checkpoints export`.
+One process does it, for a checkpoint written by any number of ranks.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ from training.policy_model import TrainablePolicy
 
 
 def export_checkpoint(model_path: Path, uri: str, directory: Path) -> None:
-    """`model_path`: the directory that the run started from. Raises ValueError where the checkpoint is another model's."""
+    """Write the model directory. `model_path`: the run's initial model, whose config and tokenizer are copied."""
     policy = TrainablePolicy(
         AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, local_files_only=True)
     )

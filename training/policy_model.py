@@ -1,9 +1,10 @@
-"""The policy as the learner sees it: a causal language model that answers with the logprobs of given tokens, sharded by FSDP2.
+"""The trained policy: a causal language model that returns the logprobs of given tokens, sharded by FSDP2.
 
-Why here: logits exist only at trained positions and only a chunk of them at a time; at a real vocabulary they would dwarf the model.
-Called by: `training/learner.py`.
+Logits are computed at trained positions only, a chunk at a time; with a real vocabulary all of them would need far more
+memory than the model.
 
-Shape legend: B = rows of a bin, T = its length, H = hidden size, V = vocabulary, M = predicted tokens, m = those of one chunk.
+Shape legend: B = rows of a bin, T = its length, H = hidden size, V = vocabulary, M = predicted tokens, m = those of one
+chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,11 @@ from training import attention, delta_net
 from training.packing import Packing
 from training.prefix_tree import Segment
 
-if TYPE_CHECKING:  # pydantic stays with who reads the config
+if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
 
 CHUNK_LOGITS = 1 << 26
-"""Logits that exist at once: 256 MiB in float32."""
+"""Number of logits in memory at once: 256 MiB in float32."""
 _CHECKED_TOKENS = 24
 _TOLERANCE = 1e-3
 
@@ -40,14 +41,17 @@ SEGMENT_ARCHITECTURES = _DELTA_NETS | {
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
 }
-"""Tokens meet only in attention that is causal and unlimited, through transformers' attention interface, or in Gated DeltaNet layers, whose
-states fork (`training/delta_net.py`); each is tested for exactness."""
+"""Architectures that can share prefixes; each is tested for exactness.
+
+Their tokens interact only in causal, unlimited attention through transformers' attention interface, or in Gated
+DeltaNet layers, whose states fork (`training/delta_net.py`).
+"""
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """Logprob of the chosen token and entropy of the whole distribution, from hidden states, a chunk of logits at a time.
+    """Logprob of the chosen token and entropy of the whole distribution, from hidden states, by chunks of logits.
 
-    The backward pass computes the logits again, so that neither pass ever holds more than one chunk of them.
+    The backward pass computes the logits again, so that neither pass holds more than one chunk of them.
     """
 
     @staticmethod
@@ -68,7 +72,9 @@ class _ChosenLogprobs(torch.autograd.Function):
             logprob_M[part] = logprobs_mV.gather(-1, target_M[part, None])[:, 0]
             entropy_M[part] = -(logprobs_mV.exp() * logprobs_mV).sum(-1)
         ctx.save_for_backward(hidden_MH, weight_VH, target_M, lse_M, entropy_M)
-        ctx.temperature, ctx.wide, ctx.chunk_logits = temperature, wide, chunk_logits
+        ctx.temperature = temperature
+        ctx.wide = wide
+        ctx.chunk_logits = chunk_logits
         return logprob_M, entropy_M
 
     @staticmethod
@@ -108,7 +114,10 @@ def chosen_logprobs(
     wide: bool = False,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of the targets and entropies, (M,) each in float32, of softmax(hidden weightᵀ / temperature). `wide`: in float32 throughout."""
+    """Return logprobs of the targets and entropies, float32 (M,) each, of softmax(hidden weight^T / temperature).
+
+    `wide` computes the logits in float32 throughout.
+    """
     found: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(
         hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
     )  # type: ignore[no-untyped-call]
@@ -126,11 +135,12 @@ def _logits(hidden_mH: Tensor, weight_VH: Tensor, temperature: float, wide: bool
 
 
 class TrainablePolicy(nn.Module):
-    """`model` is any causal language model of transformers; its parameters keep their names behind the prefix `model.`."""
+    """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`."""
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
         super().__init__()
-        self.model, self.fp32_head = model, fp32_head
+        self.model = model
+        self.fp32_head = fp32_head
 
     def forward(
         self,
@@ -141,9 +151,10 @@ class TrainablePolicy(nn.Module):
         target_M: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        """float32 (M,) each: the logprob of `target` after the flat position `source` at the sampling temperature, and the entropy there.
+        """Return float32 (M,) each: the logprob of `target` after flat position `source`, and the entropy there.
 
-        Without segments rows are padded on the right and attention is causal: no prefix ever holds padding, so no mask is needed.
+        Both are at the sampling temperature. Without segments, rows are padded on the right and attention is causal: no
+        prefix holds padding, so no mask is needed.
         """
         more = {} if segments is None else {"position_ids": positions_BT, "segments": segments}
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
@@ -156,7 +167,7 @@ class TrainablePolicy(nn.Module):
 
 
 def why_no_segments(settings: Any) -> str | None:
-    """Why this architecture cannot share prefixes exactly, in words; None where it can."""
+    """Return why this architecture cannot share prefixes exactly, or None if it can."""
     name = (settings.architectures or ["unknown"])[0]
     if name not in SEGMENT_ARCHITECTURES:
         return (
@@ -164,18 +175,27 @@ def why_no_segments(settings: Any) -> str | None:
         )
     known = {"full_attention", "linear_attention"} if name in _DELTA_NETS else {"full_attention"}
     if not known.issuperset(getattr(settings, "layer_types", None) or []):
-        return f"{name} has layers of types {sorted(set(settings.layer_types))}; only {' and '.join(sorted(known))} can be segmented"
+        return (
+            f"{name} has layers of types {sorted(set(settings.layer_types))}; "
+            f"only {' and '.join(sorted(known))} can be segmented"
+        )
     if getattr(settings, "sliding_window", None) and getattr(settings, "use_sliding_window", True):
         return f"{name} has a sliding window of {settings.sliding_window} tokens"
     if getattr(settings, "attention_dropout", 0.0):
         return f"{name} has attention dropout {settings.attention_dropout}"
     if getattr(settings, "output_router_logits", False) and getattr(settings, "router_aux_loss_coef", 0.0):
-        return f"{name} asks for an auxiliary loss over routed tokens (output_router_logits), which depends on how often a token is computed"
+        return (
+            f"{name} has an auxiliary loss over routed tokens (output_router_logits), "
+            "which depends on how often a token is computed"
+        )
     return None
 
 
 def choose_packing(wanted: str, settings: Any) -> Packing:
-    """`auto`: a tree where it is exact, else padded rows. Raises ValueError where the user asks for what the architecture cannot do."""
+    """Return the packing; `auto` is `tree` if it is exact for this architecture, else `padded`.
+
+    Raises ValueError if the wanted packing is not exact for this architecture.
+    """
     reason = why_no_segments(settings)
     if wanted == "auto":
         return "padded" if reason else "tree"
@@ -184,9 +204,18 @@ def choose_packing(wanted: str, settings: Any) -> Packing:
     return wanted  # type: ignore[return-value]
 
 
-def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[TrainablePolicy, Packing]:
-    """The master weights in float32, checked against transformers' own logits. Raises ValueError for an architecture whose logits are not
-    its output embedding of the last hidden state, or that cannot be packed as asked.
+class LoadedPolicy(NamedTuple):
+    """A policy, and the packing of its bins."""
+
+    policy: TrainablePolicy
+    packing: Packing
+
+
+def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
+    """Load the master weights in float32 and check the policy's logprobs against transformers' own logits.
+
+    Raises ValueError if the architecture cannot be packed as wanted, or if its logits are not its output embedding of
+    the last hidden state.
     """
     transformers_logging.disable_progress_bar()
     training = config.training
@@ -199,10 +228,10 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> tuple[Tr
             attention.register_segment_attention()
             model.set_attn_implementation(attention.NAME)
             delta_net.fork_states(model)
-        _check(policy, packing, expected, path, device)
+        _require_exact_logprobs(policy, packing, expected, path, device)
     if training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return policy, packing
+    return LoadedPolicy(policy, packing)
 
 
 def _plain_logprobs(model: Any, device: torch.device) -> Tensor:
@@ -212,9 +241,12 @@ def _plain_logprobs(model: Any, device: torch.device) -> Tensor:
     return found
 
 
-def _check(policy: TrainablePolicy, packing: Packing, expected: Tensor, path: Path, device: torch.device) -> None:
-    """Our logprobs of a short chain, in a forest cut in three by a sibling, against the model's own."""
-    half, whole = _CHECKED_TOKENS // 2, _CHECKED_TOKENS
+def _require_exact_logprobs(
+    policy: TrainablePolicy, packing: Packing, expected: Tensor, path: Path, device: torch.device
+) -> None:
+    """Compare the policy's logprobs of a short chain, in a forest with a sibling branch, with the model's own."""
+    half = _CHECKED_TOKENS // 2
+    whole = _CHECKED_TOKENS
     ids_1T = torch.arange(whole, device=device)[None]
     targets = torch.arange(1, whole, device=device)
     if packing == "padded":
@@ -234,13 +266,16 @@ def _check(policy: TrainablePolicy, packing: Packing, expected: Tensor, path: Pa
         ours, _ = policy(ids, positions, segments, places[:-1], targets, 1.0)
     if not torch.allclose(ours, expected, atol=_TOLERANCE):
         raise ValueError(
-            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in a way that is not known here "
-            f"(logprobs differ by {(ours - expected).abs().max().item():.2g}); it cannot be trained here"
+            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in an unknown "
+            f"way (logprobs differ by {(ours - expected).abs().max().item():.2g}); it cannot be trained here"
         )
 
 
 def shard_policy(policy: TrainablePolicy, device: torch.device, world_size: int, dtype: torch.dtype) -> TrainablePolicy:
-    """FSDP2 over all ranks; a world of one goes through it as well, so there is one code path. Computes in `dtype`, reduces in float32."""
+    """Shard by FSDP2 over all ranks, also with one rank, so that there is one code path.
+
+    Computes in `dtype` and reduces gradients in float32.
+    """
     mesh = init_device_mesh(device.type, (world_size,))
     precision = (
         MixedPrecisionPolicy()
@@ -254,14 +289,14 @@ def shard_policy(policy: TrainablePolicy, device: torch.device, world_size: int,
 
 
 def pair_cost(settings: Any, num_parameters: int) -> float:
-    """What attention to one earlier token costs in units of one token's linear layers, forward and backward alike."""
+    """Return the cost of attention to one earlier token, in units of one token's linear layers."""
     return float(
         4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / (2 * num_parameters)
     )
 
 
 def _attention_layers(settings: Any) -> int:
-    """Layers in which tokens attend to each other; a recurrent layer's work grows with tokens, not with pairs."""
+    """Return the number of attention layers; the work of a recurrent layer grows with tokens, not with pairs."""
     kinds = getattr(settings, "layer_types", None)
     return int(settings.num_hidden_layers) if kinds is None else sum(kind != "linear_attention" for kind in kinds)
 
@@ -272,10 +307,10 @@ def _head_size(settings: Any) -> int:
 
 @dataclass(slots=True, frozen=True)
 class ForwardWork:
-    """FLOPs of both passes, as the field counts them: 6 per weight and token, 12 per layer, head dimension and attended pair.
+    """FLOPs of forward and backward, by the usual count: 6 per weight and token, 12 per layer, head dimension and pair.
 
-    `body`: weights that every computed token meets; the embedding is a look-up. `head`: those of the output layer, which only predicted
-    tokens meet. Recomputation (activation checkpointing, chunked logits) does not count.
+    `body`: weights that are used by every computed token; the embedding is a look-up. `head`: weights of the output
+    layer, used by predicted tokens only. Recomputation (activation checkpointing, chunked logits) does not count.
     """
 
     body: int
@@ -284,8 +319,10 @@ class ForwardWork:
 
     @classmethod
     def of(cls, policy: TrainablePolicy) -> ForwardWork:
+        """Count the weights of a policy, before it is sharded."""
         settings = policy.model.config
-        embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
+        embedding = policy.model.get_input_embeddings().weight
+        head = policy.model.get_output_embeddings().weight
         total = sum(parameter.numel() for parameter in policy.parameters())
         body = total - embedding.numel() - (0 if head is embedding else head.numel())
         return cls(
@@ -293,15 +330,16 @@ class ForwardWork:
         )
 
     def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:
+        """Return the FLOPs of one bin."""
         return 6.0 * (self.body * num_tokens + self.head * num_predictions) + float(self.per_pair) * num_pairs
 
 
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
-"""Dense bfloat16, by what the device's name holds."""
+"""Dense bfloat16 FLOPs per second, by a part of the device's name."""
 
 
 def peak_flops(device: torch.device, dtype: str) -> float | None:
-    """None where there is nothing to compare with: a CPU, an unknown card, float32."""
+    """Return the device's peak FLOPs per second; None for a CPU, an unknown card or float32."""
     if device.type != "cuda" or dtype != "bfloat16":
         return None
     name = torch.cuda.get_device_name(device)

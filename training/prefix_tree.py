@@ -1,10 +1,8 @@
-"""Chains → a prefix tree: equal tokens at equal positions after equal tokens are computed once. numpy only.
+"""Build a prefix tree of chains, in which tokens with the same prefix are computed once. numpy only.
 
-Why here: what a causal model computes for a token depends on the tokens before it and on nothing else, so sharing is exact.
-Called by: `training/packing.py`.
-
-A node of the tree holds an id and a position. Mask, advantage, recorded logprob and weight belong to (chain, position): two rollouts may
-share sampled tokens and disagree about all of them.
+A causal model's output for a token depends only on the tokens before it, so sharing is exact. A node of the tree
+holds an id and a position. Mask, advantage, recorded logprob and weight belong to (chain, position): two rollouts may
+share sampled tokens and differ in all of these.
 """
 
 import itertools
@@ -21,8 +19,8 @@ TokenIds = npt.NDArray[np.int32]
 class Segment:
     """A run of tokens without a fork, in the tree's depth-first order.
 
-    Its tokens are [start, end) of the tree; those of its descendants are [end, subtree_end). `position`: of its first token in its chains.
-    `parent`: number of the segment that it continues, -1 for a root.
+    Its tokens are [start, end) of the tree, and those of its descendants [end, subtree_end). `position`: position of
+    its first token in its chains. `parent`: number of the segment that it continues, -1 for a root.
     """
 
     start: int
@@ -34,7 +32,7 @@ class Segment:
 
 @dataclass(slots=True, frozen=True)
 class PrefixTree:
-    """`ids`, `positions`: (T,) in depth-first order. `nodes[c]`: where chain c's tokens are in them, first to last."""
+    """`ids` and `positions`: (T,) in depth-first order. `nodes[c]`: indices of chain c's tokens in them, in order."""
 
     ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -43,22 +41,23 @@ class PrefixTree:
 
 
 def depth_first(chains: Sequence[TokenIds]) -> list[int]:
-    """An order of the chains in which those with a common prefix are neighbours: lexicographic."""
+    """Return the lexicographic order of the chains, in which chains with a common prefix are neighbours."""
     return sorted(range(len(chains)), key=lambda number: chains[number].astype(">i4").tobytes())
 
 
 def shared_tokens(one: TokenIds, other: TokenIds) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length
 
 
 class _Builder:
-    """Chains in depth-first order → segments; ranges of chains wait on a stack instead of in recursive calls."""
+    """Splits chains in depth-first order into segments, with a stack of chain ranges instead of recursion."""
 
     def __init__(self, chains: Sequence[TokenIds], shared: Sequence[int]) -> None:
-        self.chains, self.shared = chains, shared
+        self.chains = chains
+        self.shared = shared
         self.starts: list[tuple[int, int, int, int]] = []  # start, end, position, parent
         self.paths: list[list[int]] = [[] for _ in chains]
         self.num_tokens = 0
@@ -73,11 +72,11 @@ class _Builder:
                 self._emit(first, last, position, common, parent)
                 emitted = len(self.starts) - 1
             while first < last and len(self.chains[first]) == common:
-                first += 1  # it ends here; the shortest come first
+                first += 1  # this chain ends here; the shortest come first
             stack += [(one, other, common, emitted) for one, other in reversed(self._ranges(first, last, common))]
 
     def _ranges(self, first: int, last: int, common: int) -> list[tuple[int, int]]:
-        """Runs of chains that share more than `common` tokens with their neighbours."""
+        """Return runs of chains that share more than `common` tokens with their neighbours."""
         if first >= last:
             return []
         cuts = [first, *(n for n in range(first + 1, last) if self.shared[n] <= common), last]
@@ -102,7 +101,10 @@ class _Builder:
 
 
 def build_tree(chains: Sequence[TokenIds], shared: Sequence[int]) -> PrefixTree:
-    """Of chains in depth-first order, none empty; `shared`: the prefix of each with the one before it, 0 keeps them apart."""
+    """Build the tree of chains in depth-first order, none of them empty.
+
+    `shared`: per chain, the length of its prefix that it shares with the chain before it; 0 keeps the two apart.
+    """
     builder = _Builder(chains, shared)
     builder.build()
     segments = builder.segments()

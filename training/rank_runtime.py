@@ -87,7 +87,7 @@ class BlockingStore:
 
 
 class HeartbeatThread:
-    """Write the learner's row every five seconds from a thread of its own, so that a long step is not taken for a crash."""
+    """Writes the learner's row every five seconds from its own thread, so that a long step is no crash."""
 
     def __init__(self, settings: RankSettings, lease: RunLease, world_size: int) -> None:
         self.settings = settings
@@ -124,7 +124,7 @@ class HeartbeatThread:
 
     @contextlib.contextmanager
     def running(self, enabled: bool) -> Iterator[None]:
-        """Run the thread during the block, with a last heartbeat at its end. `enabled` is False on ranks other than 0."""
+        """Run the thread during the block, with a last heartbeat at its end. `enabled` is True on rank 0 only."""
         if not enabled:
             yield
             return
@@ -146,7 +146,7 @@ class Ranks:
         self._group = dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
 
     def on_rank_zero(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on rank 0 only and return its result on every rank. Raises FencedError on every rank if it did there."""
+        """Run `work` on rank 0 and return its result on every rank. A FencedError is raised on every rank."""
         box: list[Any] = [None, None]  # the result, the reason of a FencedError
         if dist.get_rank() == 0:
             try:

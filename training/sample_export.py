@@ -1,11 +1,8 @@
-"""Samples as files that others read: JSON lines, slime's debug dumps, parquet.
+"""Export samples to files that other tools read: JSON lines, slime's debug dumps, parquet.
 
-Why here: the store is ours, what leaves it should open elsewhere without us.
-Called by: `ratchet export`.
-
-    runs/<config's name>_<when the run began>/samples.jsonl
-                                              samples.parquet
-                                              rollout_dumps/rollout_<step>.pt
+runs/<config's name>_<when the run began>/samples.jsonl
+                                          samples.parquet
+                                          rollout_dumps/rollout_<step>.pt
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,8 +31,11 @@ Decode = Callable[[list[int]], str]
 
 
 def sample_fields(sample: Sample, decode: Decode) -> dict[str, Any]:
-    """slime's names, arrays as numpy. `tokens` is the whole chain; masks and logprobs are those of its last `response_length` tokens,
-    which follow the first prompt. The texts are for reading only."""
+    """Return a sample under slime's field names, with arrays as numpy.
+
+    `tokens` is the whole chain. Masks and logprobs are of its last `response_length` tokens, which follow the first
+    prompt. `prompt` and `response` are decoded for reading only.
+    """
     chain, prompt = sample.chain, sample.prompt_length
     return {
         "group_index": sample.group_id,
@@ -63,7 +63,7 @@ def sample_fields(sample: Sample, decode: Decode) -> dict[str, Any]:
 
 
 async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
-    """Returns the number of samples."""
+    """Write one JSON object per line; return the number of samples."""
     number = 0
     with _fresh(path).open("wb") as file:
         async for sample in found:
@@ -77,7 +77,10 @@ async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) 
 
 
 async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, path: Path) -> int:
-    """One step's samples as slime's `--save-debug-rollout-data` writes them; `torch.load(…, weights_only=True)` reads it."""
+    """Write a step's samples as slime's `--save-debug-rollout-data` does; return their number.
+
+    `torch.load(path, weights_only=True)` reads the file.
+    """
     import torch
 
     def tensors(values: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +95,10 @@ async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, pa
 
 
 async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
-    """For `datasets` and TRL: beside the rest `input_ids` and `completion_mask`, which TRL takes as tokenised rows."""
+    """Write parquet for `datasets` and TRL; return the number of samples.
+
+    The columns `input_ids` and `completion_mask` are what TRL accepts as tokenised rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,7 +123,7 @@ def _parquet_row(sample: Sample, decode: Decode) -> dict[str, Any]:
 
 
 def _flush(pa: Any, pq: Any, writer: Any, rows: list[dict[str, Any]], path: Path) -> Any:
-    """Types are stated, so that a page of empty or missing values has the columns of the others."""
+    """Write the rows and clear them. The types are explicit, so that rows of empty or missing values fit the others."""
     types = {
         "input_ids": pa.list_(pa.int32()),
         "completion_mask": pa.list_(pa.int8()),
@@ -146,7 +152,7 @@ def _partial(path: Path) -> Path:
 
 
 def _fresh(path: Path) -> Path:
-    """Where a file is written until it is whole."""
+    """Return the path under which the file is written until it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return _partial(path)
 
@@ -162,7 +168,7 @@ def _done(path: Path, number: int) -> int:
 async def export_run(
     connection: AsyncConnection, run_id: str, formats: Sequence[str], out: Path | None = None
 ) -> dict[Path, int]:
-    """Files written, with the number of samples in each. Raises ConfigError where there is no such run."""
+    """Write the run's samples; return the files with their number of samples. Raises ConfigError for an unknown run."""
     run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one_or_none()
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
@@ -183,7 +189,7 @@ async def export_run(
 
 
 def _decoder(model_path: Path) -> Decode:
-    """Without the model's directory the ids are all there is, and they are all that counts."""
+    """Return the model's decoder, or one that returns "" if the model's directory is gone; the ids are what counts."""
     if not (model_path / "tokenizer.json").is_file():
         return lambda ids: ""
     from tokenizers import Tokenizer

@@ -1,9 +1,8 @@
-"""The learner service: sees which runs are running and keeps one driver process for each.
+"""The learner service: keep one driver process for every run that is running.
 
-Why here: nobody calls the learner; a run that is running in Postgres is trained, and one that has ended is not.
-Called by: `ratchet learner`; a driver is `python -m training.service RUN_ID SERVICE_PID`.
-
-A driver ends by itself when its run has ended, is paused by the learner, or is trained by another learner.
+The learner is not called by workflows; the service polls Postgres for runs that need one. A driver is `python -m
+training.service RUN_ID SERVICE_PID`. It ends by itself when its run has ended, is paused by the learner, or is
+trained by another learner.
 """
 
 import asyncio
@@ -23,25 +22,27 @@ from ratchet.store.database import Database
 
 _LOG = structlog.get_logger()
 
-_URL = "RATCHET_DATABASE_URL"
+_URL_VARIABLE = "RATCHET_DATABASE_URL"
 _POLL_SECONDS = 1.0
 _MAX_BACKOFF_SECONDS = 30.0
-_END_SECONDS = 10.0
+_TERMINATE_SECONDS = 10.0
+"""Time between SIGTERM and SIGKILL to a driver."""
 _SILENT_SECONDS = 20.0
-"""A driver that ended by itself may have been fenced by another service's: ours comes back once that one is silent."""
+"""A driver that ended by itself may have been fenced by the driver of another service; it is started again once the
+learner has been silent for this long."""
 _PR_SET_PDEATHSIG = 1
-_RAY = {
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else an environment of its own per `uv run`
+_RAY_DEFAULTS = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray makes an environment per `uv run`
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # a busy laptop imports torch slowly
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else every line comes twice
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # we react to a preemption as to a death: by the checkpoint
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else every line is printed twice
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a preemption is handled like a death, by the checkpoint
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
-"""Where the environment says nothing else."""
+"""Defaults of Ray's environment variables."""
 
 
 def default_workers(config: RunConfig) -> int:
-    """One rank on up to three cores, two from four cores on, unless the run says otherwise."""
+    """Return `training.workers`, or its default: one rank on up to three CPU cores, two from four cores on."""
     return config.training.workers or (2 if (os.cpu_count() or 1) >= 4 else 1)
 
 
@@ -49,28 +50,28 @@ def default_workers(config: RunConfig) -> int:
 
 
 def drive_run(run_id: str, url: str, service_pid: int) -> None:
-    """The driver of one run; dies with its service, and Ray ends the ranks of a driver that has died."""
-    _die_with(service_pid)
-    for name, value in _RAY.items():
+    """Run the driver of one run. It dies with its service, and Ray ends the ranks of a driver that has died."""
+    _die_with_service(service_pid)
+    for name, value in _RAY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     from training.rank_runtime import RankSettings
     from training.ray_driver import run_driver
 
-    config = asyncio.run(_config(run_id, url))
+    config = asyncio.run(_read_config(run_id, url))
     run_driver(
         RankSettings(run_id, url, paths.policies(), paths.checkpoints(), tensorboard=paths.tensorboard()),
         default_workers(config),
     )
 
 
-def _die_with(service_pid: int) -> None:
+def _die_with_service(service_pid: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != service_pid:
         sys.exit("the learner service is gone")
 
 
-async def _config(run_id: str, url: str) -> RunConfig:
+async def _read_config(run_id: str, url: str) -> RunConfig:
     async with Database(url, pool_size=1) as database:
         await database.wait()
         async with database.begin() as connection:
@@ -84,7 +85,7 @@ async def _config(run_id: str, url: str) -> RunConfig:
 
 
 async def run_learner_service(url: str) -> None:
-    """Until SIGTERM. A driver that dies is started again while its run needs one, with a capped backoff."""
+    """Run until SIGTERM or SIGINT. A driver that dies is started again, with a backoff of at most 30 s."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -106,7 +107,7 @@ async def run_learner_service(url: str) -> None:
             if run_id not in keepers and (
                 run_id not in ended or silent_seconds is None or silent_seconds > _SILENT_SECONDS
             ):
-                keepers[run_id] = asyncio.create_task(_keep(run_id, url))
+                keepers[run_id] = asyncio.create_task(_keep_driver(run_id, url))
         await _sleep_or_stop(stopping)
     for keeper in keepers.values():
         keeper.cancel()
@@ -122,31 +123,31 @@ async def _sleep_or_stop(stopping: asyncio.Event) -> None:
         return
 
 
-async def _keep(run_id: str, url: str) -> None:
-    """Restarts the driver until it ends by itself."""
+async def _keep_driver(run_id: str, url: str) -> None:
+    """Restart the driver until it ends by itself."""
     backoff = 1.0
     while True:
         _LOG.info("driver starts", run=run_id)
         command = [sys.executable, "-m", "training.service", run_id, str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, _URL: url})
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, _URL_VARIABLE: url})
         try:
             if await process.wait() == 0:
                 _LOG.info("driver ended", run=run_id)
                 return
         except asyncio.CancelledError:
-            await _end(process)
+            await _terminate(process)
             raise
         _LOG.warning("driver died", run=run_id, code=process.returncode)
         await asyncio.sleep(backoff)
         backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
 
-async def _end(process: Process) -> None:
-    """SIGTERM lets Ray take the ranks down with the driver; after SIGKILL the cluster notices and does it."""
+async def _terminate(process: Process) -> None:
+    """Send SIGTERM, so that Ray ends the ranks with the driver; after SIGKILL the Ray cluster does it later."""
     if process.returncode is None:
         process.terminate()
         try:
-            async with asyncio.timeout(_END_SECONDS):
+            async with asyncio.timeout(_TERMINATE_SECONDS):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -154,4 +155,4 @@ async def _end(process: Process) -> None:
 
 
 if __name__ == "__main__":
-    drive_run(sys.argv[1], os.environ[_URL], int(sys.argv[2]))
+    drive_run(sys.argv[1], os.environ[_URL_VARIABLE], int(sys.argv[2]))

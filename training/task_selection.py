@@ -1,7 +1,7 @@
-"""Which tasks get the next groups: those whose rewards may still differ.
+"""Choose the tasks of the next groups by recent solve rates, if `training.solve_rates` is set. No torch.
 
-Why here: a group that is always or never solved costs rollouts and teaches nothing; which tasks those are changes while the policy learns.
-Called by: `activities/run_lifecycle.py`, where a run sets `training.solve_rates`. No torch here.
+A task that is always or never solved gives groups without signal: they cost rollouts and train nothing. Which tasks
+these are changes as the policy learns.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class TaskRate:
-    """A training task. `last_group_no`: None where it had no group yet. `mean_reward`: over its recent groups, None without any."""
+    """A training task. `last_group_no`: its newest group, None before its first. `mean_reward`: over its recent groups.
+
+    `mean_reward` is None if the task has no recent group. `position`: its place in the run's task order.
+    """
 
     task_id: int
     label: str
@@ -20,10 +23,10 @@ class TaskRate:
 
 
 def choose_tasks(rates: Sequence[TaskRate], bounds: tuple[float, float], count: int) -> list[TaskRate]:
-    """The next `count`, longest-untried first; again from the front where there are fewer.
+    """Return the next `count` tasks with a mean reward within `bounds`, longest-untried first, repeated if too few.
 
-    `rates` are of recent groups only: a task that was passed over for so long that it has none left is tried again. Where every task lies
-    outside of the bounds, all of them are taken: a run never waits for nothing.
+    A task without recent groups is included, so a task that was skipped for long enough is tried again. If every task
+    is outside of the bounds, all tasks are used.
     """
     low, high = bounds
     fit = [one for one in rates if one.mean_reward is None or low <= one.mean_reward <= high] or list(rates)

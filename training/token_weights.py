@@ -1,7 +1,7 @@
-"""How much one trained token counts within an update. No torch: the weights are fixed at planning, in a worker.
+"""Weight of one trained token in the loss of an update: the reducers of `loss.reducer`. No torch.
 
-Why here: a separate axis from the loss; a weight knows rollouts and groups, never chains, bins or ranks.
-Called by: `training/planner.py`.
+The weights are fixed when the step is planned. They depend on rollouts and groups only, not on how turns are cut into
+chains, bins, micro-batches or ranks, so no gradient depends on that either.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,16 @@ from collections.abc import Mapping
 def reducer_weights(
     reducer: str, tokens: Mapping[int, int], group_of: Mapping[int, int], constant_tokens: int
 ) -> dict[int, float]:
-    """Weight of one token's loss, per rollout, within one update.
+    """Return, per rollout, the weight of one of its trained tokens within one update.
 
-    `tokens`: rollout → T_i, its trained tokens over all its chains. Rollouts with T_i = 0 count nowhere. The weights do not know how
-    turns are cut into chains, bins, micro-batches or ranks, so no gradient can depend on it.
+    `tokens`: rollout id -> T_i, its trained tokens over all its chains. Rollouts with T_i = 0 are not counted.
+    `group_of`: rollout id -> group id. `constant_tokens`: the divisor of the reducer `constant`. Raises ValueError for
+    an unknown reducer.
+
+    token_mean    1 / sum of all T_i
+    rollout_mean  1 / (number of rollouts x T_i)
+    prompt_mean   1 / (number of groups x tokens of the group)
+    constant      1 / (number of rollouts x constant_tokens)
     """
     trained = {rollout: count for rollout, count in tokens.items() if count > 0}
     if reducer == "token_mean":

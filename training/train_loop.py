@@ -1,4 +1,4 @@
-"""The training loop of one rank, from its checkpoint to the last step of the run. It depends on neither Ray nor torchrun.
+"""The training loop of one rank, from its checkpoint to the run's last step. It depends on neither Ray nor torchrun.
 
 One step, with the function of each arrow:
 
@@ -18,10 +18,10 @@ One step, with the function of each arrow:
         | or the activity `learn.sync` (files)                       engine/weight_update.py
     engines that serve the new weights
 
-A learner takes a lease that raises the run's epoch, loads the checkpoint and runs steps until the run ends. A kill at any
-line replays the steps after the checkpoint with the same contents, and the writes of a learner that was replaced match no
-row. Only rank 0 reads plans and writes the store; it sends every outcome to the other ranks, so that all ranks take the
-same next step.
+A learner takes a lease that raises the run's epoch, loads the checkpoint and runs steps until the run ends. A kill at
+any line replays the steps after the checkpoint with the same contents, and the writes of a learner that was replaced
+match no row. Only rank 0 reads plans and writes the store; it sends every outcome to the other ranks, so that all
+ranks take the same next step.
 """
 
 import time

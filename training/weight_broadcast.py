@@ -1,9 +1,10 @@
 """Broadcast new weights from the learner to all ready engines at once, over NCCL.
 
-Hundreds of engines that read the same files at the same moment overload the file system first (docs/scaling.md). The files
-stay authoritative: an engine that misses a broadcast reads them, as an engine that starts later does, so that a failure here
-costs time only. The learner's rank 0 uses this if `training.weight_transport` is nccl. It follows vLLM 0.32's
-NCCLTrainerWeightTransferEngine, which handles one engine and has no pause, label or canary. It has not run on a GPU yet.
+Hundreds of engines that read the same files at the same moment overload the file system first (docs/scaling.md). The
+files stay authoritative: an engine that misses a broadcast reads them, as an engine that starts later does, so that a
+failure here costs time only. The learner's rank 0 uses this if `training.weight_transport` is nccl. It follows vLLM
+0.32's NCCLTrainerWeightTransferEngine, which handles one engine and has no pause, label or canary. It has not run on
+a GPU yet.
 
     files and row published -> ready engines -> one group -> every engine paused, update started -> broadcast
                             -> labelled, resumed, canary (`engine/weight_update.py`)
@@ -34,7 +35,7 @@ from ratchet.store.schema import PolicyVersionTable
 _LOG = structlog.get_logger()
 
 _JOIN_SECONDS = 45
-"""Time limit for joining the group. Engines generate nothing until all have joined, so it is below the lease of a pause."""
+"""Time limit for joining the group. Engines generate nothing until all have joined; below the lease of a pause."""
 _SEND_SECONDS = 600.0
 _GRACE_SECONDS = 10.0
 """Time left for a broadcast to end after an engine has failed in it; NCCL would otherwise wait for ever."""
@@ -291,7 +292,7 @@ def describe_tensors(files: Sequence[Path]) -> TensorList:
 
 
 async def _in_abandonable_thread(work: Callable[[], None], seconds: float) -> None:
-    """Run `work` in a daemon thread. Raises TimeoutError and leaves the thread behind if it hangs, as NCCL calls may."""
+    """Run `work` in a daemon thread. If it hangs, as NCCL may, raise TimeoutError and leave the thread behind."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

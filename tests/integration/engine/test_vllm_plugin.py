@@ -25,8 +25,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
 from engine.client import EngineClient, Sampling
-from engine.process import EngineSettings, session_members
 from engine.policy_files import file_sha256
+from engine.process import EngineSettings, session_members
 from ratchet.errors import EngineUnavailableError
 from ratchet.payloads import SyncInput
 from ratchet.store import engines

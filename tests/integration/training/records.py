@@ -18,6 +18,7 @@ from ratchet.config import RunConfig
 from ratchet.store import chains, runs
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes
 from ratchet.store.database import Database
+from ratchet.store.runs import NewRun
 from ratchet.store.schema import (
     GROUP_READY_SEQ,
     BatchTable,
@@ -55,13 +56,15 @@ async def make_run(
     database: Database, run_id: str, config: RunConfig, model: Path | None = None, policies: Path | None = None
 ) -> None:
     async with database.begin() as connection:
-        values = {
-            "run_id": run_id,
-            "config": config.model_dump(mode="json"),
-            "config_digest": config.digest(),
-            "config_name": "test",
-        }
-        await runs.create_run(connection, values | {"seed": config.seed, "model_path": str(model or "")})
+        row = NewRun(
+            run_id=run_id,
+            config=config.model_dump(mode="json"),
+            config_digest=config.digest(),
+            config_name="test",
+            seed=config.seed,
+            model_path=str(model or ""),
+        )
+        await runs.create_run(connection, row)
         if model is not None and policies is not None:
             first = policies / run_id / "0.e0"
             await runs.publish_initial(

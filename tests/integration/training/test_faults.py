@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from ratchet.config import RunConfig
-from ratchet.store import learners, runs
+from ratchet.store import learner_commits, learners, runs
 from ratchet.store.arrays import logprobs_to_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import (
@@ -25,7 +25,6 @@ from ratchet.store.schema import (
 )
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
-from ratchet.store import learner_commits
 from training.rank_runtime import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")

@@ -21,8 +21,8 @@ from ratchet.types import BatchState, GroupState, Purpose, RunState
 from tests.integration.training.records import make_config, make_group, make_run
 from training import group_selection
 from training.group_selection import plannable
-from training.plan_types import Plan
 from training.plan_loader import load_plan, load_sequences
+from training.plan_types import Plan
 from training.planner import plan_step
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]

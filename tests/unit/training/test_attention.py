@@ -66,11 +66,11 @@ def test_the_plain_form_is_the_kernels(causal: bool) -> None:
     """What runs where no flash kernel does: the same output, log-sum-exp and gradients."""
     query = torch.randn(1, HEADS, 20, SIZE, dtype=torch.float64)
     key, value = torch.randn(2, 1, KEY_HEADS, 20, SIZE, dtype=torch.float64)
-    out, lse, extra = attention._forward(query, key, value, causal, 0.3)
+    out, lse, extra = attention._block_forward(query, key, value, causal, 0.3)
     plain_out, plain_lse = attention._plain_forward(query, key, value, causal, 0.3)
     torch.testing.assert_close(out, plain_out, rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, plain_lse, rtol=0, atol=1e-12)
     grad = torch.randn_like(query)
     given = (grad, query, key, value, out, lse, causal, 0.3)
-    for mine, expected in zip(attention._plain_backward(*given), attention._backward(*given, extra), strict=True):
+    for mine, expected in zip(attention._plain_backward(*given), attention._block_backward(*given, extra), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)

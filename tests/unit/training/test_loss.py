@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ratchet.config import LOSS_PRESET_VALUES, LossConfig, RunConfig
-from training.loss import LOSS_PRESETS, TokenBatch, clip_bounds, find_loss, token_loss
+from training.loss import LOSS_PRESETS, TokenBatch, clip_masks, find_loss, token_loss
 
 PER_TOKEN = ["grpo", "dr_grpo", "dapo", "cispo", "tis", "icepop", "sft"]
 
@@ -92,7 +92,7 @@ def test_seq_mis_is_the_product_of_the_turn_or_nothing(log_ratio: float, kept: b
     product = math.exp(2 * log_ratio) if kept else 0.0
     assert loss.tolist() == pytest.approx([product * 0.5, product * 1.0, 1.5])
     assert logprobs.grad.tolist() == pytest.approx([-product * 0.5, -product * 0.5, -0.5])
-    assert clip_bounds(given, knobs("seq_mis"))[1].tolist() == [not kept, not kept, False]
+    assert clip_masks(given, knobs("seq_mis"))[1].tolist() == [not kept, not kept, False]
 
 
 @given(

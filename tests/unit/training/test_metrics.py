@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.training.test_loss import knobs, tokens
 from ratchet.store.training_groups import ConsumedGroup
+from tests.unit.training.test_loss import knobs, tokens
 from training.metrics import (
     NUM_SUMS,
     StepSums,
