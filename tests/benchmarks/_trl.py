@@ -1,7 +1,6 @@
-"""TRL's GRPO loss on a batch of ours: its own trainer class, its own forward pass, our tokens instead of its generation.
+"""TRL's GRPO loss on one of our batches: its trainer class and forward pass, our tokens instead of its generation.
 
-Why here: the agreement test and the benchmark compare with the same thing. TRL is a dev dependency; the product never imports it.
-Called by: `tests/benchmarks/training.py`, `tests/unit/training/test_trl.py`.
+The agreement test and the benchmark compare with the same code. TRL is a dev dependency; the product never imports it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ def _filled(rows: Sequence[Any], dtype: torch.dtype, left: bool) -> Tensor:
 
 
 class TrlStep:
-    """`loss_type` and the other options are those of GRPOConfig. One instance holds one model, loaded from `model_path` in float32."""
+    """One model in TRL's trainer, loaded in float32. `loss_type` and the other options are GRPOConfig's."""
 
     def __init__(self, model_path: Path, directory: Path, micro_batch: int, group_size: int, **options: Any) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -55,7 +54,7 @@ class TrlStep:
         )
 
     def batch(self, chains: Sequence[TrainingSequence], members: dict[int, Member]) -> list[dict[str, Tensor]]:
-        """As micro-batches: the prompt ends at the first trained token; what is not trained after it goes into `tool_mask`."""
+        """Return micro-batches. The prompt ends at the first trained token; `tool_mask` has untrained ones after it."""
         starts = [int(one.mask.argmax()) for one in chains]
         num_items = torch.tensor(float(sum(int(one.mask.sum()) for one in chains)))
         micro = []
@@ -80,7 +79,7 @@ class TrlStep:
         return micro
 
     def gradients(self, micro: Sequence[dict[str, Tensor]]) -> float:
-        """Forward and backward over all micro-batches, as one optimiser step accumulates them; returns the loss."""
+        """Run forward and backward over all micro-batches, accumulated as in one optimiser step; return the loss."""
         trainer, model = self.trainer, self.trainer.model
         model.train()
         model.zero_grad(set_to_none=True)
@@ -93,7 +92,7 @@ class TrlStep:
         return total
 
     def gradient(self) -> Tensor:
-        """Of the whole model, flat."""
+        """Return the gradient of the whole model, flat."""
         return torch.cat(
             [parameter.grad.flatten() for parameter in self.trainer.model.parameters() if parameter.grad is not None]
         )

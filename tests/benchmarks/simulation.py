@@ -1,11 +1,12 @@
-"""The quickstart without boxes and engine: simulated shell, sampling in this process, the real plan arithmetic and the real learner.
+"""The quickstart without sandboxes and engine: simulated shell, sampling in this process, the real planner and learner.
 
-Why here: a config must be chosen on tasks that no evaluation holds, with many warm starts and controls, and a run of the real pipeline is
-twenty minutes for one of them.
-Called by: `ratchet bench simulation` (one warm start, a run and a control; `--full`: three, each with two of both), and
-`python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` for other values than the config's.
+Settings must be chosen on tasks that no evaluation uses, with many warm starts and controls, and one run of the real
+pipeline takes twenty minutes. `ratchet bench simulation` runs one warm start, a run and a control; `--full` three warm
+starts, with two of both. `python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` tries other values
+than the config's.
 
-An estimate, for comparing settings: solved means that the file is what the fix makes of it. Its tasks and its warm starts' seeds are its own.
+The result is an estimate, for comparing settings: a task counts as solved if the file equals that of its fix. The tasks
+and warm-start seeds are used here only.
 """
 
 import argparse
@@ -39,16 +40,15 @@ from training.learner import RankLearner
 from training.plan_builder import ChainLengths, draft_members, plan_members
 from training.plan_types import Plan, TrainingSequence
 
-
 CONFIG = Path("configs/quickstart.yaml")
 WARM_START_SEEDS = (103, 104, 105)
-"""None of them is one of the curve's."""
+"""None of these is used for the curve."""
 NUM_EVALUATED, AT_ONCE = 360, 180
 
 
 @dataclass(frozen=True)
 class Case:
-    """One simulated run. `repeat` numbers runs that differ in nothing but chance."""
+    """One simulated run. `repeat` numbers runs that differ only by chance."""
 
     warm_start: int
     repeat: int
@@ -56,7 +56,7 @@ class Case:
 
 
 class Simulation:
-    """One run from a warm start. `policy` samples; after every step it is what the learner published."""
+    """One run from a warm start. `policy` samples; after every step it has the weights that the learner published."""
 
     def __init__(self, model_path: Path, config: RunConfig, case: Case) -> None:
         self.config, self.model_path = config, model_path
@@ -82,7 +82,7 @@ class Simulation:
         return found
 
     def step(self, number: int) -> None:
-        """`groups_per_step` groups, whatever their signal: what the config's `max_groups_seen` comes to."""
+        """Sample and train one step of `groups_per_step` groups, with or without signal."""
         training = self.config.training
         first = (number - 1) * training.groups_per_step
         tasks = [self.tasks[(first + at) % len(self.tasks)] for at in range(training.groups_per_step)]
@@ -114,7 +114,7 @@ class Simulation:
 
 
 def sequence(rollout_id: int, play: Play, version: int) -> TrainingSequence:
-    """A play as one chain: up to its last sampled token."""
+    """Return a play as one chain, up to its last sampled token."""
     mask = np.zeros(len(play.ids), dtype=np.bool_)
     behaviour = np.zeros(len(play.ids), dtype=np.float32)
     start = len(play.ids) - len(play.sampled)  # the opening
@@ -148,7 +148,7 @@ def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def spread(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean gain over these runs, and what one run scatters by (None for a single one)."""
+    """Return the mean gain over these runs, and its standard deviation (None for a single run)."""
     gains = {kind: [run["gained"][kind] for run in runs] for kind in ("sampled", "greedy")}
     return {
         kind: {"mean": fmean(values), "scatter": stdev(values) if len(values) > 1 else None}
@@ -163,7 +163,7 @@ def cases(full: bool, repeats: int) -> list[Case]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """A learner needs a process group; one thread, as the quickstart's has beside everything else."""
+    """A process group of one rank with one compute thread, as the quickstart has."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -1,14 +1,15 @@
-"""One training step on the same token batch: prefix trees against packed, separate and padded chains, and against TRL's GRPO step.
+"""One training step on one batch: prefix trees against packed, separate and padded chains, and TRL's GRPO step.
 
-Why here: the gain of sharing prefixes depends on their shape, so every figure names it.
-Called by: `ratchet bench training --json`, or `python -m tests.benchmarks.training [--full] [--device cuda]`.
+The gain of shared prefixes depends on the shape of the batch, so every figure names it. `ratchet bench training
+--json`, or `python -m tests.benchmarks.training [--full] [--device cuda]`.
 
-Every way of computing is a process of its own, made anew for every case (memory that an earlier case left to a process made the next up to
-12% faster): the same random Qwen3, the same loss (dapo), threads, dtype and attention kernels. They take
-turns, step by step; figures are medians of two rounds, of three where the first two differ. TRL runs at micro-batches of one and of eight;
-the better one of the first round goes on and counts. Forward and backward are measured, without the optimiser's update, which is the same
-for all. On a CPU, whose cores may have other work, ratios are of CPU seconds and of seconds, on a GPU of seconds. `--device cuda` adds sizes that people
-train (`_sizes.py`), leaves TRL out, and has not been measured yet; it needs nothing but torch >= 2.11 and transformers.
+Every way of computing runs in a new process for every case (memory that an earlier case left made the next up to 12%
+faster), with the same random Qwen3, loss (dapo), threads, dtype and attention kernels. The ways take turns, step by
+step. Figures are medians of two rounds, or of three if the first two differ. TRL runs with micro-batches of one and
+of eight; the faster of the two in the first round is measured. Forward and backward are measured without the
+optimiser's update, which is the same for all. On a CPU, whose cores may have other work, ratios are of CPU seconds
+and of seconds, on a GPU of seconds. `--device cuda` adds realistic model sizes (`_sizes.py`), leaves TRL out, and has
+not been measured yet; it needs only torch >= 2.11 and transformers.
 """
 
 import argparse
@@ -46,13 +47,16 @@ SHAPE = {
 WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl 8")
 TRL_GROUP = 8
 SAME_WITHIN = 1.05
-"""Two rounds whose times differ by less than this factor need no third."""
+"""No third round is run if the times of two differ by less than this factor."""
 RECORDED = Path(__file__).with_name("recorded_trees.npz")
 
 
 @dataclass(frozen=True)
 class Case:
-    """`branches`: lengths of what each sample adds to the shared prefix; a sample of several branches forks again, as an agent does."""
+    """A shape of a batch. `branches`: lengths of what each sample adds to the shared prefix.
+
+    A sample with several branches forks again, as an agent does.
+    """
 
     name: str
     prefix: int
@@ -86,7 +90,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Trees that our adapter recorded (`_record_trees.py`); scaled by leaving rollouts out."""
+    """Trees that our adapter recorded (`_record_trees.py`), made smaller by leaving rollouts out."""
 
     name: str
     samples: int
@@ -149,7 +153,7 @@ class Ours:
         return np.concatenate([part.float().cpu().numpy() for part in parts])
 
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """Of every trained token, in order of (rollout, turn, token)."""
+        """Return the logprob of every trained token, in order of (rollout, turn, token)."""
         import torch
 
         from training.packing import make_bins, split_among_ranks
@@ -197,13 +201,13 @@ def _peak_bytes() -> int:
 
 
 def _reset_peak() -> int:
-    """The resident size now, from which the peak is counted."""
+    """Set the resident size now as the base of the peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak_bytes()
 
 
 def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int) -> None:
-    """Answers "case" with the gradient and logprobs of one step, "step" with its seconds, CPU seconds and peak of extra bytes."""
+    """Answer "case" with gradient and logprobs of a step, and "step" with seconds, CPU seconds and extra peak bytes."""
     import torch
     import torch.distributed as dist
 
@@ -239,7 +243,7 @@ class Worker:
             target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True
         )
         self.process.start()
-        theirs.close()  # so that a process that dies is an end of file
+        theirs.close()  # so that the death of a process is seen as end of file
 
     def ask(self, question: Any) -> Any:
         self.pipe.send(question)
@@ -254,7 +258,7 @@ class Worker:
 
 
 class Step(NamedTuple):
-    """`peak`: of resident bytes above those before the step."""
+    """One measured step. `peak`: highest resident bytes above those before the step."""
 
     seconds: float
     cpu_seconds: float
@@ -282,7 +286,7 @@ def make_model(directory: Path) -> Path:
 def take_turns(
     case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str
 ) -> dict[str, list[Step]]:
-    """Every way's steps, interleaved, every second round backwards. `rounds` None: two or three."""
+    """Run the steps of all ways interleaved, every second round in reverse. `rounds` None: two or three."""
     times: dict[str, list[Step]] = {worker.way: [] for worker in workers}
     running = list(workers)
     for number in range(rounds or 3):
@@ -328,12 +332,14 @@ def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | Non
         "trained_tokens": trained,
         "synthetic": case.synthetic,
     }
-    print(f"{case.name}: {against}", file=sys.stderr)  # what is known should the machine's time run out
+    print(
+        f"{case.name}: {against}", file=sys.stderr
+    )  # the result so far, if the time limit of the machine ends the run
     return {"case": case.name, **facts, "ratios": against, "ways": ways}
 
 
 def _ratios(ways: Mapping[str, dict[str, Any]], measure: str) -> dict[str, float]:
-    """How many times longer than the tree each way took."""
+    """Return how many times longer than the tree each way took."""
     tree = ways["tree"][measure]
     found = {
         f"tree_over_{way}": round(ways[way][measure] / tree, 2)
@@ -394,7 +400,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its name: the processes that it starts must find the same classes, however this file was run.
+    # By module name, so that child processes find the same classes.
     sys.path.insert(0, os.getcwd())
     from tests.benchmarks.training import main as named_main
 

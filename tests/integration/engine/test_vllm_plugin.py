@@ -1,7 +1,7 @@
-"""The real vLLM under its wrapper: start from a published policy, in-flight update, refused update, abandoned pause, kill -9.
+"""The real vLLM under its wrapper: start, in-flight update, refused update, lapsed pause, kill -9.
 
-Why here: only the real server shows that weights, labels and caches move together.
-Called by: `make slow`, by hand (two minutes on idle cores, for vLLM starts twice).
+Only the real server shows that weights, labels and caches change together. `make slow` runs it, in two minutes on idle
+cores, since vLLM starts twice.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def publish(root: Path, name: str, source: Path, seed: int) -> list[dict[str, ob
 
 
 def truth(model: Path) -> np.ndarray:
-    """Logprobs of IDS[1:] by transformers: what the files say, whatever vLLM makes of them."""
+    """Return the logprobs of IDS[1:] by transformers, from the files."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -81,7 +81,7 @@ async def record(
     directory: str = "",
     claimed: Path | None = None,
 ) -> str:
-    """`claimed`: the weights that the version's canary was taken from."""
+    """Insert a published version. `claimed`: the weights that its canary is taken from."""
     version = policy_version("run-1", step, 1)
     uri = str(root / (directory or f"step-{step}"))
     canary = None if claimed is None else {"ids": IDS, "logprobs": truth(claimed).tolist()}
@@ -100,7 +100,7 @@ async def record(
 
 
 def shard(root: Path, name: str, source: str) -> tuple[list[str], list[str]]:
-    """The weights of `source` as two files: their names below the root, and their digests."""
+    """Split the weights of `source` into two files; return their names relative to the root, and their digests."""
     weights = load_file(root / source / "model.safetensors")
     (root / name).mkdir()
     halves = [sorted(weights)[: len(weights) // 2], sorted(weights)[len(weights) // 2 :]]
@@ -129,7 +129,7 @@ async def wait_for_engine(database: Database, state: EngineState, timeout_second
 
 
 async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> float:
-    """Until the server has sampled more tokens than that, by its own count; returns how many it has."""
+    """Wait until the server has sampled more tokens than `before`, by its own count; return the count."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             text = (await engine.get("/metrics")).text
@@ -169,7 +169,7 @@ def server_pid(settings: EngineSettings) -> int:
 
 
 def never_stop(model: Path) -> None:
-    """Takes every end token away, so that a call lasts until its token limit."""
+    """Remove every end token, so that a call lasts until its token limit."""
     for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
         values = json.loads((model / name).read_text())
         for key in ("eos_token", "eos_token_id"):
@@ -246,7 +246,7 @@ async def test_weights_move_with_their_label(
         rescored = (await client.score([*IDS, *generation.token_ids.tolist()]))[len(IDS) - 1 :]
         assert float(np.abs(rescored - generation.logprobs)[cut + 1 :].max()) < 0.05
 
-        # a bad digest, a path outside, a damaged second shard: nothing moves, and the server goes on
+        # a bad digest, a path outside, a damaged second shard: nothing changes, and the server continues
         names, digests = shard(root, "step-2-sharded", "step-2")
         damaged = bytearray((root / names[1]).read_bytes())
         damaged[-9] ^= 1
@@ -264,7 +264,7 @@ async def test_weights_move_with_their_label(
             assert await client.version() == "run-1/1.e1"
             np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
 
-        # in no NCCL group, and knowing the root still: tensors by name are refused, files are read
+        # in no NCCL group, but with its root: tensors by name are refused, files are read
         await client.init_weight_transfer()
         await client.start_update()
         with pytest.raises(EngineUnavailableError, match="in no NCCL group"):
@@ -283,7 +283,7 @@ async def test_weights_move_with_their_label(
         aborted = await asyncio.wait_for(long, PATIENCE_SECONDS)
         assert aborted.finish_reason == "abort" and len(aborted.token_ids) < 3000
 
-        # a sync that dies between update and finish: the wrapper loads what is newest and resumes
+        # a sync that dies between update and finish: the wrapper loads the newest version and resumes
         second = await record(database, root, 2, files[2])
         async with database.begin() as conn:
             assert await engines.begin_engine_pause(conn, row.id, PATIENCE_SECONDS)
@@ -297,7 +297,8 @@ async def test_weights_move_with_their_label(
         assert not await client.is_paused()
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-2"), atol=1e-3)
 
-        # kill -9 of the wrapper: nobody is served any more, and the next wrapper ends what vLLM has left; a torn newest version is passed over
+        # kill -9 of the wrapper: its vLLM is gone, and the next wrapper ends what is left of it;
+        # it skips a newest version whose files are incomplete
         killed = server_pid(settings)
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait)
@@ -314,7 +315,7 @@ async def test_weights_move_with_their_label(
         vllm = server_pid(settings)
         np.testing.assert_allclose(await client.score(IDS), truth(root / "step-2"), atol=1e-3)
 
-        # `learn.sync` as the workflow calls it: the engine is believed because it answers as the learner does
+        # `learn.sync` as the workflow calls it: the engine becomes ready since its scores are those of the learner
         monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
         learn = LearnActivities(database, RunConfigs(database, load_temporal_settings()))
         files[4] = publish(root, "step-4", base, 4)
@@ -326,14 +327,14 @@ async def test_weights_move_with_their_label(
         assert said["canary_gap_max"] < 0.01
         assert 0 < said["sync_pause_seconds"] < said["sync_first_token_seconds"] < said["sync_seconds"]
 
-        # an update that silently does nothing: all digests are right, the label moves, the weights are those of before
+        # an update that silently does nothing: digests are right, the label changes, the weights do not
         await record(database, root, 5, files[4], directory="step-4", claimed=root / "step-1")
         await ActivityEnvironment().run(learn.sync, SyncInput(run_id="run-1", step=5, engine_id=row.id))
         async with database.begin() as conn:
-            assert not await engines.ready_engines(conn), "it may not serve until it answers rightly"
+            assert not await engines.ready_engines(conn), "it may not serve until its canary passes"
         assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
         assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) != 0, (
-            "its wrapper ends, for the supervisor to start both anew"
+            "its wrapper ends, and the supervisor starts both again"
         )
-        assert "quarantined (it" in (tmp_path / "engine.log").read_text(), "and says why"
+        assert "quarantined (it" in (tmp_path / "engine.log").read_text(), "the log has the reason"
         assert session_members(vllm, settings) == []

@@ -1,6 +1,6 @@
-"""`learn.sync` against an engine that behaves as scripted: who is believed, who is quarantined, what a death leaves behind.
+"""`learn.sync` against a scripted engine: which engine becomes ready or quarantined, and the state after a failure.
 
-The real vLLM's half is in tests/integration/engine/test_vllm_plugin.py.
+The update in the real vLLM is tested in test_vllm_plugin.py.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ async def stage(
     process.wait()
 
 
-async def test_an_engine_that_answers_as_the_learner_does_is_ready(stage: Stage) -> None:
+async def test_an_engine_with_the_learners_scores_is_ready(stage: Stage) -> None:
     await stage.script(scores=[value + 0.01 for value in NEW])
     await stage.sync()
     row = await stage.row()
@@ -118,17 +118,17 @@ async def test_an_engine_that_answers_as_the_learner_does_is_ready(stage: Stage)
     assert said["canary_gap_mean"] == pytest.approx(0.01, rel=0.01)
     assert 0 < said["sync_pause_seconds"] < said["sync_first_token_seconds"] < said["sync_seconds"]
     assert not (await stage.client.get("/is_paused")).json()["is_paused"]
-    await stage.sync()  # again is harmless: by version
+    await stage.sync()  # a second sync of the same version changes nothing
 
 
 @pytest.mark.parametrize(
     ("scores", "reason"),
     [(OLD, "still serves the weights before"), ([value - 1 for value in NEW], "differ from the learner's by 1.000")],
 )
-async def test_an_engine_that_does_not_is_quarantined_with_the_reason(
+async def test_an_engine_with_other_scores_is_quarantined_with_the_reason(
     stage: Stage, scores: list[float], reason: str
 ) -> None:
-    """The update went through, the label is new, and it silently did nothing; or something else."""
+    """The update succeeded and the label is new, but the weights are the old ones, or others."""
     small = [old + 0.2 * (new - old) for old, new in zip(OLD, NEW, strict=True)]
     async with stage.database.begin() as connection:
         canary = {"ids": [5, 6, 7, 8, 9], "logprobs": small if scores == OLD else NEW}
@@ -142,12 +142,12 @@ async def test_an_engine_that_does_not_is_quarantined_with_the_reason(
     async with stage.database.begin() as connection:
         assert row.id not in [one.id for one in await engines.ready_engines(connection)]
     await stage.sync()
-    assert (await stage.row()).state is EngineState.QUARANTINED, "only its wrapper brings it back"
+    assert (await stage.row()).state is EngineState.QUARANTINED, "only its wrapper makes it ready again"
 
 
 @pytest.mark.parametrize(("engine", "cleared"), [({}, "true"), ({"keep_cache": True}, "false")])
 async def test_caches_are_cleared_unless_the_run_keeps_them(stage: Stage, engine: dict[str, Any], cleared: str) -> None:
-    """Kept or not, a new call shares no block with another version's: the adapter salts by version."""
+    """Kept or not, a new call shares no block with another version: the adapter salts the cache by version."""
     async with stage.database.begin() as connection:
         config = make_config(engine=engine).model_dump(mode="json")
         await connection.execute(update(RunTable).where(RunTable.run_id == stage.run_id).values(config=config))
@@ -163,7 +163,7 @@ async def test_caches_are_cleared_unless_the_run_keeps_them(stage: Stage, engine
 
 @pytest.mark.parametrize("ending", ["die", "refuse"])
 async def test_an_update_that_fails_never_resumes_the_engine(stage: Stage, ending: str) -> None:
-    """Killed in mid-update, or a digest that does not fit: the lease stays, no call is routed there, the wrapper takes over."""
+    """After a kill in mid-update or a wrong digest the lease stays, no call is sent there, the wrapper takes over."""
     await stage.script(update=ending)
     with pytest.raises(ApplicationError) as caught:
         await stage.sync()
@@ -175,8 +175,8 @@ async def test_an_update_that_fails_never_resumes_the_engine(stage: Stage, endin
         assert (await stage.client.get("/is_paused")).json()["is_paused"]
 
 
-async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> None:
-    """Its machine is gone: nobody writes `gone` for it. Whenever it returns it catches up before it serves."""
+async def test_a_silent_engine_does_not_stop_the_run(stage: Stage) -> None:
+    """Its machine is gone, so its row is not set to `gone`. If it returns, it catches up before it serves."""
     async with stage.database.begin() as connection:
         silent = {"heartbeat_at": func.now() - timedelta(minutes=5)}
         await connection.execute(update(EngineTable).where(EngineTable.id == stage.engine_id).values(**silent))
@@ -186,7 +186,7 @@ async def test_an_engine_that_nobody_hears_of_holds_up_no_run(stage: Stage) -> N
 
 
 async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrapper takes over a pause whose lease has run out: two loads at once would leave unknown weights."""
+    """The wrapper takes over a lapsed pause, and two loads at once would leave unknown weights."""
     monkeypatch.setattr("engine.weight_update.PAUSE_SECONDS", 2.0)
     await stage.script(scores=NEW, update="hold")
     syncing = asyncio.create_task(stage.sync())
@@ -195,7 +195,7 @@ async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.M
             await asyncio.sleep(0.05)
     first = await stage.paused_until()
     async with asyncio.timeout(60):
-        while await stage.paused_until() <= first + timedelta(seconds=2):  # longer than the lease it began with
+        while await stage.paused_until() <= first + timedelta(seconds=2):  # longer than the first lease
             assert not syncing.done()
             await asyncio.sleep(0.05)
     await stage.client.post("/release", json={"hold": "update"})

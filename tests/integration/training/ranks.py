@@ -1,7 +1,6 @@
-"""Ranks as processes without Ray: forked from a server that has imported torch once, joined by gloo over a file, killed on demand.
+"""Ranks as processes without Ray, killed on demand: forked with torch imported, joined by gloo over a file.
 
-Why here: a fault test needs dozens of short-lived ranks, and importing torch takes longer than everything they do.
-Called by: the tests of this folder.
+A fault test needs dozens of short-lived ranks, and importing torch takes longer than all their work.
 """
 
 import multiprocessing
@@ -49,7 +48,7 @@ def _rank(
 
 
 class Group:
-    """One incarnation of all ranks, as a supervisor starts it. `stops`: like kills, with SIGSTOP."""
+    """One incarnation of all ranks. `kills` and `stops` name the points at which a rank gets SIGKILL or SIGSTOP."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Group:
             process.start()
 
     def wait(self, timeout_seconds: float = 300) -> list[int | None]:
-        """Exit codes; a rank that lost its peer ends by itself."""
+        """Return the exit codes. A rank that lost its peer ends by itself."""
         for process in self.processes:
             process.join(timeout_seconds)
         codes = [process.exitcode for process in self.processes]
@@ -81,10 +80,10 @@ class Group:
             Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
             for process in self.processes
         ):
-            assert time.monotonic() < until, "a rank did not get to its stop"
+            assert time.monotonic() < until, "a rank did not reach its stop"
             time.sleep(0.02)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         for process in self.processes:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGCONT)
@@ -96,9 +95,9 @@ class Group:
 
 
 def supervise(settings: RankSettings, world_size: int, directory: Path, kills: Sequence[Kill] = ()) -> int:
-    """Starts the group again until it ends by itself; returns the number of incarnations. What Ray Train does."""
+    """Start the group again until it ends by itself, as Ray Train does; return the number of incarnations."""
     incarnations = 1
     while any(Group(settings, world_size, directory, kills).wait()):
         incarnations += 1
-        assert incarnations <= len(kills) + 1, "a rank died that nobody killed"
+        assert incarnations <= len(kills) + 1, "a rank died that was not killed"
     return incarnations

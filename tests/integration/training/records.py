@@ -1,7 +1,6 @@
 """Rows of a run as rollouts leave them: groups, members, turns and chains, small and different from each other.
 
-Why here: the learner and the planner read nothing but these rows, so tests need neither engines nor sandboxes.
-Called by: the tests of this folder.
+The learner and the planner read only these rows, so their tests need neither engines nor sandboxes.
 """
 
 from collections.abc import Sequence
@@ -80,7 +79,10 @@ async def make_group(
     step: int = 0,
     members: Sequence[dict[str, Any]] = (),
 ) -> int:
-    """A ready group whose n-th member has reward n and, where given, the columns of `members[n]`. `step`: of its tokens' policy."""
+    """Make a ready group with one member per reward, and return its id.
+
+    `members[n]`: columns of the n-th member, if there are any. `step`: policy step of its tokens.
+    """
     random = np.random.default_rng(number)
     task = {
         "dataset": "d",
@@ -141,7 +143,7 @@ async def _make_chains(
     version: str,
     num_chains: int,
 ) -> None:
-    """Two turns in the first chain; every further chain shares the first prompt and trains a turn of its own."""
+    """Make two turns in the first chain; every further chain shares the first prompt and trains a turn of its own."""
     session = (
         insert(SessionTable)
         .values(rollout_id=rollout_id, attempt=1, temperature=1.0, model="policy", limits={})
@@ -198,7 +200,7 @@ async def _make_chains(
 
 
 async def plan_ahead(database: Database, run_id: str, config: RunConfig) -> None:
-    """Every plan row of the run at once, as if each step had been trained before the next was planned."""
+    """Write every plan row of the run at once, as if each step had been trained before the next was planned."""
     async with database.begin() as connection:
         for step in range(1, config.training.steps + 1):
             assert await planner.plan_step(connection, run_id, config) == step
@@ -209,7 +211,7 @@ async def plan_ahead(database: Database, run_id: str, config: RunConfig) -> None
 
 
 async def make_planned_run(database: Database, run_id: str, config: RunConfig, model: Path, policies: Path) -> None:
-    """A run with all its groups and plan rows, the same for every run id."""
+    """Make a run with all its groups and plan rows, with equal contents for every run id."""
     await make_run(database, run_id, config, model, policies)
     async with database.begin() as connection:
         for number in range(config.training.steps * config.training.groups_per_step):

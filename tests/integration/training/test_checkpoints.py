@@ -1,4 +1,4 @@
-"""`ratchet checkpoints`: what a person sees of them and takes away, with no learner running."""
+"""`ratchet checkpoints` lists and exports checkpoints without a running learner."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def ratchet(database: Database, home: Path, *arguments: str) -> tuple[int,
 
 @pytest.mark.timeout(900)
 async def test_list_and_export(database: Database, run_id: str, model: Path, tmp_path: Path) -> None:
-    """Six steps, a checkpoint every second one: two are kept, each opens in transformers with the weights that were published."""
+    """Of three checkpoints in six steps two are kept; transformers loads the published weights from each."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     await make_planned_run(database, run_id, make_config(), model, tmp_path / "policies")

@@ -1,4 +1,4 @@
-"""The learner under kills: whatever dies wherever, the weights are those of the undisturbed run and every group is trained once."""
+"""The learner under kills: the weights equal those of the undisturbed run, and every group is trained once."""
 
 import asyncio
 import itertools
@@ -31,7 +31,7 @@ POINTS = ("plan", "step", "write", "publish", "save", "commit")
 
 
 class Runs:
-    """Runs that are equal but for their ids, each trained by ranks of its own."""
+    """Runs that differ in their ids only, each trained by its own ranks."""
 
     def __init__(self, database: Database, model: Path, home: Path, config: RunConfig) -> None:
         self.database, self.model, self.home, self.config = database, model, home, config
@@ -45,7 +45,7 @@ class Runs:
         return await asyncio.to_thread(supervise, settings, world_size, self.home / settings.run_id, kills)
 
     async def digest(self, settings: RankSettings) -> str:
-        """Of the last step's weights."""
+        """Return the sha256 of the last step's weights."""
         async with self.database.begin() as connection:
             version = await runs.newest_version(connection, settings.run_id)
         assert version is not None and version.step == self.config.training.steps
@@ -74,10 +74,10 @@ def equal_runs(database: Database, model: Path, tmp_path: Path) -> Runs:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: int) -> None:
+async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size: int) -> None:
     undisturbed, killed = await equal_runs.make(), await equal_runs.make()
     assert await equal_runs.train(undisturbed, world_size, []) == 1
-    # Each point on each rank, in a step of its own; after save and commit where there is a checkpoint.
+    # Each point on each rank, in a step of its own; save and commit exist in steps with a checkpoint only.
     first_save = POINTS.index("save")
     kills = [
         (point, 2 * (2 * (number - first_save) + rank) + 2 if number >= first_save else 1 + 2 * number + rank, rank)
@@ -89,21 +89,23 @@ async def test_kills_on_every_line_change_nothing(equal_runs: Runs, world_size: 
     for settings in (undisturbed, killed):
         await equal_runs.assert_trained_once(settings)
     left = sorted(path.name.split(".")[0] for path in (killed.checkpoints / killed.run_id).iterdir())
-    assert left == ["step6", "step8"], "checkpoints that nobody needs are gone, those of the dead included"
+    assert left == ["step6", "step8"], "old checkpoints are deleted, also those of killed learners"
     published = {int(path.name.split(".")[0]) for path in (killed.policies / killed.run_id).iterdir()}
-    # Beside the first and the newest four: those of the checkpoints that were there when the last step was published.
+    # Kept: the first, the newest four, and those of the checkpoints at the time of the last publish.
     assert {0, 5, 6, 7, 8} <= published <= {0, 2, 4, 5, 6, 7, 8}, (
-        "and so are weights, those that were never published included"
+        "old weights are deleted, also those that were never published"
     )
     async with equal_runs.database.begin() as connection:
         learner = await learners.get_learner(connection, killed.run_id)
-    assert learner is not None and set(learner.details) == {"pid"}, "those that lost a killed peer did not fail"
+    assert learner is not None and set(learner.details) == {"pid"}, (
+        "ranks that lost a killed peer are not counted as failed"
+    )
     names = [path.name for path in (killed.policies / killed.run_id).iterdir()]
-    assert len(names) == len(published), "of each step the last, where a replay has published it again"
+    assert len(names) == len(published), "one version per step: the last, if a replay has published it again"
 
 
-async def test_a_checkpoint_of_two_ranks_goes_on_with_one(equal_runs: Runs) -> None:
-    """Not bit by bit (sums have another order), but the same training."""
+async def test_one_rank_continues_a_checkpoint_of_two(equal_runs: Runs) -> None:
+    """The training is the same, but not bit by bit: sums have another order."""
     settings, alone = await equal_runs.make(), await equal_runs.make()
     codes = await asyncio.to_thread(Group(settings, 2, equal_runs.home / "two", [("commit", 4, 0)]).wait)
     assert any(codes)
@@ -126,14 +128,14 @@ async def test_a_checkpoint_of_two_ranks_goes_on_with_one(equal_runs: Runs) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
 
 
-async def test_of_two_learners_one_leaves_no_trace(equal_runs: Runs) -> None:
-    """The second takes the run over while the first stands still after a step; the first wakes up, matches no row, and ends by itself."""
+async def test_a_replaced_learner_leaves_no_trace(equal_runs: Runs) -> None:
+    """A second learner takes over while the first is stopped. When the first resumes, its writes match no row."""
     settings, undisturbed = await equal_runs.make(), await equal_runs.make()
     await equal_runs.train(undisturbed, 1, [])
     zombie = Group(settings, 1, equal_runs.home / "zombie", stops=[("step", 3, 0)])
     await asyncio.to_thread(zombie.wait_until_stopped)
     await equal_runs.train(settings, 1, [])
-    zombie.go_on()
+    zombie.resume()
     assert await asyncio.to_thread(zombie.wait) == [0]
     await equal_runs.assert_trained_once(settings)
     assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
@@ -160,14 +162,14 @@ async def test_of_two_learners_one_leaves_no_trace(equal_runs: Runs) -> None:
     assert not (settings.policies / settings.run_id / "3.e1").exists()
 
 
-async def test_a_learner_that_wakes_up_deletes_nothing_of_its_successor(equal_runs: Runs) -> None:
-    """It stood still between its commit and the clearing away of what it no longer needs; the list of what is kept was long out of date."""
+async def test_a_replaced_learner_deletes_nothing_of_its_successor(equal_runs: Runs) -> None:
+    """It was stopped between its commit and its deletions, so its list of checkpoints to keep is outdated."""
     settings = await equal_runs.make()
     zombie = Group(settings, 1, equal_runs.home / "zombie", stops=[("commit", 4, 0)])
     await asyncio.to_thread(zombie.wait_until_stopped)
     await equal_runs.train(settings, 1, [])
     kept = {path.name for path in (settings.checkpoints / settings.run_id).iterdir()}
-    zombie.go_on()
+    zombie.resume()
     assert await asyncio.to_thread(zombie.wait) == [0]
     assert (
         {path.name for path in (settings.checkpoints / settings.run_id).iterdir()} == kept == {"step6.e2", "step8.e2"}
@@ -180,7 +182,7 @@ async def test_a_learner_that_wakes_up_deletes_nothing_of_its_successor(equal_ru
 
 
 async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
-    """Published weights and the batch stay; the run says why; without a human no learner starts again."""
+    """Published weights and the batch stay, the run has the reason, and no learner starts until a person resumes it."""
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
         steps = await connection.execute(
@@ -210,7 +212,7 @@ def broken_loss(tokens: object, config: object) -> object:
 
 
 async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> str:
-    """Why the run is paused, after three learners that failed and one that found it so."""
+    """Return the reason of the pause, after three learners that failed and one that found the run paused."""
     codes = [
         any(await asyncio.to_thread(Group(settings, world_size, equal_runs.home / settings.run_id).wait))
         for _ in range(4)
@@ -225,7 +227,7 @@ async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 async def test_an_error_of_the_users_own_code_pauses_the_run(equal_runs: Runs, world_size: int) -> None:
-    """A learner counts once, whatever its ranks."""
+    """A failed learner counts once for any number of ranks."""
     equal_runs.config = make_config(loss={"preset": f"{__name__}:broken_loss"})
     reason = await _paused(equal_runs, await equal_runs.make(), world_size)
     assert reason == "the learner failed 3 times: TypeError: a user's own mistake"
@@ -240,7 +242,7 @@ async def test_a_checkpoint_that_cannot_be_written_pauses_the_run(equal_runs: Ru
 
 
 async def test_failures_count_between_two_checkpoints(equal_runs: Runs) -> None:
-    """One that came further than the checkpoint from which it began starts the count anew."""
+    """A new checkpoint starts the count again."""
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
         for epoch, (committed, count) in enumerate([(0, 1), (0, 2), (2, 1), (2, 2)], start=1):
@@ -279,8 +281,8 @@ async def test_a_run_that_ends_ends_its_learner(equal_runs: Runs) -> None:
     assert await asyncio.to_thread(group.wait) == [0, 0]
 
 
-async def test_torchrun_is_a_second_shell(equal_runs: Runs) -> None:
-    """Two ranks under torchrun train the same weights, bit by bit; TensorBoard sees the steps."""
+async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
+    """Two ranks under torchrun train the same weights, bit by bit, and write TensorBoard events."""
     settings, undisturbed = await equal_runs.make(), await equal_runs.make()
     await equal_runs.train(undisturbed, 2, [])
     home = equal_runs.home / "torchrun"

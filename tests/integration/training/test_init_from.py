@@ -1,4 +1,4 @@
-"""`init_from: DIR | RUN@step`: a run's version 0 is the weights that were named, or the run does not begin."""
+"""`init_from: DIR | RUN@step`: version 0 of a run is the named weights, or the run is refused."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir
 
 @pytest.fixture(autouse=True)
 async def alone(database: Database) -> None:
-    """Tests of this folder share a store, and leave runs open in it; here a run begins as on an installation of its own."""
+    """Close the runs that other tests left open, so that a run starts as in an installation of its own."""
     async with database.begin() as connection:
         for other in await runs.unfinished_runs(connection):
             await runs.end_run(connection, other, RunState.CANCELLED)
@@ -76,7 +76,7 @@ async def test_a_directory(database: Database, tmp_path: Path, run_id: str, mode
 
 
 @pytest.mark.parametrize("init_from", ["{run}@7", "{run}@x", "nobody@0", "/nowhere"])
-async def test_what_is_not_there_begins_no_run(
+async def test_an_unknown_directory_or_step_is_refused(
     database: Database, tmp_path: Path, run_id: str, model: Path, init_from: str
 ) -> None:
     await make_run(database, run_id, make_config(), model, paths.policies())
@@ -92,16 +92,16 @@ async def test_what_is_not_there_begins_no_run(
 async def test_of_two_trainings_the_second_is_refused_until_the_first_has_ended(
     database: Database, tmp_path: Path, run_id: str, model: Path
 ) -> None:
-    """Two runs on the same engines would sample each other's rollouts."""
+    """Two runs on the same engines would be sampled by each other's weights."""
     await prepare(database, tmp_path, run_id, init_from=str(model))
-    await prepare(database, tmp_path, run_id, init_from=str(model))  # the same one again changes nothing
+    await prepare(database, tmp_path, run_id, init_from=str(model))  # running it again changes nothing
     with pytest.raises(ApplicationError, match=f"run {run_id} is still open"):
         await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
     await _end(database, run_id)
     await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
 
 
-async def test_a_paused_run_goes_on_when_it_is_started_again(database: Database, run_id: str) -> None:
+async def test_a_paused_run_continues_when_it_is_started_again(database: Database, run_id: str) -> None:
     await make_run(database, run_id, make_config())
     async with database.begin() as connection:
         await connection.execute(

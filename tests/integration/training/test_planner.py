@@ -1,4 +1,4 @@
-"""Plan rows: what enters a step, once, in an order that the run's seed fixes."""
+"""Plan rows: which groups enter a step, once, in an order that the run's seed fixes."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 
 
 async def uses(database: Database, run_id: str) -> dict[int, tuple[int, str]]:
-    """group number → (step, use)."""
+    """Return group number -> (step, use)."""
     query = select(RolloutGroupTable.group_no, BatchItemTable.step, BatchItemTable.use).join(
         BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id
     )
@@ -40,7 +40,7 @@ async def uses(database: Database, run_id: str) -> dict[int, tuple[int, str]]:
 
 
 async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | None:
-    """Plans, and has the step trained at once."""
+    """Plan a step and mark it as trained."""
     async with database.begin() as connection:
         step = await plan_step(connection, run_id, config)
         if step is None:
@@ -62,14 +62,16 @@ async def make(database: Database, run_id: str, config: RunConfig, *groups: dict
         ]
 
 
-async def told_of(connection: AsyncConnection, run_id: str) -> str:
-    """The run's state and, where there is one, its reason."""
+async def run_state(connection: AsyncConnection, run_id: str) -> str:
+    """Return the run's state and its reason, if it has one."""
     row = await runs.get_run(connection, run_id)
     assert row is not None
     return f"{row.state} {row.state_reason}".strip()
 
 
-async def test_the_oldest_ready_groups_enter_and_again_is_the_same(database: Database, run_id: str) -> None:
+async def test_the_oldest_ready_groups_enter_and_planning_again_changes_nothing(
+    database: Database, run_id: str
+) -> None:
     config = make_config()
     groups = await make(database, run_id, config, {}, {}, {})
     async with database.begin() as connection:
@@ -150,7 +152,7 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     }
 
 
-async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, run_id: str) -> None:
+async def test_a_run_that_finds_no_signal_is_paused(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 2, "max_groups_seen": 2})
     dull, number = [0.0] * 4, 0
 
@@ -162,18 +164,18 @@ async def test_a_run_that_finds_no_signal_waits_for_a_human(database: Database, 
             number += count
             await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
             await group_selection.consume_without_signal(connection, run_id, config.training)
-            return await told_of(connection, run_id)
+            return await run_state(connection, run_id)
 
     await make_run(database, run_id, config)
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups in a row gave no step 1")
     async with database.begin() as connection:
-        assert await runs.resume_run(connection, run_id), "what was seen before is forgiven"
+        assert await runs.resume_run(connection, run_id), "groups from before the resume do not count"
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups")
 
 
-async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database, run_id: str) -> None:
+async def test_a_run_whose_groups_all_fail_is_paused(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 2, "max_groups_seen": 2})
     broken = {"outcome": "grader_failed", "outcome_reason": "no such program: tox", "reward": None}
     number = 0
@@ -189,21 +191,21 @@ async def test_a_run_whose_groups_all_fail_waits_for_a_human(database: Database,
                 )
             await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
             await group_selection.pause_if_all_fail(connection, run_id, config.training)
-            return await told_of(connection, run_id)
+            return await run_state(connection, run_id)
 
     await make_run(database, run_id, config)
     assert await view(**broken) == "running"
-    assert await view() == "running", "one that has its verdicts begins the count anew"
+    assert await view() == "running", "a group with its verdicts restarts the count"
     assert await view(**broken) == "running"
     paused = await view(**broken)
     assert paused == "paused 2 groups in a row got too few verdicts, most often grader_failed: no such program: tox"
     async with database.begin() as connection:
-        assert await runs.resume_run(connection, run_id), "what was seen before is forgiven"
+        assert await runs.resume_run(connection, run_id), "groups from before the resume do not count"
     assert await view(**broken) == "running"
 
 
-async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Database, run_id: str) -> None:
-    """And a workflow that is started for a run that has ended is told so, instead of going round for ever."""
+async def test_a_run_ends_after_its_last_checkpoint(database: Database, run_id: str) -> None:
+    """A workflow that is started for a run that has ended gets an error instead of running for ever."""
     config = make_config()
     await make_run(database, run_id, config)
     settings = load_temporal_settings()
@@ -211,7 +213,7 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
 
     async def state() -> str:
         async with database.begin() as connection:
-            return await told_of(connection, run_id)
+            return await run_state(connection, run_id)
 
     ending = asyncio.create_task(activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE)))
     await asyncio.wait([ending], timeout=1)
@@ -246,7 +248,7 @@ async def test_a_run_is_done_when_its_last_checkpoint_is_there(database: Databas
             0,
             {"published": 0, "planned": 0, "num_open": 1, "num_ready": 1, "num_seen": 4},
             0,
-        ),  # six groups seen: what comes is enough
+        ),  # six groups seen: those on their way are enough
         (
             0,
             {"published": 0, "planned": 0, "num_open": 0, "num_ready": 1, "num_seen": 5},
@@ -268,7 +270,7 @@ def test_no_group_starts_that_no_step_can_take(staleness: int, state: dict[str, 
 
 
 async def test_staleness(database: Database, run_id: str) -> None:
-    """Step 4 trains weights 3: with a bound of 1, tokens of version 2 may be 1 old, those of version 1 are too old."""
+    """Step 4 trains weights 3: with a bound of 1, tokens of version 2 are not too old, those of version 1 are."""
     config = make_config(training={"max_staleness": 1, "groups_per_step": 1})
     await make(database, run_id, config, {"step": 0}, {"step": 1}, {"step": 2}, {"step": 2}, {"step": 2})
     planned = [await plan(database, run_id, config) for _ in range(4)]
@@ -279,7 +281,7 @@ async def test_staleness(database: Database, run_id: str) -> None:
 
 
 async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(database: Database, run_id: str) -> None:
-    """What the last two steps' groups say; a rollout that came late says nothing. Other tasks go on in turn."""
+    """Rates are over the groups of the last two steps, without late rollouts. Other tasks are used in turn."""
     config = make_config(training={"solve_rates": [0.1, 0.9], "solve_rate_steps": 2})
     late = [{}, {"late": True}]
     groups = [
@@ -307,8 +309,8 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
             picked = await next_tasks(connection, run_id, config, published, 0, count)
             return [numbers[task] for task, _ in picked]
 
-        assert await chosen(6, 3) == [2, 2, 2], "always, never, sometimes, always among those in time"
-        assert await chosen(7, 3) == [0, 2, 0], "what was always solved is long ago"
+        assert await chosen(6, 3) == [2, 2, 2], "solved always, never, sometimes, and always without the late ones"
+        assert await chosen(7, 3) == [0, 2, 0], "the group that was always solved is too old to count"
         assert await chosen(8, 5) == [0, 1, 2, 3, 0]
 
 
@@ -329,7 +331,7 @@ async def test_late_replaced_and_failed_members_enter_nothing(database: Database
         ("exclude", [0.5, -0.5], [True, True]),
     ],
 )
-async def test_truncated(
+async def test_truncated_members_are_trained_masked_or_excluded(
     database: Database, run_id: str, truncated: str, advantages: list[float], has_tokens: list[bool]
 ) -> None:
     config = make_config(training={"groups_per_step": 1, "truncated": truncated})
@@ -348,11 +350,11 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
         assert not await plannable(connection, run_id, config.training)
         await group_selection.consume_without_signal(connection, run_id, config.training)
     assert await uses(database, run_id) == {0: (1, "no_signal")}, (
-        "or it would hold the place of a group that can be trained on"
+        "or it would take the place of a group that can be trained on"
     )
 
 
-async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Database, run_id: str) -> None:
+async def test_cancelling_a_group_ends_members_without_a_workflow(database: Database, run_id: str) -> None:
     unclaimed = {"outcome": None, "reward": None}
     (group_id,) = await make(
         database, run_id, make_config(), {"members": [{}, unclaimed, unclaimed | {"owner": "a workflow"}]}
@@ -363,8 +365,8 @@ async def test_cancelling_a_group_ends_members_that_nobody_claimed(database: Dat
         assert (await connection.execute(ended)).scalars().all() == ["graded", "cancelled", None, "graded"]
 
 
-async def test_a_run_that_ends_early_leaves_no_group_that_nobody_will_end(database: Database, run_id: str) -> None:
-    """A group whose workflow never started is ended with its run; one whose members are at work is ended by them."""
+async def test_a_run_that_ends_early_leaves_no_open_group_without_a_workflow(database: Database, run_id: str) -> None:
+    """A group whose workflow never started is ended with its run; a group with running members is ended by them."""
     unclaimed, at_work = {"outcome": None, "reward": None}, {"outcome": None, "reward": None, "owner": "a workflow"}
     made = await make(
         database, run_id, make_config(), {"members": [unclaimed] * 4}, {"members": [at_work, unclaimed]}, {}
@@ -385,7 +387,7 @@ async def test_a_run_that_ends_early_leaves_no_group_that_nobody_will_end(databa
 
 
 async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) -> None:
-    """Shuffled advantages and the split into updates: equal for equal seeds, whatever the ids of the rows are."""
+    """Shuffled advantages and the split into updates are equal for equal seeds, for any row ids."""
     seen = []
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         config = make_config(training={"groups_per_step": 6, "updates_per_step": 3, "advantage": "shuffled"}, seed=seed)
@@ -396,16 +398,16 @@ async def test_plans_are_functions_of_the_seed(database: Database, run_id: str) 
         seen.append([(member.advantage, member.update, member.num_tokens, member.weight) for member in by_group])
         assert {member.update for member in planned.members} == {0, 1, 2}
         assert all(len({member.update for member in by_group[n : n + 4]}) == 1 for n in range(0, 24, 4)), (
-            "a group is whole in an update"
+            "a group is in one update"
         )
     assert seen[0] == seen[1] != seen[2]
 
 
 @pytest.mark.parametrize(("weight", "trained"), [(0.5, [True] * 4), (0.0, [True, False, False, False])])
-async def test_failures_weigh_what_the_config_says(
+async def test_negative_weight_scales_failures(
     database: Database, run_id: str, weight: float, trained: list[bool]
 ) -> None:
-    """At 0 their tokens are not even computed; in the baseline they stay."""
+    """At weight 0 their tokens are not even computed, but they stay in the baseline."""
     config = make_config(training={"groups_per_step": 1, "negative_weight": weight})
     await make(database, run_id, config, {})
     planned = await plan(database, run_id, config)
@@ -437,7 +439,7 @@ async def test_nothing_is_planned_beyond_the_last_step_or_the_end(database: Data
 async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baseline(
     database: Database, run_id: str
 ) -> None:
-    """Its group's advantages are those of all four; nothing is cut, and a group of nothing else is `expired`."""
+    """Advantages are over all four members; nothing is truncated; a group of only such chains is `expired`."""
     config = make_config(training={"groups_per_step": 1})
     (group,) = await make(database, run_id, config, {})
     async with database.begin() as connection:
@@ -454,7 +456,7 @@ async def test_a_chain_longer_than_a_bin_trains_nothing_and_stays_in_the_baselin
     }
 
 
-async def test_rejection_sampling_trains_only_what_beat_its_group(database: Database, run_id: str) -> None:
+async def test_rejection_sampling_trains_only_members_above_the_mean(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1}, loss={"preset": "sft"})
     await make(database, run_id, config, {})
     planned = await plan(database, run_id, config)
@@ -462,7 +464,7 @@ async def test_rejection_sampling_trains_only_what_beat_its_group(database: Data
     assert [member.num_tokens > 0 for member in planned.members] == [True, False, False, False]
 
 
-async def test_advantages_over_the_batch_have_one_deviation(database: Database, run_id: str) -> None:
+async def test_batch_advantages_have_one_standard_deviation(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 2, "advantage": "batch"})
     await make(database, run_id, config, {}, {"rewards": [1.0, 1.0, 0.0, 0.0]})
     planned = await plan(database, run_id, config)

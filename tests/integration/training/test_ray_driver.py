@@ -1,4 +1,4 @@
-"""The learner service on a real Ray cluster: whatever dies is replaced or gone, and the run is trained once."""
+"""The learner service on a real Ray cluster: a process that dies is replaced or gone, and the run is trained once."""
 
 import asyncio
 import os
@@ -23,9 +23,7 @@ from stack.ports import free_port
 from tests.integration.training.records import make_config, make_group, make_run, plan_ahead, states
 
 DEADLINE_SECONDS = 900.0
-ON_LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-}  # else Ray takes the machine's own address in place of 127.0.0.1
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else Ray uses the machine's own address instead of 127.0.0.1
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute each on idle cores
 
 
@@ -44,7 +42,7 @@ class Head:
     process: "subprocess.Popen[bytes]"
 
     def descendants(self) -> list[str]:
-        """Command lines of the actors of Ray Train on this node."""
+        """Return the command lines of the actors of Ray Train on this node."""
         parents, titles = {}, {}
         for path in Path("/proc").iterdir():
             if path.name.isdigit():
@@ -64,8 +62,9 @@ class Head:
 
 
 def _start(directory: Path, num_cpus: int, host: str = "127.0.0.1", head: Head | None = None) -> Head | None:
-    """A head, or another node of its cluster; None where it did not come up: Ray gives its own parts half a minute, which a busy machine
-    may not keep.
+    """Start a head, or another node of its cluster; return None if it did not come up.
+
+    Ray gives its own processes half a minute to start, which can be too short on a busy machine.
     """
     port = free_port()
     program = [
@@ -94,7 +93,7 @@ def _start(directory: Path, num_cpus: int, host: str = "127.0.0.1", head: Head |
     }
     log = directory / ("head.log" if head is None else "node.log")
     with log.open("wb") as output:
-        # A group of its own: a head that fails to start takes its process group down with it.
+        # In its own process group: a head that fails to start ends its whole group.
         process = subprocess.Popen(
             program, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         )
@@ -112,13 +111,13 @@ def _three_times(start: Callable[[], Head | None], log: Path) -> Head:
 
 
 def _end(node: Head) -> None:
-    os.killpg(node.process.pid, signal.SIGKILL)  # asked politely, it takes half a minute
+    os.killpg(node.process.pid, signal.SIGKILL)  # SIGTERM takes half a minute
     node.process.wait()
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """A private cluster on loopback; its directory has a short name, as unix sockets need."""
+    """A private cluster on loopback. The path of its directory is short, because unix sockets need that."""
     directory = Path(tempfile.mkdtemp(prefix="ray"))
     head = _three_times(lambda: _start(directory, 2), directory / "head.log")
     yield head
@@ -128,7 +127,10 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture
 def two_nodes() -> Iterator[tuple[Head, Head]]:
-    """A cluster of two nodes with room for one rank each. Addresses of loopback that Ray does not know as such: it refuses nodes there."""
+    """A cluster of two nodes with room for one rank each, on addresses that Ray does not recognise as loopback.
+
+    Ray refuses nodes on addresses that it recognises as loopback.
+    """
     directory = Path(tempfile.mkdtemp(prefix="ray"))
     head = _three_times(lambda: _start(directory, 1, "127.0.0.2"), directory / "head.log")
     node = _three_times(lambda: _start(directory, 1, "127.0.0.3", head), directory / "node.log")
@@ -139,14 +141,17 @@ def two_nodes() -> Iterator[tuple[Head, Head]]:
 
 
 class Service:
-    """The learner service as a process of its own."""
+    """The learner service in a process of its own."""
 
     def __init__(self, database: Database, head: Head, home: Path, run_id: str) -> None:
         self.database, self.head, self.home, self.run_id = database, head, home, run_id
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        program = "import asyncio, sys; from training.service import run_learner_service; asyncio.run(run_learner_service(sys.argv[1]))"
+        program = (
+            "import asyncio, sys; from training.service import run_learner_service; "
+            "asyncio.run(run_learner_service(sys.argv[1]))"
+        )
         environment = {**os.environ, **ON_LOOPBACK, "RATCHET_HOME": str(self.home), "RAY_ADDRESS": self.head.address}
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, self.database.url, env=environment
@@ -192,7 +197,7 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
     assert second.details["pid"] != first.details["pid"] and second.world_size == 2
 
     assert service.process is not None
-    service.process.kill()  # its driver dies with it, and the ranks with the driver's job
+    service.process.kill()  # its driver dies with it, and the ranks with the job of the driver
     await service.nothing_left()
 
     await service.start()
@@ -213,7 +218,7 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
         return set(await states(database, run_id)) == {"committed"}
 
     await eventually(committed, "all steps are committed")
-    await service.nothing_left()  # the driver ends by itself, and the service goes on
+    await service.nothing_left()  # the driver ends by itself, and the service continues
     assert service.process is not None and service.process.returncode is None
     service.process.terminate()
     assert await service.process.wait() == 0

@@ -1,4 +1,4 @@
-"""A run trains on a regrade: what the new verdict says is what the next step's advantages are made of, and never after the step has begun."""
+"""A run trains on a regrade: the new verdict enters the next step's advantages, and no step that is planned already."""
 
 from sqlalchemy import delete, select, update
 
@@ -33,7 +33,7 @@ async def members_of(database: Database, group_id: int) -> list[int]:
 
 
 async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> RegradedResult:
-    """The verdicts stored as `grade` stores them, then the stage that settles them, with `--adopt`."""
+    """Store the verdicts as `grade` does, then run the stage that settles them, with `--adopt`."""
     settings = load_temporal_settings()
     activities = RegradeActivities(database, settings, RunConfigs(database, settings))
     async with database.begin() as connection:
@@ -54,7 +54,7 @@ async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> R
 
 
 async def advantages(database: Database, run_id: str, config: RunConfig) -> list[float]:
-    """Of the next step, in the order of the members."""
+    """Return the advantages of the next step, in the order of its members."""
     async with database.begin() as connection:
         step = await plan_step(connection, run_id, config)
         assert step is not None
@@ -68,7 +68,7 @@ async def advantages(database: Database, run_id: str, config: RunConfig) -> list
     return [member.advantage for member in sorted(planned.members, key=lambda member: member.rollout_id)]
 
 
-async def test_the_next_step_is_made_of_the_new_verdict(database: Database, run_id: str) -> None:
+async def test_the_next_step_uses_the_new_verdict(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1})
     await make_run(database, run_id, config)
     async with database.begin() as connection:
@@ -84,7 +84,7 @@ async def test_the_next_step_is_made_of_the_new_verdict(database: Database, run_
         assert await load_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
 
 
-async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database: Database, run_id: str) -> None:
+async def test_a_rejected_patch_is_in_the_baseline_without_reward(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1})
     await make_run(database, run_id, config)
     async with database.begin() as connection:
@@ -99,8 +99,8 @@ async def test_a_rejected_one_stands_in_the_baseline_and_gains_nothing(database:
     assert found == [0.75, -0.25, -0.25, -0.25] and found[1] <= found[2]
 
 
-async def test_one_that_was_ended_without_chains_trains_on_its_turns(database: Database, run_id: str) -> None:
-    """The sweep ends a rollout whose workflow was terminated as it is: its turns are there, nobody has derived chains from them."""
+async def test_a_rollout_that_was_ended_without_chains_trains_on_its_turns(database: Database, run_id: str) -> None:
+    """The sweep ends a rollout whose workflow was terminated: it has turns, but no chains derived from them yet."""
     config = make_config(training={"groups_per_step": 1})
     await make_run(database, run_id, config)
     async with database.begin() as connection:
@@ -120,7 +120,7 @@ async def test_one_that_was_ended_without_chains_trains_on_its_turns(database: D
         assert await load_sequences(connection, [members[1]], 0)
 
 
-async def test_a_group_that_lacked_verdicts_is_trained_once_they_are_there(database: Database, run_id: str) -> None:
+async def test_a_group_that_lacked_verdicts_is_trained_once_it_has_them(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1})
     await make_run(database, run_id, config)
     missing = {"outcome": "grader_failed", "reward": None}

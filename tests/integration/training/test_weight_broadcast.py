@@ -1,6 +1,7 @@
-"""Weights sent straight to engines that behave as scripted. NCCL itself is not here: a group of sockets stands for it.
+"""Weights broadcast to scripted engines. A group of sockets stands in for NCCL.
 
-What is tested is everything around the bytes: who is in the group, that nothing is sent unless everybody waits for it, what a death leaves.
+Tested is everything around the bytes: the members of the group, that nothing is sent before every engine waits for
+it, and the state after a failure.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ DESCRIBED = {"names": ["a", "b"], "dtype_names": ["float32", "bfloat16"], "shape
 
 
 class SocketGroup:
-    """Opens once all engines have connected; `broadcast` looks whether all of them wait, and lets them go on."""
+    """Opens once all engines have connected; `broadcast` asserts that all of them are paused, and releases them."""
 
     def __init__(self, addresses: list[str]) -> None:
         self.addresses = addresses
@@ -67,7 +68,7 @@ class SocketGroup:
 
 
 class Engines:
-    """A run whose step 1 is published, and two engines that serve step 0."""
+    """A run with published steps, and two engines that serve step 0."""
 
     def __init__(self, database: Database, run_id: str, root: Path) -> None:
         self.database, self.run_id, self.root = database, run_id, root
@@ -107,7 +108,7 @@ class Engines:
         async with self.database.begin() as connection:
             engine_id = await engines.register_engine(connection, self.addresses[-1], "", {"started_at": 1.0})
             serving = {"state": EngineState.READY, "version": policy_version(self.run_id, 0, 1)}
-            serving["heartbeat_at"] = func.now() + timedelta(hours=1)  # no wrapper is here to say that it lives
+            serving["heartbeat_at"] = func.now() + timedelta(hours=1)  # no wrapper sends heartbeats here
             await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
         self.ids.append(engine_id)
 
@@ -147,7 +148,7 @@ async def two(
 
 
 async def test_all_engines_get_the_weights_by_one_broadcast(two: Engines) -> None:
-    """The group is kept for the next version; a version that is there already is not sent again."""
+    """The group is kept for the next version; a version that engines have already is not sent again."""
     group = SocketGroup(two.addresses)
     push = WeightBroadcast(group, two.root / "policies")
     for step in (1, 2):
@@ -164,7 +165,7 @@ async def test_all_engines_get_the_weights_by_one_broadcast(two: Engines) -> Non
     assert [(one["rank_offset"], one["world_size"], one["packed"]) for one in ranks] == [(1, 5, True), (3, 5, True)]
 
 
-async def test_an_engine_that_was_started_anew_joins_a_new_group(two: Engines) -> None:
+async def test_a_restarted_engine_joins_a_new_group(two: Engines) -> None:
     group = SocketGroup(two.addresses)
     push = WeightBroadcast(group, two.root / "policies")
     await push.send(two.database, await two.publish(1), keep_cache=False)
@@ -176,7 +177,7 @@ async def test_an_engine_that_was_started_anew_joins_a_new_group(two: Engines) -
     assert group.opened == [5, 5] and len(group.sent) == 2
 
 
-async def test_where_one_engine_drops_out_nothing_is_sent_and_the_others_read_the_files(two: Engines) -> None:
+async def test_if_one_engine_fails_nothing_is_sent_and_the_others_read_the_files(two: Engines) -> None:
     group = SocketGroup(two.addresses)
     push = WeightBroadcast(group, two.root / "policies")
     await push.send(two.database, await two.publish(1), keep_cache=False)
@@ -184,7 +185,7 @@ async def test_where_one_engine_drops_out_nothing_is_sent_and_the_others_read_th
     await two.ask(0, "POST", "/script", {"pause": "die"})
     await push.send(two.database, version, keep_cache=False)
     assert len(group.sent) == 1 and not push.given_up
-    assert (await two.rows())[0][0] is EngineState.SYNCING, "its pause runs out, or its wrapper says that it is gone"
+    assert (await two.rows())[0][0] is EngineState.SYNCING, "its pause lapses, or its wrapper marks it as gone"
     assert (await two.rows())[1] == (EngineState.READY, version.version)
     (file,) = version.files
     read = {"files": [f"{two.run_id}/2.e1/model.safetensors"], "sha256": [file["sha256"]]}
@@ -194,7 +195,7 @@ async def test_where_one_engine_drops_out_nothing_is_sent_and_the_others_read_th
 async def test_a_group_that_fails_is_not_tried_again_and_no_engine_is_paused(two: Engines) -> None:
     class Unreachable(SocketGroup):
         def open(self, address: str, port: int, world_size: int) -> None:
-            super().open(address, port, world_size)  # lets the engines go
+            super().open(address, port, world_size)  # releases the engines
             raise OSError("no route")
 
     group = Unreachable(two.addresses)
@@ -206,8 +207,8 @@ async def test_a_group_that_fails_is_not_tried_again_and_no_engine_is_paused(two
     assert {state for state, _ in await two.rows()} == {EngineState.READY}
 
 
-async def test_an_engine_that_does_not_answer_keeps_nobody_from_the_weights(two: Engines) -> None:
-    """It died so lately that its row does not know yet."""
+async def test_an_engine_that_does_not_answer_does_not_stop_the_others(two: Engines) -> None:
+    """It died so recently that its row is still `ready`."""
     two.processes[0].kill()
     two.processes[0].wait()
     group = SocketGroup(two.addresses[1:])
@@ -221,10 +222,10 @@ async def test_an_engine_that_does_not_answer_keeps_nobody_from_the_weights(two:
 
 
 @pytest.mark.parametrize("ending", ["hangs", "refuse", "die"])
-async def test_a_broadcast_that_does_not_end_is_given_up_and_resumes_nobody(
+async def test_a_broadcast_that_does_not_end_is_abandoned_and_resumes_no_engine(
     two: Engines, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """With an engine that fails under it, NCCL would wait for ever: what is left of it is ended, and the learner goes on."""
+    """If an engine fails in a broadcast, NCCL waits for ever: the broadcast is abandoned, and the learner continues."""
     monkeypatch.setattr("training.weight_broadcast._SEND_SECONDS", 5.0 if ending == "hangs" else 60.0)
     monkeypatch.setattr("training.weight_broadcast._GRACE_SECONDS", 1.0)
     if ending != "hangs":
@@ -242,13 +243,13 @@ async def test_a_broadcast_that_does_not_end_is_given_up_and_resumes_nobody(
 
 
 async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> None:
-    """Else the two would race for the pause. A learner that has gone silent, or on, is not waited for."""
+    """Otherwise both would try to take the pause. It does not wait for a learner that is silent or in another phase."""
     asked = asyncio.Semaphore(0)
 
     class Counted(LearnActivities):
-        async def _is_pushed(self, input: SyncInput) -> bool:
+        async def _is_broadcasting(self, input: SyncInput) -> bool:
             asked.release()
-            return await super()._is_pushed(input)
+            return await super()._is_broadcasting(input)
 
     version = await two.publish(1)
     config = make_config(training={"weight_transport": "nccl"}).model_dump(mode="json")
@@ -268,7 +269,7 @@ async def test_the_sync_waits_for_a_learner_that_still_sends(two: Engines) -> No
     assert (await two.rows())[0] == (EngineState.READY, version.version)
 
 
-def test_a_dtype_that_nobody_sends_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_dtype_is_named(tmp_path: Path) -> None:
     save_file({"table": torch.zeros(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="table has dtype I64"):
         describe_tensors([tmp_path / "model.safetensors"])

@@ -1,4 +1,4 @@
-"""Which answers of an engine are believed."""
+"""Which scores of an engine pass the canary."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ OLD = around(np.full(39, -3.0), 1.0, seed=1)
 
 @pytest.mark.parametrize("moved", [1e-6, 1e-3, 0.03, 0.5])
 @pytest.mark.parametrize("noise", [0.0003, 0.01])
-def test_an_engine_that_took_the_update_is_believed_however_small_it_was(moved: float, noise: float) -> None:
+def test_an_engine_that_took_the_update_passes_however_small_it_was(moved: float, noise: float) -> None:
     new = around(OLD, moved, seed=2)
     verdict = judge_canary(around(new, noise, seed=3), canary_row(IDS, new), canary_row(IDS, OLD))
     assert verdict.reason is None
@@ -30,19 +30,19 @@ def test_an_engine_that_took_the_update_is_believed_however_small_it_was(moved: 
 
 
 @pytest.mark.parametrize("moved", [0.005, 0.03, 0.5])
-def test_an_update_that_silently_did_nothing_is_seen(moved: float) -> None:
+def test_an_update_that_silently_did_nothing_is_found(moved: float) -> None:
     new = around(OLD, moved, seed=2)
     reason = judge_canary(around(OLD, 0.0003, seed=3), canary_row(IDS, new), canary_row(IDS, OLD)).reason
     assert reason is not None and ("still serves" in reason or "differ" in reason)
 
 
 @pytest.mark.parametrize("answer", [OLD + 0.3, np.full(39, np.nan, dtype=np.float32)])
-def test_other_weights_are_seen_without_knowing_which(answer: np.ndarray) -> None:
+def test_other_weights_are_found_without_the_version_before(answer: np.ndarray) -> None:
     assert judge_canary(answer, canary_row(IDS, OLD), None).reason is not None
 
 
 @pytest.mark.usefixtures("single_rank")
-def test_the_learners_canary_is_what_its_published_files_say(model: Path, tmp_path: Path) -> None:
+def test_the_learners_canary_equals_the_scores_of_its_published_files(model: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 

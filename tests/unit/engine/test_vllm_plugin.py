@@ -1,7 +1,7 @@
-"""The engine's half of a weight update, without the engine: what is checked before the first tensor is loaded.
+"""The plug-in's checks of weight files before the first tensor is loaded, without vLLM.
 
-Why here: a refused update must leave the weights as they are, whichever file of it is bad.
-Called by: pytest. The real vLLM's half is in tests/integration/engine/test_vllm_plugin.py.
+A refused update must leave the weights as they are, for any bad file. The update in the real vLLM is tested in
+tests/integration/engine/test_vllm_plugin.py.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine.vllm_plugin import checked_paths, read_tensors
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[str]:
-    """Two files of one policy, as names below the root."""
+    """Two files of one policy, as names relative to the root."""
     names = []
     for number in (1, 2):
         name = f"3.e1/model-0000{number}-of-00002.safetensors"

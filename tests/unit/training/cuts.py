@@ -1,7 +1,6 @@
-"""Rollouts as turns, cut into chains in different ways, and the gradient that a learner finds for them.
+"""Rollouts as turns, cut into chains in different ways, and the gradient that a learner computes for them.
 
-Why here: the invariance test computes it in its own process and in two ranks.
-Called by: `test_gradients.py`, which also runs `rank` in processes of its own.
+The invariance test runs it in its own process and, by `run_rank`, in two ranks.
 """
 
 import pickle
@@ -34,7 +33,7 @@ def make_config(
 
 @dataclass(frozen=True)
 class Turns:
-    """One rollout: its whole stream, and (start, end) of what was sampled in it."""
+    """One rollout: its whole token stream, and (start, end) of each sampled turn in it."""
 
     rollout_id: int
     ids: npt.NDArray[np.int32]
@@ -47,7 +46,10 @@ class Turns:
         return sum(end - start for start, end in self.spans)
 
     def chains(self, cuts: Sequence[bool]) -> list[TrainingSequence]:
-        """A chain ends after every turn whose cut is True, and after the last; it trains the turns since the chain before."""
+        """Cut the rollout into chains: one ends after every turn whose cut is True, and after the last turn.
+
+        A chain trains the turns since the end of the chain before.
+        """
         chains, mask = [], np.zeros(len(self.ids), dtype=np.bool_)
         for number, (start, end) in enumerate(self.spans):
             mask[start:end] = True
@@ -79,9 +81,10 @@ def make_rollouts(seed: int, count: int = 4, temperature: float = 1.0) -> list[T
 
 
 def make_relatives(seed: int, count: int = 6) -> list[Turns]:
-    """Rollouts that begin alike: each goes on from some turn of an earlier one, whose tokens it was sampled too, with logprobs of its own.
+    """Make rollouts with common prefixes: each continues an earlier one from one of its turns.
 
-    Neighbours have opposite advantages (`make_plan`).
+    The shared tokens are sampled by both, with logprobs of their own. Neighbours have opposite advantages
+    (`make_plan`).
     """
     random = np.random.default_rng(seed)
     family = make_rollouts(seed, count)
@@ -120,7 +123,7 @@ def make_plan(rollouts: Sequence[Turns], reducer: str) -> Plan:
 def gradient(
     model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
 ) -> npt.NDArray[np.float32]:
-    """Of the whole model, flat, as an update would see it. Needs a process group; a collective."""
+    """Return the gradient of the whole model, flat, before an update. Needs a process group; a collective."""
     from torch.distributed.tensor import DTensor
 
     from training.learner import RankLearner
@@ -134,8 +137,8 @@ def gradient(
     return np.concatenate(parts)
 
 
-def rank(meeting: Path, number: int, world_size: int, request: Path, answer: Path) -> None:
-    """One rank's process."""
+def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer: Path) -> None:
+    """Run one rank's process."""
     import torch
     import torch.distributed as dist
 

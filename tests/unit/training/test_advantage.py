@@ -1,4 +1,4 @@
-"""Baselines over one group."""
+"""Advantages of one group, for every baseline."""
 
 import pytest
 from hypothesis import given
@@ -68,7 +68,7 @@ def too_few(rewards: list[float]) -> list[float]:
     return rewards[1:]
 
 
-def test_a_baseline_of_ones_own() -> None:
+def test_a_custom_baseline() -> None:
     assert advantages([1.0, 3.0], f"{__name__}:squares", "") == [1.0, 9.0]
     with pytest.raises(ValueError, match="expected one finite number each"):
         advantages([1.0, 3.0], f"{__name__}:too_few", "")
@@ -76,5 +76,5 @@ def test_a_baseline_of_ones_own() -> None:
         advantages([1.0, 3.0], "no_such_module:f", "")
 
 
-def test_only_what_is_below_the_group_is_weighed() -> None:
+def test_only_negative_advantages_are_weighed() -> None:
     assert [weigh_negative(value, 0.25) for value in (0.75, 0.0, -0.5)] == [0.75, 0.0, -0.125]

@@ -1,4 +1,4 @@
-"""Segment attention against attention under an explicit mask, values and gradients, in double precision."""
+"""Segment attention against attention under an explicit mask: values and gradients, in double precision."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ HEADS, KEY_HEADS, SIZE = 4, 2, 8
 
 
 def forest(shape: list[tuple[int, int]]) -> list[Segment]:
-    """From (length, depth) of the segments in depth-first order; a depth too great becomes that of a child."""
+    """Make a forest from (length, depth) of its segments, depth-first. A depth that is too great becomes a child's."""
     path: list[int] = []
     drawn: list[tuple[int, int, int, int]] = []
     start = 0
@@ -62,8 +62,8 @@ def test_any_forest(shape: list[tuple[int, int]], seed: int) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_plain_form_is_the_kernels(causal: bool) -> None:
-    """What runs where no flash kernel does: the same output, log-sum-exp and gradients."""
+def test_the_plain_form_equals_the_kernels(causal: bool) -> None:
+    """The fallback without a flash kernel has the same output, log-sum-exp and gradients."""
     query = torch.randn(1, HEADS, 20, SIZE, dtype=torch.float64)
     key, value = torch.randn(2, 1, KEY_HEADS, 20, SIZE, dtype=torch.float64)
     out, lse, extra = attention._block_forward(query, key, value, causal, 0.3)

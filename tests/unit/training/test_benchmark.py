@@ -1,4 +1,4 @@
-"""The training benchmark trains with the values that a run has."""
+"""The training benchmark uses the default settings of a run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No gradient changes when the same turns are cut into other chains, bins, micro-batches or ranks; and a learner is its files."""
+"""Gradients do not depend on chains, bins, micro-batches or ranks, and a learner's state is complete in its files."""
 
 import multiprocessing
 import pickle
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.policy_files import describe_files
-from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, rank
+from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, run_rank
 from training.learner import RankLearner
 from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
@@ -24,7 +24,7 @@ REDUCERS = ["token_mean", "rollout_mean", "prompt_mean", "constant"]
 
 
 def assert_same(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> None:
-    assert np.abs(other).max() > 1e-4, "a gradient of nothing proves nothing"
+    assert np.abs(other).max() > 1e-4, "the gradient is zero"
     assert np.abs(one - other).max() <= 1e-6 * max(1.0, float(np.abs(other).max()))
 
 
@@ -60,7 +60,7 @@ def test_chains_bins_and_order(
 def test_rollouts_that_share_sampled_tokens(
     model: Path, seed: int, bin_tokens: int, cuts: list[bool], preset: str
 ) -> None:
-    """Separate = packed = tree, where advantages are opposite and recorded logprobs differ on the same tokens."""
+    """Separate, packed and tree agree if advantages are opposite and recorded logprobs differ on the same tokens."""
     family = make_relatives(seed)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains(cuts)]
     alone = gradient(model, make_config(80, preset=preset, packing="padded"), plan, chains)
@@ -69,7 +69,7 @@ def test_rollouts_that_share_sampled_tokens(
 
 
 @pytest.mark.parametrize("training", [{"activation_checkpointing": True}, {"fp32_head": True}])
-def test_memory_is_saved_at_no_difference(model: Path, training: dict[str, object]) -> None:
+def test_saving_memory_does_not_change_the_gradient(model: Path, training: dict[str, object]) -> None:
     family = make_relatives(3)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True])]
     assert_same(
@@ -78,7 +78,7 @@ def test_memory_is_saved_at_no_difference(model: Path, training: dict[str, objec
 
 
 def test_bfloat16_points_the_same_way(model: Path) -> None:
-    """Its rounding is there, the direction is kept, and the master weights stay float32."""
+    """Rounding is visible, the direction is kept, and the master weights stay float32."""
     family = make_relatives(3)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True])]
     exact, rounded = (
@@ -89,7 +89,7 @@ def test_bfloat16_points_the_same_way(model: Path) -> None:
 
 
 def test_two_ranks(model: Path, tmp_path: Path) -> None:
-    """With more sequences than ranks, an odd number of bins, a rank without any, and shared sampled tokens."""
+    """With more sequences than ranks, an odd number of bins, a rank without bins, and shared sampled tokens."""
     cases = []
     for seed, bin_tokens, packing in ((11, 80, "tree"), (12, 4096, "tree"), (13, 4096, "packed"), (14, 80, "padded")):
         family = make_relatives(seed)
@@ -107,7 +107,9 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
     request, answer = tmp_path / "request", tmp_path / "answer"
     request.write_bytes(pickle.dumps(cases))
     forks = multiprocessing.get_context("forkserver")
-    ranks = [forks.Process(target=rank, args=(tmp_path / "meeting", number, 2, request, answer)) for number in range(2)]
+    ranks = [
+        forks.Process(target=run_rank, args=(tmp_path / "meeting", number, 2, request, answer)) for number in range(2)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -119,7 +121,7 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_model_on_each_chain_alone(model: Path, temperature: float) -> None:
-    """Recorded logprobs recomputed from the same weights: ratio 1, no mismatch."""
+    """With recorded logprobs of the same weights, every ratio is 1 and there is no mismatch."""
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -138,8 +140,8 @@ def test_logprobs_are_those_of_the_model_on_each_chain_alone(model: Path, temper
     assert metrics["trained_tokens"] == sum(one.num_tokens for one in make_rollouts(5))
 
 
-def test_what_is_published_is_what_was_trained(model: Path, tmp_path: Path) -> None:
-    """A complete directory: transformers loads it, its logits are the learner's, tied embeddings are stored once."""
+def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path) -> None:
+    """The directory is complete: transformers loads it with the learner's logits, and tied tensors are stored once."""
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -175,8 +177,8 @@ def test_what_is_published_is_what_was_trained(model: Path, tmp_path: Path) -> N
     assert not torch.allclose(ours, before, atol=1e-4)
 
 
-def test_a_checkpoint_goes_on_bit_by_bit(model: Path, tmp_path: Path) -> None:
-    """Tied embeddings, moments and schedule included; written while the next steps change them."""
+def test_training_continues_bit_by_bit_from_a_checkpoint(model: Path, tmp_path: Path) -> None:
+    """Including tied embeddings, moments and schedule; it is written while the next steps change them."""
     rollouts = make_rollouts(7)
     plan, sequences = make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
     first, second = RankLearner(model, make_config()), RankLearner(model, make_config())
@@ -191,7 +193,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(model: Path, tmp_path: Path) -> None:
     assert first.publish(tmp_path / "first") == second.publish(tmp_path / "second")
 
 
-def test_a_checkpoint_leaves_as_what_was_published(model: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_equals_the_published_weights(model: Path, tmp_path: Path) -> None:
     from training.policy_export import export_checkpoint
 
     rollouts = make_rollouts(7)
@@ -265,13 +267,13 @@ def make_architecture(name: str, directory: Path, **more: object) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(4)  # far from linear, so that a wrong mask shows
+                parameter.mul_(4)  # far from linear, so that a wrong mask changes the result
     model.save_pretrained(directory / name)
     return directory / name
 
 
 def arguments_of(name: str) -> dict[str, object]:
-    """Beside TINY."""
+    """Return the configuration values of an architecture that differ from TINY."""
     moe: dict[str, object] = {**MOE, "shared_expert_intermediate_size": 16} if "Moe" in name else {}
     return moe | (DELTA_NET if "Qwen3_5" in name else {"sliding_window": None} if "Mistral" in name else {})
 
@@ -283,7 +285,7 @@ def test_each_registered_architecture_is_exact(name: str, tmp_path: Path) -> Non
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([True, False])]
     alone = gradient(path, make_config(80, packing="padded", preset="cispo"), plan, chains)
     assert np.abs(alone).max() > 1e-3
-    # The delta rule sums in chunks that begin anew at every fork: other roundings, not other numbers.
+    # The delta rule sums in chunks that restart at every fork, which changes the rounding.
     tolerance = 1e-5 if "Qwen3_5" in name else 3e-6
     for packing, bin_tokens in (("tree", 4096), ("tree", 80), ("packed", 4096)):
         found = gradient(path, make_config(bin_tokens, packing=packing, preset="cispo"), plan, chains)
@@ -304,7 +306,7 @@ def test_each_registered_architecture_is_exact(name: str, tmp_path: Path) -> Non
         ("GemmaForCausalLM", {}, "GemmaForCausalLM is not registered"),
     ],
 )
-def test_where_a_tree_would_be_wrong_it_is_refused_with_the_reason(
+def test_a_tree_is_refused_with_the_reason_if_it_would_be_wrong(
     name: str, more: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     path = make_architecture(name, tmp_path, **more)

@@ -1,4 +1,4 @@
-"""Who imports what: workers plan without torch or Ray, and a machine with torch and transformers alone can take a step."""
+"""Imports: workers plan without torch or Ray, and torch and transformers alone are enough for a training step."""
 
 import subprocess
 import sys
@@ -12,6 +12,8 @@ import pytest
         "training.advantage",
         "training.token_weights",
         "training.planner",
+        "training.plan_builder",
+        "training.plan_loader",
         "training.packing",
         "training.prefix_tree",
         "engine.policy_files",
@@ -47,7 +49,7 @@ ABSENT = (
     "vllm",
     "zstandard",
 )
-"""Our other dependencies; what is None in sys.modules cannot be imported."""
+"""Our other dependencies. A module that is None in sys.modules cannot be imported."""
 
 
 def test_a_step_and_its_benchmark_need_torch_and_transformers_alone() -> None:

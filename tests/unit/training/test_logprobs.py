@@ -1,4 +1,4 @@
-"""Logprobs and entropies a chunk of logits at a time: those of the plain formula, and their gradients."""
+"""Chunked logprobs and entropies equal the plain formula, and so do their gradients."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bon
 
 @pytest.mark.usefixtures("single_rank")
 def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(model: Path) -> None:
-    """What the bonus adds to a step's gradient, against transformers' own logits and the plain formula."""
+    """The bonus's part of a step's gradient equals that of the plain formula on transformers' own logits."""
     from transformers import AutoModelForCausalLM
 
     bonus, rollouts = 0.7, make_rollouts(4)

@@ -1,4 +1,4 @@
-"""Every preset against its closed form and against finite differences."""
+"""Every loss preset against its closed form and against finite differences."""
 
 import math
 
@@ -23,7 +23,7 @@ def tokens(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, turns: list[
 
 
 def closed_form(preset: str, logprob: float, ratio: float, advantage: float) -> tuple[float, float]:
-    """(loss, d loss / d logprob) of one token."""
+    """Return (loss, d loss / d logprob) of one token."""
     if preset in ("grpo", "dr_grpo", "dapo"):
         clipped = min(max(ratio, 0.8), 1.28)
         flows = ratio * advantage <= clipped * advantage
@@ -57,7 +57,7 @@ def test_closed_forms(preset: str, ratio: float, advantage: float) -> None:
     ("spread", "advantage", "clipped"), [(0.0, 0.5, False), (0.6, 0.5, True), (0.6, -0.5, False), (-0.6, -0.5, True)]
 )
 def test_gspo_is_the_clip_of_the_turns_geometric_mean(spread: float, advantage: float, clipped: bool) -> None:
-    """Two turns: what one did says nothing about the other. With one turn, the gradient is that of the paper's sequence loss."""
+    """Two turns are independent. With one turn, the gradient is that of the paper's sequence loss."""
     log_ratios = torch.tensor([0.1 + spread, -0.1 + spread, 0.05, -0.05], dtype=torch.float64)
     logprobs = torch.tensor([-1.0, -2.0, -3.0, -0.5], dtype=torch.float64, requires_grad=True)
     given = tokens(
@@ -101,7 +101,7 @@ def test_seq_mis_is_the_product_of_the_turn_or_nothing(log_ratio: float, kept: b
 )
 @settings(deadline=None)
 def test_gradients_are_finite_differences(preset: str, drawn: list[tuple[float, float, float]]) -> None:
-    """Away from the kinks, where a difference has no meaning. (The others stop a gradient on purpose.)"""
+    """Away from the kinks, at which a difference is not defined. Losses with a stopped gradient are left out."""
     kinks = [math.log(bound) for bound in (0.8, 1.28, 0.5, 5.0)]
     drawn = [token for token in drawn if min(abs(token[1] - kink) for kink in kinks) > 1e-3]
     if not drawn:
@@ -136,7 +136,7 @@ def scalar(given: TokenBatch, loss: LossConfig) -> Tensor:
     return given.logprobs.sum()
 
 
-def test_a_loss_of_ones_own() -> None:
+def test_a_custom_loss() -> None:
     given = tokens(torch.tensor([-1.0, -3.0]), torch.zeros(2), torch.zeros(2))
     assert token_loss(given, knobs(f"{__name__}:squared")).tolist() == [5.0, 45.0]
     with pytest.raises(ValueError, match=r"returned shape \(\), expected \(2,\)"):
@@ -147,12 +147,12 @@ def test_a_loss_of_ones_own() -> None:
     ("name", "reason"),
     [("ppo", "is unknown; expected grpo"), ("no_such:f", "cannot be imported"), ("math:no", "cannot be")],
 )
-def test_a_loss_that_is_not_there_is_named(name: str, reason: str) -> None:
+def test_an_unknown_loss_is_named(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"'{name}' {reason}"):
         find_loss(name)
 
 
-def test_a_preset_brings_its_own_knobs_and_leaves_the_users() -> None:
+def test_a_preset_sets_its_own_values_and_keeps_the_users() -> None:
     base = {"datasets": [{"path": "unused"}], "sampling": {"max_response_tokens": 8, "max_context_tokens": 64}}
     dapo = RunConfig.model_validate(
         {**base, "loss": {"preset": "dapo", "clip_high": 0.5}, "training": {"advantage": "mean"}}
@@ -168,7 +168,7 @@ def test_a_preset_brings_its_own_knobs_and_leaves_the_users() -> None:
     assert RunConfig.model_validate({**base, "loss": {"preset": "grpo"}}).training.advantage == "std"
     default = RunConfig.model_validate(base)
     assert (default.loss.preset, default.loss.reducer, default.training.advantage) == ("icepop", "token_mean", "mean")
-    assert RunConfig.model_validate(dapo.model_dump()) == dapo, "a resolved config says everything"
+    assert RunConfig.model_validate(dapo.model_dump()) == dapo, "a resolved config has every value"
     for key in ("loss.preset", "training.advantage"):
         section, name = key.split(".")
         with pytest.raises(ValueError, match=rf"{key}: 'ppo' is unknown"):

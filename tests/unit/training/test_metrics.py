@@ -1,8 +1,4 @@
-"""What a step says about itself: every number has one definition, and every alarm rings for what it names.
-
-Why here: people decide by these numbers whether to go on.
-Called by: pytest.
-"""
+"""Every metric of a step has one definition, and every alarm is raised by its condition only."""
 
 from dataclasses import replace
 
@@ -27,7 +23,7 @@ from training.plan_types import TrainingSequence
 from training.policy_model import ForwardWork
 
 
-def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
+def test_metrics_are_means_over_tokens_for_any_parts() -> None:
     logprobs, behaviour, advantages = torch.randn(10) - 3, torch.randn(10) - 3, torch.randn(10)
     whole, parts = StepSums(), StepSums()
     whole.add(tokens(logprobs, behaviour, advantages), -logprobs, torch.tensor(2.0), knobs("icepop"))
@@ -44,7 +40,7 @@ def test_metrics_are_means_over_tokens_whatever_the_parts() -> None:
 
 
 def test_staleness_counts_from_the_weights_that_are_trained() -> None:
-    """Step 7 trains weights 6. A token of a version that a crash took back (8) is not older than these."""
+    """Step 7 trains weights 6. A token of version 8, which a crash took back, has staleness 0."""
     mask = np.array([False, True, True, True])
     arrays = (np.arange(4, dtype=np.int32), mask, np.zeros(4, dtype=np.float32), np.zeros(4, dtype=np.int64))
     one = TrainingSequence(1, *arrays, 1.0, np.array([-1, 6, 4, 8], dtype=np.int32))
@@ -55,12 +51,10 @@ def test_staleness_counts_from_the_weights_that_are_trained() -> None:
         2.0,
     )
     assert found["versions_per_rollout"] == 3
-    assert sequence_metrics(7, [replace(one, policy_steps=None)]) == {"chains_per_rollout": 1.0}, (
-        "nobody knows how old they are"
-    )
+    assert sequence_metrics(7, [replace(one, policy_steps=None)]) == {"chains_per_rollout": 1.0}, "their age is unknown"
 
 
-def test_groups_are_told_apart_by_what_was_solved() -> None:
+def test_groups_are_counted_by_how_many_were_solved() -> None:
     groups = [
         ConsumedGroup("trained", 0.0, 1.0, 4, 3),
         ConsumedGroup("trained", 0.0, 0.5, 4, 0),
@@ -73,7 +67,7 @@ def test_groups_are_told_apart_by_what_was_solved() -> None:
     assert found["truncated_fraction"] == 0.25
 
 
-def test_the_engine_s_noise_is_that_of_tokens_of_the_very_same_weights() -> None:
+def test_engine_noise_is_over_tokens_of_the_same_weights() -> None:
     sums = StepSums()
     logprobs, behaviour = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.1, -2.3, -5.0])
     sums.add(
@@ -97,8 +91,8 @@ def test_the_engine_s_noise_is_that_of_tokens_of_the_very_same_weights() -> None
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_the_update_norm_is_how_far_the_weights_went(decay: float) -> None:
-    """Recovered from the moments, against weights kept from before; one parameter never had a gradient."""
+def test_the_update_norm_is_the_norm_of_the_change_of_the_weights(decay: float) -> None:
+    """The norm from the moments equals that of the weights kept from before; one parameter never had a gradient."""
     torch.manual_seed(0)
     weights = [
         torch.nn.Parameter(torch.randn(7, 3)),
@@ -117,8 +111,8 @@ def test_the_update_norm_is_how_far_the_weights_went(decay: float) -> None:
         assert float(adamw_update_norm(optimiser)) == pytest.approx(moved, rel=1e-5)
 
 
-def test_flops_are_those_of_the_layers_that_a_token_meets() -> None:
-    """A toy counted by hand: two layers of 10x10, a vocabulary of 100 tied to its head, four heads of five."""
+def test_flops_count_the_layers_that_a_token_passes() -> None:
+    """A toy model counted by hand: two layers of 10x10, a vocabulary of 100 tied to its head, four heads of five."""
     work = ForwardWork(body=200, head=1000, per_pair=12 * 2 * 4 * 5)
     assert work.flops(num_tokens=30, num_predictions=8, num_pairs=500) == 6 * (200 * 30 + 1000 * 8) + 480 * 500
     found = speed_metrics({"chain_tokens": 60.0, "computed_tokens": 30.0, "tflop": 4.0}, 2.0, 2, 2e12)
@@ -140,7 +134,7 @@ def test_flops_are_those_of_the_layers_that_a_token_meets() -> None:
         ("rollout_bound", "wait_for_batch_seconds", 99.0),
     ],
 )
-def test_alarms_ring_for_what_they_name_and_not_without_it(alarm: str, name: str, value: float) -> None:
+def test_alarms_are_raised_by_their_condition_only(alarm: str, name: str, value: float) -> None:
     healthy = {
         "entropy": 0.5,
         "ratio_ess": 0.9,

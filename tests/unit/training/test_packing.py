@@ -12,7 +12,7 @@ from training.plan_types import TrainingSequence
 from training.prefix_tree import build_tree, depth_first, shared_tokens
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
-"""Of few tokens: prefixes are shared at every length, whole chains are equal, and one is the prefix of another."""
+"""Chains of few different tokens: prefixes of every length are shared, and chains are equal or prefixes of another."""
 
 
 def sequence(rollout: int, ids: list[int], temperature: float = 1.0) -> TrainingSequence:
@@ -35,7 +35,7 @@ def test_a_tree_is_its_chains_and_every_prefix_once(drawn: list[list[int]]) -> N
     chains = [chains[number] for number in depth_first(chains)]
     shared = [0, *(shared_tokens(one, other) for one, other in itertools.pairwise(chains))]
     tree = build_tree(chains, shared)
-    assert len(tree.ids) == len(prefixes(drawn)), "as small as it can be"
+    assert len(tree.ids) == len(prefixes(drawn)), "the tree is minimal"
     for chain, nodes in zip(chains, tree.nodes, strict=True):
         assert (tree.ids[nodes] == chain).all() and (tree.positions[nodes] == np.arange(len(chain))).all()
     assert [segment.start for segment in tree.segments] == [0, *(segment.end for segment in tree.segments[:-1])]
@@ -86,8 +86,8 @@ def test_every_trained_token_once_within_the_budget(
     assert sorted(seen) == sorted(expected)
 
 
-def test_what_is_shared_is_computed_once_whatever_rollout_it_belongs_to() -> None:
-    """Three tasks behind one system prompt, each sampled twice, in a bin that holds all."""
+def test_shared_prefixes_are_computed_once_across_rollouts_and_tasks() -> None:
+    """Three tasks with one system prompt, each sampled twice, in a bin that holds all."""
     system = list(range(50))
     chains = [
         sequence(2 * task + n, [*system, *[100 + task] * 10, *[200 + n] * 5]) for task in range(3) for n in range(2)

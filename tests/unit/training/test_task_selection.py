@@ -1,4 +1,4 @@
-"""Which tasks get the next groups."""
+"""The choice of tasks by their recent solve rates."""
 
 from training.task_selection import TaskRate, choose_tasks
 
@@ -17,10 +17,10 @@ def test_untried_tasks_come_first_and_then_the_longest_untried() -> None:
     assert chosen(rates, 6) == [1, 3, 2, 0, 1, 3]
 
 
-def test_always_and_never_solved_are_passed_over_until_that_is_long_ago() -> None:
+def test_always_and_never_solved_tasks_are_skipped_until_that_is_long_ago() -> None:
     assert chosen([rate(0, 1, 1.0), rate(1, 2, 0.0), rate(2, 3, 0.1), rate(3, 4, 0.9)], 3) == [2, 3, 2]
     assert chosen([rate(0, 1, None), rate(1, 2, 0.0), rate(2, 3, 0.5)], 2) == [0, 2]
 
 
-def test_a_run_never_waits_for_nothing() -> None:
+def test_all_tasks_are_used_if_none_is_within_the_bounds() -> None:
     assert chosen([rate(0, 2, 1.0), rate(1, 1, 0.0)], 3) == [1, 0, 1]

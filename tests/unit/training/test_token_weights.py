@@ -1,4 +1,4 @@
-"""Token weights, per reducer."""
+"""Token weights of every reducer."""
 
 import pytest
 from hypothesis import given

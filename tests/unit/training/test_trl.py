@@ -20,7 +20,10 @@ LIMIT = 40
 
 
 def make_batch(seed: int, reducer: str) -> tuple[Plan, list[TrainingSequence]]:
-    """Two groups of four behind one prompt each; some with a tool's answer in the middle. Ratios on both sides of every bound."""
+    """Make two groups of four with one prompt each, some with a tool result in the middle.
+
+    Ratios lie on both sides of every bound.
+    """
     random = np.random.default_rng(seed)
     rollouts = []
     for number in range(8):
@@ -68,7 +71,7 @@ def test_loss_and_gradients_agree(
         }
     )
     plan, chains = make_batch(1, config.loss.reducer)
-    if preset == "gspo":  # TRL's sequence is the whole completion, ours the turn: equal where a rollout has one turn
+    if preset == "gspo":  # TRL's sequence is the whole completion, ours the turn: equal if a rollout has one turn
         chains = [
             TrainingSequence(c.rollout_id, c.ids, c.mask, c.behaviour, np.full_like(c.turn_ids, c.rollout_id), 1.0)
             for c in chains
