@@ -197,13 +197,17 @@ def adamw_update_norm(optimiser: torch.optim.AdamW) -> Tensor:
     """
     total: Tensor | None = None
     for group in optimiser.param_groups:
-        rate, (beta1, beta2), epsilon, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
+        rate = group["lr"]
+        beta1, beta2 = group["betas"]
+        epsilon = group["eps"]
+        decay = group["weight_decay"]
         for parameter in group["params"]:
             state = optimiser.state.get(parameter)
             if not state:
                 continue
             count = float(state["step"])
-            first, second = _local(state["exp_avg"]), _local(state["exp_avg_sq"])
+            first = _local(state["exp_avg"])
+            second = _local(state["exp_avg_sq"])
             moved = first / (1 - beta1**count) / ((second / (1 - beta2**count)).sqrt_() + epsilon) * rate
             if decay:
                 moved = moved + rate * decay * (_local(parameter.detach()) + moved) / (1 - rate * decay)

@@ -76,13 +76,15 @@ def split_among_ranks(
     if num_ranks == 1:
         return [ordered]
     shared = _shared(ordered, packing)
-    low, high = 0.0, sum(_work(len(one.ids), 0, pair_cost) for one in ordered)
+    low = 0.0
+    high = sum(_work(len(one.ids), 0, pair_cost) for one in ordered)
     best = _shares(ordered, shared, high, pair_cost)
     while high > low * _SAME_WORK and high - low > 1:
         middle = (low + high) / 2
         shares = _shares(ordered, shared, middle, pair_cost)
         if len(shares) <= num_ranks:
-            best, high = shares, middle
+            best = shares
+            high = middle
         else:
             low = middle
     return best + [[] for _ in range(num_ranks - len(best))]
@@ -151,7 +153,8 @@ def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: P
         )
         if together and grown <= bin_tokens:
             bins[-1].append(number)
-            size, longest = grown, max(longest, length)
+            size = grown
+            longest = max(longest, length)
         else:
             bins.append([number])
             size = longest = length

@@ -10,7 +10,7 @@ from ratchet.store.chains import ChainArrays
 from training.plan_types import Member, Plan, TrainingSequence
 
 
-async def load_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
+async def load_step_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
     """Return the step's plan, or None if the step is not planned."""
     row = await plans.get_plan(connection, run_id, step)
     if row is None:

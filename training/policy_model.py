@@ -106,6 +106,13 @@ class _ChosenLogprobs(torch.autograd.Function):
         return d_hidden_MH, d_weight_VH.to(weight_VH.dtype), None, None, None, None
 
 
+class TokenScores(NamedTuple):
+    """Logprobs of the predicted tokens and entropies of their distributions, float32 (M,) each."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
 def chosen_logprobs(
     hidden_MH: Tensor,
     weight_VH: Tensor,
@@ -113,15 +120,13 @@ def chosen_logprobs(
     temperature: float,
     wide: bool = False,
     chunk_logits: int = CHUNK_LOGITS,
-) -> tuple[Tensor, Tensor]:
-    """Return logprobs of the targets and entropies, float32 (M,) each, of softmax(hidden weight^T / temperature).
+) -> TokenScores:
+    """Return logprobs of the targets and entropies of softmax(hidden weight^T / temperature).
 
     `wide` computes the logits in float32 throughout.
     """
-    found: tuple[Tensor, Tensor] = _ChosenLogprobs.apply(
-        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
-    )  # type: ignore[no-untyped-call]
-    return found
+    found = _ChosenLogprobs.apply(hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits)  # type: ignore[no-untyped-call]
+    return TokenScores(*found)
 
 
 def _chunks(hidden_MH: Tensor, weight_VH: Tensor, chunk_logits: int) -> list[slice]:
@@ -150,8 +155,8 @@ class TrainablePolicy(nn.Module):
         source_M: Tensor,
         target_M: Tensor,
         temperature: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Return float32 (M,) each: the logprob of `target` after flat position `source`, and the entropy there.
+    ) -> TokenScores:
+        """Return, per prediction, the logprob of `target` after flat position `source`, and the entropy there.
 
         Both are at the sampling temperature. Without segments, rows are padded on the right and attention is causal: no
         prefix holds padding, so no mask is needed.

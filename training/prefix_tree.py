@@ -63,6 +63,7 @@ class _Builder:
         self.num_tokens = 0
 
     def build(self) -> None:
+        """Emit the segments of all chains, depth-first."""
         stack = [(0, len(self.chains), 0, -1)]
         while stack:
             first, last, position, parent = stack.pop()
@@ -89,6 +90,7 @@ class _Builder:
         self.num_tokens += end - position
 
     def segments(self) -> list[Segment]:
+        """Return the emitted segments with the ends of their subtrees."""
         ends = [end for _, end, _, _ in self.starts]
         for number in range(len(self.starts) - 1, -1, -1):
             parent = self.starts[number][3]

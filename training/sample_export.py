@@ -18,7 +18,7 @@ from ratchet.errors import ConfigError
 from ratchet.store import samples
 from ratchet.store.samples import Sample
 from ratchet.store.schema import RunTable
-from ratchet.types import AgentExit
+from ratchet.types import AgentExit, JsonObject
 
 _STATUS = {
     AgentExit.DONE: "completed",
@@ -30,13 +30,14 @@ _PARQUET_ROWS = 64
 Decode = Callable[[list[int]], str]
 
 
-def sample_fields(sample: Sample, decode: Decode) -> dict[str, Any]:
+def sample_fields(sample: Sample, decode: Decode) -> JsonObject:
     """Return a sample under slime's field names, with arrays as numpy.
 
     `tokens` is the whole chain. Masks and logprobs are of its last `response_length` tokens, which follow the first
     prompt. `prompt` and `response` are decoded for reading only.
     """
-    chain, prompt = sample.chain, sample.prompt_length
+    chain = sample.chain
+    prompt = sample.prompt_length
     return {
         "group_index": sample.group_id,
         "index": sample.member,
@@ -83,7 +84,7 @@ async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, pa
     """
     import torch
 
-    def tensors(values: dict[str, Any]) -> dict[str, Any]:
+    def tensors(values: JsonObject) -> JsonObject:
         return {
             name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
             for name, value in values.items()
@@ -102,7 +103,9 @@ async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number, rows, writer = 0, list[dict[str, Any]](), None
+    number = 0
+    rows: list[JsonObject] = []
+    writer = None
     _fresh(path)
     async for sample in found:
         rows.append(_parquet_row(sample, decode))
@@ -114,7 +117,7 @@ async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path
     return _done(path, number)
 
 
-def _parquet_row(sample: Sample, decode: Decode) -> dict[str, Any]:
+def _parquet_row(sample: Sample, decode: Decode) -> JsonObject:
     values = sample_fields(sample, decode)
     whole = {"input_ids": values.pop("tokens"), "completion_mask": sample.chain.trained.astype(np.int8)}
     values["completion"] = values.pop("response")
@@ -122,7 +125,7 @@ def _parquet_row(sample: Sample, decode: Decode) -> dict[str, Any]:
     return whole | values
 
 
-def _flush(pa: Any, pq: Any, writer: Any, rows: list[dict[str, Any]], path: Path) -> Any:
+def _flush(pa: Any, pq: Any, writer: Any, rows: list[JsonObject], path: Path) -> Any:
     """Write the rows and clear them. The types are explicit, so that rows of empty or missing values fit the others."""
     types = {
         "input_ids": pa.list_(pa.int32()),
@@ -173,7 +176,8 @@ async def export_run(
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
-    decode, written = _decoder(Path(run.model_path)), dict[Path, int]()
+    decode = _decoder(Path(run.model_path))
+    written: dict[Path, int] = {}
     if "jsonl" in formats:
         written[out / "samples.jsonl"] = await write_jsonl(
             samples.samples_of_run(connection, run_id), decode, out / "samples.jsonl"

@@ -31,6 +31,7 @@ from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
 from ratchet.store.schema import PolicyVersionTable
+from ratchet.types import JsonObject
 
 _LOG = structlog.get_logger()
 
@@ -264,7 +265,7 @@ async def _num_workers(engine: EngineRow) -> int:
             return 0
 
 
-async def _join_engine(engine: EngineRow, nccl: dict[str, Any]) -> None:
+async def _join_engine(engine: EngineRow, nccl: JsonObject) -> None:
     async with EngineClient(engine.address) as client:
         await client.init_weight_transfer(nccl=nccl)
 

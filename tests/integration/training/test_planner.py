@@ -21,7 +21,7 @@ from ratchet.types import BatchState, GroupState, Purpose, RunState
 from tests.integration.training.records import make_config, make_group, make_run
 from training import group_selection
 from training.group_selection import plannable
-from training.plan_loader import load_plan, load_sequences
+from training.plan_loader import load_sequences, load_step_plan
 from training.plan_types import Plan
 from training.planner import plan_step
 
@@ -50,7 +50,7 @@ async def plan(database: Database, run_id: str, config: RunConfig) -> Plan | Non
             .where(BatchTable.run_id == run_id, BatchTable.step == step)
             .values(state=BatchState.STEPPED)
         )
-        return await load_plan(connection, run_id, step)
+        return await load_step_plan(connection, run_id, step)
 
 
 async def make(database: Database, run_id: str, config: RunConfig, *groups: dict[str, Any]) -> list[int]:
@@ -78,7 +78,7 @@ async def test_the_oldest_ready_groups_enter_and_planning_again_changes_nothing(
         assert await plannable(connection, run_id, config.training)
         assert await plan_step(connection, run_id, config) == 1
         assert await plan_step(connection, run_id, config) == 1
-        planned = await load_plan(connection, run_id, 1)
+        planned = await load_step_plan(connection, run_id, 1)
     assert planned is not None
     assert [member.group_id for member in planned.members] == sorted(groups[:2] * 4)
     assert [member.advantage for member in planned.members if member.group_id == groups[0]] == [
@@ -229,7 +229,7 @@ async def test_a_run_ends_after_its_last_checkpoint(database: Database, run_id: 
     assert await state() == "done"
     await activities.end_run(EndRunInput(run_id=run_id, state=RunState.DONE))
     with pytest.raises(ApplicationError, match=r"has ended \(done\)"):
-        await activities.view_run(ViewRunInput(run_id=run_id))
+        await activities.advance_run(ViewRunInput(run_id=run_id))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
         async def chosen(published: int, count: int) -> list[int]:
             numbers = {task: number for number, task in enumerate(task_of[one] for one in ids)}
             picked = await next_tasks(connection, run_id, config, published, 0, count)
-            return [numbers[task] for task, _ in picked]
+            return [numbers[task.task_id] for task in picked]
 
         assert await chosen(6, 3) == [2, 2, 2], "solved always, never, sometimes, and always without the late ones"
         assert await chosen(7, 3) == [0, 2, 0], "the group that was always solved is too old to count"

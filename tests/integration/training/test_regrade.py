@@ -2,7 +2,7 @@
 
 from sqlalchemy import delete, select, update
 
-from activities.grade import verdict_row
+from activities.grade import grade_row
 from activities.graders.base import Verdict
 from activities.graders.registry import GRADERS
 from activities.regrade import RegradeActivities
@@ -15,7 +15,7 @@ from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, Roll
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
-from training.plan_loader import load_plan, load_sequences
+from training.plan_loader import load_sequences, load_step_plan
 from training.planner import plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
@@ -37,16 +37,11 @@ async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> R
     settings = load_temporal_settings()
     activities = RegradeActivities(database, settings, RunConfigs(database, settings))
     async with database.begin() as connection:
-        patch = {
-            "rollout_id": rollout_id,
-            "attempt": 1,
-            "base_commit": "c",
-            "diff": b"",
-            "num_bytes": 10,
-            "num_files": 1,
-        }
+        patch = rollouts.NewPatch(
+            rollout_id=rollout_id, attempt=1, base_commit="c", diff=b"", num_bytes=10, num_files=1
+        )
         patch_id = await rollouts.store_patch(connection, patch)
-        rows = [verdict_row(rollout_id, patch_id, GRADERS["eval_cmd"], verdict, []) for verdict in verdicts]
+        rows = [grade_row(rollout_id, patch_id, GRADERS["eval_cmd"], verdict, []) for verdict in verdicts]
         given = [await grades.store_grade(connection, row) for row in rows]
     return await activities.settle_regrade(
         RegradedInput(rollout_id=rollout_id, patch_id=patch_id, grade_ids=given, adopt=True)
@@ -58,7 +53,7 @@ async def advantages(database: Database, run_id: str, config: RunConfig) -> list
     async with database.begin() as connection:
         step = await plan_step(connection, run_id, config)
         assert step is not None
-        planned = await load_plan(connection, run_id, step)
+        planned = await load_step_plan(connection, run_id, step)
         await connection.execute(
             update(BatchTable)
             .where(BatchTable.run_id == run_id, BatchTable.step == step)
@@ -78,10 +73,10 @@ async def test_the_next_step_uses_the_new_verdict(database: Database, run_id: st
     assert (result.adopted, result.solved) == (True, 1)
     assert await advantages(database, run_id, config) == [0.5, 0.5, -0.5, -0.5]
     async with database.begin() as connection:
-        planned = await load_plan(connection, run_id, 1)
+        planned = await load_step_plan(connection, run_id, 1)
     assert not (await regraded(database, members[2], SOLVED)).adopted, "its group has been used"
     async with database.begin() as connection:
-        assert await load_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
+        assert await load_step_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
 
 
 async def test_a_rejected_patch_is_in_the_baseline_without_reward(database: Database, run_id: str) -> None:
