@@ -1,7 +1,6 @@
-"""The adapter's HTTP app: routes, authentication, body limits. A pure factory.
+"""The adapter's HTTP app: the vendors' routes, authentication, body limits.
 
-Why here: agents believe that they talk to their vendor; this is where they arrive.
-Called by: `serve_adapter` (`ratchet adapter`) and the tests.
+`serve_adapter` runs it for `ratchet adapter`.
 """
 
 import asyncio
@@ -38,14 +37,17 @@ _LOG = structlog.get_logger("ratchet.adapter")
 @dataclass(frozen=True, slots=True)
 class _Parts:
     settings: AdapterSettings
-    sessions: SessionAuth
+    auth: SessionAuth
     capture: Capture
     router: EngineRouter
     parser: VllmParsers
 
 
 def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI:
-    """Reads the model's tokenizer and template at once (ConfigError where they cannot be used); the parsers are imported later."""
+    """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
+
+    Raises ConfigError if the tokenizer or the template cannot be used.
+    """
     renderer = Renderer(settings.model_path, settings.template_kwargs)
     router = EngineRouter(database)
     parser = VllmParsers(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
@@ -88,16 +90,16 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
 
 @asynccontextmanager
 async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
-    if not parts.parser.ready:  # a daemon: importing vLLM takes long, and a stop must not wait for it
+    if not parts.parser.ready:  # a daemon thread: the import takes long, and a stop must not wait for it
         threading.Thread(target=_load_parsers, args=(parts.parser,), name="parsers", daemon=True).start()
-    beside = [
+    background_tasks = [
         asyncio.create_task(heartbeat_adapter(database, lambda: parts.parser.ready)),
-        asyncio.create_task(collect_when_idle(lambda: parts.capture.busy)),
+        asyncio.create_task(collect_when_idle(lambda: parts.capture.is_busy)),
     ]
     try:
         yield
     finally:
-        for task in beside:
+        for task in background_tasks:
             task.cancel()
         await parts.capture.close()
         await parts.router.close()
@@ -110,35 +112,35 @@ def _load_parsers(parser: VllmParsers) -> None:
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
-        session = await parts.sessions.authenticate(request.headers)
-        pending = await parts.capture.start(session, await _body(parts, request), dialect, request.headers)
+        row = await parts.auth.authenticate(request.headers)
+        call = await parts.capture.start(row, await _body(parts, request), dialect, request.headers)
     except PromptTooLongError as error:
-        if dialect.too_long_in_stream and error.wishes.stream:
-            return FailureStream(dialect.stream(error.wishes), *classify(error))
+        if dialect.too_long_in_stream and error.options.stream:
+            return FailureStream(dialect.stream(error.options), *classify(error))
         return FailureReply(dialect, *classify(error))
-    except Exception as error:  # the one recording place of this process: whatever it is gets the vendor's shape
+    except Exception as error:  # `classify` records it, and the client gets an error in the vendor's form
         return FailureReply(dialect, *classify(error))
-    reply = StreamReply if pending.wishes.stream else JsonReply
-    return reply(parts.capture, dialect, pending, parts.settings.ping_seconds)
+    reply = StreamReply if call.options.stream else JsonReply
+    return reply(parts.capture, dialect, call, parts.settings.ping_seconds)
 
 
 async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
-        session = await parts.sessions.authenticate(request.headers)
+        row = await parts.auth.authenticate(request.headers)
         body = await _body(parts, request)
-        return JSONResponse({"input_tokens": await parts.capture.count_tokens(session, body, dialect, request.headers)})
+        return JSONResponse({"input_tokens": await parts.capture.count_tokens(row, body, dialect, request.headers)})
     except Exception as error:
         return FailureReply(dialect, *classify(error))
 
 
 async def _models(parts: _Parts, request: Request) -> Response:
-    """One list in the form of either vendor: each SDK reads its own fields."""
+    """One list with the fields of both vendors; each SDK reads its own."""
     dialect: Dialect = MessagesDialect() if "anthropic-version" in request.headers else ChatDialect()
     try:
-        session = await parts.sessions.authenticate(request.headers)
+        row = await parts.auth.authenticate(request.headers)
     except Exception as error:
         return FailureReply(dialect, *classify(error))
-    name = session.model
+    name = row.model
     model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet", "type": "model", "display_name": name}
     model["created_at"] = "1970-01-01T00:00:00Z"
     return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
@@ -154,12 +156,14 @@ async def _body(parts: _Parts, request: Request) -> bytes:
 
 
 async def serve_adapter(settings: AdapterSettings) -> None:
-    """Runs the adapter until SIGTERM or SIGINT. Calls in flight are handed over: their clients' retries find them in the store."""
+    """Run the adapter until SIGTERM or SIGINT.
+
+    Calls in flight are then found in the store by their clients' retries.
+    """
     import uvicorn
 
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
-    )  # a line per turn would cost as much as a turn
+    # No debug lines: one per turn would cost as much as a turn.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     database = Database(settings.database_url, settings.pool_size)
     try:
         await database.wait()

@@ -1,50 +1,56 @@
-"""Who is calling: a bearer token or `x-api-key` → the session it belongs to.
+"""Authenticate a request: its bearer token or `x-api-key` names the session it belongs to.
 
-Why here: there is no admin API and no other secret; sessions are rows, and this is the only look at them from outside.
-Called by: `app.py`, before a request's body is read.
+There is no admin API and no other secret; sessions are rows of the store.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow, find_session, token_hash
 from ratchet.types import SessionState
 
-_CACHE_SECONDS = 60.0  # longer than most agents think between two calls
+_CACHE_SECONDS = 60.0  # longer than most agents take between two calls
 _CACHE_SIZE = 10_000
 
 
 class UnauthorisedError(Exception):
-    """No token, an unknown one, or one whose session is closed. Which of them is not told."""
+    """No token, an unknown one, or one whose session is closed. The client is not told which."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedSession:
+    expires_at: float
+    row: SessionRow
 
 
 class SessionAuth:
-    """Look-ups by sha256, so their time says nothing about a token; open sessions are remembered for a minute.
+    """Tokens are looked up by their sha256, so that the time of a look-up reveals nothing about a token.
 
-    A session closed meanwhile is noticed when a turn is opened, by the store.
+    Open sessions are cached for a minute. If one is closed meanwhile, the store refuses to open its next turn.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._cache: OrderedDict[bytes, tuple[float, SessionRow]] = OrderedDict()
+        self._cache: OrderedDict[bytes, _CachedSession] = OrderedDict()
 
     async def authenticate(self, headers: Mapping[str, str]) -> SessionRow:
-        """Raises UnauthorisedError, or StoreUnavailableError where the store cannot be asked."""
+        """Raises UnauthorisedError, or StoreUnavailableError if the store is needed and unavailable."""
         digest = token_hash(_token(headers))
         cached = self._cache.get(digest)
-        if cached is not None and cached[0] > time.monotonic():
-            return cached[1]
+        if cached is not None and cached.expires_at > time.monotonic():
+            return cached.row
         async with self._database.begin() as conn:
-            session = await find_session(conn, digest)
-        if session is None or session.state is not SessionState.OPEN:
+            row = await find_session(conn, digest)
+        if row is None or row.state is not SessionState.OPEN:
             self._cache.pop(digest, None)
             raise UnauthorisedError
-        self._cache[digest] = (time.monotonic() + _CACHE_SECONDS, session)
+        self._cache[digest] = _CachedSession(time.monotonic() + _CACHE_SECONDS, row)
         while len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
-        return session
+        return row
 
 
 def _token(headers: Mapping[str, str]) -> str:

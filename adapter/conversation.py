@@ -1,7 +1,6 @@
-"""A history and an answer in the one form that all dialects share, and the keys by which messages are recognised.
+"""Histories and answers in the one form that all dialects share, and the keys by which messages are compared.
 
-Why here: equality of messages decides which sampled ids stand for them, so there is one definition of it.
-Called by: `dialects/` (build them), `reading.py` (runs of them), `rendering.py` (ids of them), `tree.py` (keys), `capture.py` (stores them).
+Equality of messages decides which sampled ids are used for them, so it is defined in one place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`role`: system, user, assistant or tool. `reasoning` and `tool_calls` occur on assistants, `tool_call_id` on tools.
+    """`role`: system, user, assistant or tool. Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`.
 
-    `beside_tool`: a user's text that came in one message with a tool's result, so that it is no new question.
+    `beside_tool`: a user's text that was sent in one message with a tool result, so that it is not a new question.
     """
 
     role: str
@@ -39,7 +38,7 @@ class Message:
     beside_tool: bool = False
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates of the Hugging Face kind take it."""
+        """The message in the form that Hugging Face chat templates take."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -53,18 +52,22 @@ class Message:
         return message
 
     def key(self, strict: bool = True) -> bytes:
-        """16 bytes that are equal for messages a template cannot tell apart.
+        """16 bytes, equal for messages that a template cannot distinguish.
 
-        Tool-call ids count when `strict`, since they tell equal samples apart; without it outer whitespace does not count either.
+        If `strict`, tool-call ids count, because they distinguish equal samples. Otherwise neither they nor outer
+        whitespace count.
         """
         calls = [[call.id if strict else "", call.name, _plain_numbers(call.arguments)] for call in self.tool_calls]
-        text, reasoning = (self.text, self.reasoning) if strict else (self.text.strip(), self.reasoning.strip())
+        text = self.text if strict else self.text.strip()
+        reasoning = self.reasoning if strict else self.reasoning.strip()
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What stands before the first message: system text and tools, these in OpenAI's function form, the only one templates know."""
+    """What stands before the first message: system text, and tools in OpenAI's function form, which is the one that
+    templates take.
+    """
 
     system: str
     tools: tuple[Tool, ...]
@@ -80,9 +83,9 @@ class Preamble:
 
 @dataclass(frozen=True, slots=True)
 class MessageRun:
-    """A run of messages of one side: the assistant's (then it is one message), or everybody else's.
+    """Consecutive messages of one side: one message of the assistant's, or messages of all other roles.
 
-    `loose_key` forgives tool-call ids and outer whitespace; it is only looked at where the strict one finds nothing.
+    `loose_key` ignores tool-call ids and outer whitespace; it is used only if no message has the strict key.
     """
 
     assistant: bool
@@ -93,14 +96,14 @@ class MessageRun:
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":
-            message = _joined(messages)
+            message = _merged(messages)
             return MessageRun(True, (message,), message.key(), message.key(strict=False))
         key = _hash(b"".join(message.key() for message in messages))
         return MessageRun(False, tuple(messages), key, key)
 
 
-def _joined(messages: Sequence[Message]) -> Message:
-    """Several assistant messages in a row are one: that is how the vendors read them too."""
+def _merged(messages: Sequence[Message]) -> Message:
+    """Merge consecutive assistant messages into one, as the vendors do."""
     if len(messages) == 1:
         return messages[0]
     calls = tuple(call for message in messages for call in message.tool_calls)
@@ -110,17 +113,19 @@ def _joined(messages: Sequence[Message]) -> Message:
     )
 
 
-def extend_key(prefix: bytes, unit_key: bytes) -> bytes:
-    """The key of a history that grows by one unit; a history without any has its head's key."""
-    return _hash(prefix + unit_key)
+def extend_key(prefix: bytes, run_key: bytes) -> bytes:
+    """The key of a history with one run more. The key of an empty history is its preamble's."""
+    return _hash(prefix + run_key)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a client asks for beside its history. Nothing of it reaches the sampler but `max_tokens` (None: no wish).
+    """The fields of a request beside its history. Only `max_tokens` reaches the sampler; sampling is set by the run.
 
-    `retry`: its SDK says that it sent this before. `custom_tools`: names of tools that take plain text. `tool_choice`: auto, none,
-    required or a tool's name.
+    `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
+    `retry`: the SDK's header marks the request as a retry. `custom_tools`: names of tools that take plain text.
+    `tool_choice`: auto, none, required or a tool's name. `strict_tools`: names of tools whose arguments must match
+    their schema.
     """
 
     dialect: str
@@ -140,10 +145,10 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back. Everything that a dialect writes follows from it, so that a retry gets the same answer.
+    """An answer as it is stored. Dialects write it from these fields alone, so that a retry gets the same answer.
 
-    `cached_tokens`: of the prompt, those that the engine had in its prefix cache. `stop_sequence`: the one that ended the text.
-    `thinks`: a later question may make the template drop this answer's thinking.
+    `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
+    the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
     """
 
     turn_id: int
@@ -167,12 +172,13 @@ def message_from_json(value: dict[str, Any]) -> Message:
         ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"])
         for one in value.get("tool_calls", [])
     ]
-    text, reasoning, tool_call_id = (
+    return Message(
+        value["role"],
         value.get("content") or "",
         value.get("reasoning_content", ""),
+        tuple(calls),
         value.get("tool_call_id", ""),
     )
-    return Message(value["role"], text, reasoning, tuple(calls), tool_call_id)
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def _hash(data: bytes) -> bytes:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """1.0 as 1: JavaScript clients write back what they parsed."""
+    """1.0 as 1, because JavaScript clients send 1.0 back as 1."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, Mapping):

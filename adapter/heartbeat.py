@@ -1,7 +1,6 @@
-"""Says every two seconds that an adapter is there.
+"""Adapter heartbeat, every two seconds.
 
-Why here: the time that no adapter was there is not an agent's own, and only a living adapter can say when it ended.
-Called by: `app.py`, for as long as the app serves.
+Time in which no adapter ran does not count against an agent's time budget; the heartbeats show when that was.
 """
 
 import asyncio
@@ -17,8 +16,10 @@ _LOG = structlog.get_logger("ratchet.adapter")
 
 
 async def heartbeat_adapter(database: Database, ready: Callable[[], bool]) -> None:
-    """Beats from the moment that calls can be answered, until cancelled. While the store is away none can be served either: the silence
-    is the truth."""
+    """Write heartbeats from the moment that calls can be answered, until cancelled.
+
+    While the store is unavailable no heartbeat is written, which is right: no call can be answered then.
+    """
     while not ready():
         await asyncio.sleep(0.2)
     while True:
@@ -26,7 +27,7 @@ async def heartbeat_adapter(database: Database, ready: Callable[[], bool]) -> No
             async with database.begin() as connection:
                 await adapters.heartbeat_adapters(connection)
         except StoreUnavailableError as error:
-            _LOG.warning("presence not recorded", reason=str(error))
-        except Exception:  # without this loop every agent's clock would stand still for good
-            _LOG.exception("presence not recorded")
+            _LOG.warning("heartbeat not recorded", reason=str(error))
+        except Exception:  # if this loop ended, the time budget of every agent would stop running
+            _LOG.exception("heartbeat not recorded")
         await asyncio.sleep(adapters.BEAT_SECONDS)

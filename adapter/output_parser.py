@@ -1,14 +1,14 @@
-"""Sampled ids → the assistant's message as the client gets it. Everything that clients ask for acts here, on text, never on logits.
+"""Parse sampled ids into the assistant's message that the client gets.
 
-Why here: a stop sequence or a forced tool that reached the sampler would change what the recorded logprobs mean.
-Called by: `capture.py`, once per generation.
+Everything that clients ask for (stop sequences, tool choice, strict schemas) acts here, on the text. If it reached the
+sampler, it would change what the recorded logprobs mean.
 """
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -19,15 +19,18 @@ from referencing.exceptions import Unresolvable
 from adapter.conversation import Finish, Message, RequestOptions, Tool, ToolCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
-from adapter.vllm_parsers import VllmParsers
+from adapter.vllm_parsers import ParsedText, VllmParsers
 from ratchet.store.arrays import Ids
 
-_THREAD_FROM_TOKENS = 500  # fewer are decoded a dozen times in a few milliseconds
+_THREAD_FROM_TOKENS = 500  # decoding fewer a dozen times takes a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """`reasoning_chars`: how far into the sampled text the thinking and its end mark reach."""
+    """`stop_sequence`: the one that ended the text.
+
+    `reasoning_chars`: length of the thinking and its end mark in the sampled text.
+    """
 
     message: Message
     finish: Finish
@@ -35,60 +38,72 @@ class ParsedOutput:
     reasoning_chars: int = 0
 
 
+class _CutText(NamedTuple):
+    """`stop_sequence`: the one at which the text was cut; None if it is whole."""
+
+    text: str
+    stop_sequence: str | None
+
+
 class OutputParser:
-    def __init__(self, renderer: Renderer, parser: VllmParsers) -> None:
-        self._renderer, self._parser = renderer, parser
+    def __init__(self, renderer: Renderer, parsers: VllmParsers) -> None:
+        self._renderer = renderer
+        self._parsers = parsers
 
-    def text(self, ids: Ids) -> str:
-        return self._renderer.tokens.decode(ids)
+    def decode(self, ids: Ids) -> str:
+        return self._renderer.tokenizer.decode(ids)
 
-    async def reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
-        """How many of the sampled ids are thinking, its marks included: the shortest prefix of them that spells it."""
+    async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
+        """The number of sampled ids that are thinking, its marks included: the shortest prefix that decodes to its
+        length.
+        """
         if not output.reasoning_chars:
             return 0
         if len(ids) < _THREAD_FROM_TOKENS:
-            return self._num_spelling(ids, output.reasoning_chars)
-        return await asyncio.to_thread(self._num_spelling, ids, output.reasoning_chars)
+            return self._num_ids_for(ids, output.reasoning_chars)
+        return await asyncio.to_thread(self._num_ids_for, ids, output.reasoning_chars)
 
-    def _num_spelling(self, ids: Ids, num_chars: int) -> int:
-        return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.text(ids[:num])))
+    def _num_ids_for(self, ids: Ids, num_chars: int) -> int:
+        return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.decode(ids[:num])))
 
-    async def read(self, text: str, reading: ParsedRequest, stopped: bool) -> ParsedOutput:
-        """`stopped`: the model ended its answer itself.
+    async def parse(self, text: str, request: ParsedRequest, stopped: bool) -> ParsedOutput:
+        """`stopped`: the model ended its answer with a stop token.
 
-        A tool call that is cut off, names no offered tool, lacks a required argument or breaks a strict schema is not guessed at: the
-        whole output goes back as plain text, and the agent tells the model what it could not read.
+        If a tool call is incomplete, names a tool that was not offered, lacks a required argument or violates a strict
+        schema, the whole output is returned as plain text; the agent then tells the model that it could not be read.
         """
-        wishes, tools = reading.wishes, reading.head.tools
-        text, stop_sequence = _cut(text, wishes.stop_sequences)
-        complete = (stopped or stop_sequence is not None) and wishes.tool_choice != "none"
-        parsed = await self._parser.split(text, tools if complete else ())
-        calls = tuple(
-            call for name, arguments in parsed.calls if (call := _call(name, arguments, tools, wishes)) is not None
-        )
-        if not calls or len(calls) < len(parsed.calls):
-            message = Message("assistant", parsed.body, parsed.reasoning)
-        else:
-            message = Message("assistant", parsed.content, parsed.reasoning, calls)
-        if not wishes.parallel_calls:
-            message = replace(message, tool_calls=message.tool_calls[:1])
+        options = request.options
+        tools = request.preamble.tools
+        text, stop_sequence = _cut(text, options.stop_sequences)
+        is_complete = (stopped or stop_sequence is not None) and options.tool_choice != "none"
+        parsed = await self._parsers.split(text, tools if is_complete else ())
+        message = _message(parsed, tools, options)
         if message.tool_calls:
             finish: Finish = "tool_calls"
         else:
             finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
-        told = stop_sequence if finish == "stop_sequence" else None
-        return ParsedOutput(
-            message, finish, told, len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
-        )
+        reasoning_chars = len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
+        return ParsedOutput(message, finish, stop_sequence if finish == "stop_sequence" else None, reasoning_chars)
 
 
-def _cut(text: str, stop_sequences: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the first stop sequence in it, and which one that was."""
+def _message(parsed: ParsedText, tools: Sequence[Tool], options: RequestOptions) -> Message:
+    calls = tuple(
+        call for one in parsed.calls if (call := _tool_call(one.name, one.arguments, tools, options)) is not None
+    )
+    if not calls or len(calls) < len(parsed.calls):
+        return Message("assistant", parsed.body, parsed.reasoning)
+    message = Message("assistant", parsed.content, parsed.reasoning, calls)
+    return message if options.parallel_calls else replace(message, tool_calls=message.tool_calls[:1])
+
+
+def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:
+    """Cut before the first occurrence of a stop sequence."""
     found = min(((at, one) for one in stop_sequences if (at := text.find(one)) >= 0), default=None)
-    return (text, None) if found is None else (text[: found[0]], found[1])
+    return _CutText(text, None) if found is None else _CutText(text[: found[0]], found[1])
 
 
-def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: RequestOptions) -> ToolCall | None:
+def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
+    """None if the call is not valid."""
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
@@ -96,7 +111,7 @@ def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: RequestOptio
         return None
     try:
         values = orjson.loads(arguments or "{}")
-        orjson.dumps(values)  # nested deeper than any client could send back
+        orjson.dumps(values)  # fails if it is nested deeper than a client could send back
     except (orjson.JSONDecodeError, TypeError):
         return None
     required = schema.get("required")
@@ -104,13 +119,15 @@ def _call(name: str, arguments: str, tools: Sequence[Tool], wishes: RequestOptio
         key not in values for key in (required if isinstance(required, list) else [])
     ):
         return None
-    if name in wishes.strict_tools and not _fits(values, schema):
+    if name in options.strict_tools and not _matches_schema(values, schema):
         return None
     return ToolCall(f"call_{uuid4().hex[:24]}", name, values)
 
 
-def _fits(values: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Schemas come from the box: one that refers to something outside of itself is not followed there, and nothing fits it."""
+def _matches_schema(values: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
+    fetched.
+    """
     try:
         return bool(validator_for(schema)(schema, registry=Registry()).is_valid(values))
     except Unresolvable:

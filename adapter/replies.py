@@ -1,17 +1,18 @@
-"""Answers on the wire: pings while the model thinks, the last byte only after the commit, and who saw it.
+"""Write a call's answer to the socket: pings while the model generates, the last byte only after the commit.
 
-Why here: "delivered to the last byte" decides whether a turn is trained, and only the socket's side knows.
-Called by: `app.py`.
+Whether an answer was delivered to its last byte decides whether its turn is trained, and only this side of the socket
+can tell.
 """
 
 import asyncio
+from typing import NamedTuple
 
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer, RequestOptions
+from adapter.conversation import Answer
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
@@ -27,65 +28,77 @@ _STREAM_HEADERS = (
 
 
 class BodyTooLargeError(Exception):
-    """More bytes than `max_body_bytes`."""
+    """The request has more bytes than `max_body_bytes`."""
 
 
-def classify(error: BaseException) -> tuple[Failure, str]:
-    """The one place where an exception becomes a failure of the protocols."""
+class ClassifiedFailure(NamedTuple):
+    """`message`: what the client is told."""
+
+    failure: Failure
+    message: str
+
+
+def classify(error: BaseException) -> ClassifiedFailure:
+    """Map an exception to a failure of the protocols. Unknown exceptions are logged; the only place that does so."""
     match error:
         case UnauthorisedError():
-            return Failure.UNAUTHORISED, "the session token is unknown or its session has ended"
+            return ClassifiedFailure(Failure.UNAUTHORISED, "the session token is unknown or its session has ended")
         case PromptTooLongError():
-            return Failure.PROMPT_TOO_LONG, str(error)
+            return ClassifiedFailure(Failure.PROMPT_TOO_LONG, str(error))
         case BodyTooLargeError():
-            return Failure.TOO_LARGE, str(error)
+            return ClassifiedFailure(Failure.TOO_LARGE, str(error))
         case TurnLimitError():
-            return Failure.TURN_LIMIT, str(error)
+            return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
         case UnknownModelError():
-            return Failure.UNKNOWN_MODEL, str(error)
+            return ClassifiedFailure(Failure.UNKNOWN_MODEL, str(error))
         case InvalidRequestError() | TemplateRefusedError() | EngineRejectedError():
-            return Failure.INVALID, str(error)
+            return ClassifiedFailure(Failure.INVALID, str(error))
         case StoreUnavailableError() | asyncio.CancelledError():
-            return Failure.UNAVAILABLE, "the service is restarting, try again"
+            return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
     _LOG.error("request failed", exc_info=error)
-    return Failure.INTERNAL, f"internal error: {type(error).__name__}"
+    return ClassifiedFailure(Failure.INTERNAL, f"internal error: {type(error).__name__}")
 
 
 class _CallReply(Response):
-    """Waits for a call's answer and writes it; subclasses say what goes out before and with it."""
+    """Wait for a call's answer and write it.
 
-    def __init__(self, capture: Capture, dialect: Dialect, pending: PendingCall, ping_seconds: float) -> None:
-        self.capture, self.dialect, self.pending, self.ping_seconds = capture, dialect, pending, ping_seconds
-        self.wishes: RequestOptions = pending.wishes
-        self.stream = dialect.stream(pending.wishes)
+    Subclasses define what is sent at the start, while waiting, and at the end.
+    """
+
+    def __init__(self, capture: Capture, dialect: Dialect, call: PendingCall, ping_seconds: float) -> None:
+        self.capture = capture
+        self.dialect = dialect
+        self.call = call
+        self.ping_seconds = ping_seconds
+        self.stream = dialect.stream(call.options)
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await self.begin(send)
-            while not self.pending.task.done() and not gone.done():
+            while not self.call.task.done() and not disconnected.done():
                 ready, _ = await asyncio.wait(
-                    {self.pending.task, gone}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
+                    {self.call.task, disconnected}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not ready:
                     await self.ping(send)
-            if gone.done():
-                await self.capture.detach(self.pending)
+            if disconnected.done():
+                await self.capture.detach(self.call)
                 return
             await self.end(send)
         finally:
-            gone.cancel()
+            disconnected.cancel()
 
     async def end(self, send: Send) -> None:
-        error = asyncio.CancelledError() if self.pending.task.cancelled() else self.pending.task.exception()
+        error = asyncio.CancelledError() if self.call.task.cancelled() else self.call.task.exception()
         if error is not None:
             await self.fail(send, *classify(error))
-            await self.capture.detach(self.pending)
+            await self.capture.detach(self.call)
             return
-        answer = self.pending.task.result()
+        answer = self.call.task.result()
         await self.finish(send, answer)
-        await self.capture.delivered(answer)
+        await self.capture.deliver(answer)
 
     async def begin(self, send: Send) -> None:
         raise NotImplementedError
@@ -105,7 +118,7 @@ class StreamReply(_CallReply):
 
     async def begin(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-        await _write(send, self.stream.opening(self.pending.prompt_tokens), more=True)
+        await _write(send, self.stream.opening(self.call.prompt_tokens), more=True)
 
     async def ping(self, send: Send) -> None:
         await _write(send, self.stream.ping(), more=True)
@@ -118,7 +131,7 @@ class StreamReply(_CallReply):
 
 
 class JsonReply(_CallReply):
-    """One JSON body. The connection is simply held: a status cannot be taken back once a first byte is out."""
+    """One JSON body. No ping is sent, because the status cannot be changed after a first byte."""
 
     async def begin(self, send: Send) -> None:
         return
@@ -127,15 +140,15 @@ class JsonReply(_CallReply):
         return
 
     async def finish(self, send: Send, answer: Answer) -> None:
-        await _whole(send, 200, self.dialect.reply(self.wishes, answer))
+        await _write_response(send, 200, self.dialect.reply(self.call.options, answer))
 
     async def fail(self, send: Send, failure: Failure, message: str) -> None:
         status, body = self.dialect.failure(failure, message)
-        await _whole(send, status, body)
+        await _write_response(send, status, body)
 
 
 class FailureReply(Response):
-    """A vendor's error; those worth another try carry `retry-after`."""
+    """An error in the vendor's form. One that the client should retry has `retry-after`."""
 
     def __init__(self, dialect: Dialect, failure: Failure, message: str) -> None:
         status, body = dialect.failure(failure, message)
@@ -144,14 +157,14 @@ class FailureReply(Response):
 
 
 class FailureStream(Response):
-    """A failure told in the stream that was asked for."""
+    """An error as an event of the stream that the client asked for."""
 
     def __init__(self, stream: SseWriter, failure: Failure, message: str) -> None:
         super().__init__(stream.opening(0) + stream.failed(failure, message))
         self.raw_headers += _STREAM_HEADERS
 
 
-async def _whole(send: Send, status: int, body: bytes) -> None:
+async def _write_response(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status in (503, 529):
         headers.append((b"retry-after", b"1"))
@@ -163,6 +176,6 @@ async def _write(send: Send, data: bytes, more: bool) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,4 @@
-"""What one adapter process is told.
-
-Why here: the factory, the server and the tests build the same app from it.
-Called by: `app.py` and `ratchet adapter`.
-"""
+"""The settings of one adapter process, from which the server and the tests build the same app."""
 
 from pathlib import Path
 from typing import Any
@@ -14,23 +10,26 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str
+    """SQLAlchemy URL of the store."""
     model_path: Path
-    """Tokenizer, chat template and stop ids of the served model; its weights are not read."""
+    """Directory of the served model. Its tokenizer, chat template and stop ids are read, not its weights."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 18001
+    """TCP port to listen on."""
     tool_parser: str | None = "qwen3_coder"
-    """vLLM's name of the tool-call parser; None leaves tool calls in the text."""
+    """vLLM's name of the tool-call parser. None leaves tool calls in the text."""
     reasoning_parser: str | None = None
-    """vLLM's name of the reasoning parser; None leaves thinking in the text."""
+    """vLLM's name of the reasoning parser. None leaves thinking in the text."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
     ping_seconds: float = 2.0
-    """A stream is never silent for longer."""
+    """Interval of pings in a stream while the model generates."""
     lease_seconds: float = 6.0
-    """How long the calls of a killed adapter stay its own."""
+    """Seconds after which another process may take over the calls of an adapter that was killed."""
     max_body_bytes: int = 32 << 20
-    """Larger requests get 413."""
+    """Larger requests are refused with 413."""
     max_sessions: int = 2000
-    """Turn trees kept in memory; others are read again from the store when needed."""
+    """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10
     """Connections to Postgres, and as many again under load."""

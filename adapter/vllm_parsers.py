@@ -1,8 +1,7 @@
-"""Sampled text → thinking, tool calls and plain text, by vLLM's own parsers, chosen by name.
+"""Split sampled text into thinking, tool calls and plain text with vLLM's own parsers, chosen by name.
 
-Why here: what a tool call looks like is the model's affair, and vLLM already knows all of them.
-Called by: `outputs.py`. Importing the parsers takes about 13 CPU seconds, so it happens once, in a thread, while the server
-already answers; only calls that need a parser wait for it.
+The format of a tool call depends on the model, and vLLM has a parser for each. Importing the parsers takes about 13 CPU
+seconds, so it is done once, in a thread, while the server already answers; only calls that need a parser wait for it.
 """
 
 import asyncio
@@ -11,31 +10,40 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from adapter.conversation import Tool
 from ratchet.errors import ConfigError
 
 _THREAD_FROM_CHARS = 20_000
-_TOOLS_KEPT = 256
+_MAX_TOOL_SETS = 256
 
 
 class _Parsers(Protocol):
     def split(self, text: str, tools: Sequence[Tool]) -> "ParsedText": ...
 
 
+class ParsedCall(NamedTuple):
+    """`arguments`: JSON text, not validated."""
+
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """`body` is what follows the thinking, `content` the part of it outside of the tool calls, `calls` (name, arguments as JSON)."""
+    """`body` follows the thinking; `content` is the part of it outside of the tool calls."""
 
     reasoning: str
     body: str
     content: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[ParsedCall, ...] = ()
 
 
 class VllmParsers:
-    """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that part off."""
+    """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that
+    parser off.
+    """
 
     def __init__(
         self,
@@ -44,26 +52,31 @@ class VllmParsers:
         reasoning_parser: str | None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
-        self._model_path, self._template_kwargs = model_path, template_kwargs or {}
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
+        self._model_path = model_path
+        self._template_kwargs = template_kwargs or {}
         self._lock = threading.Lock()
         self._parsers: _Parsers | None = None
 
     def load(self) -> None:
-        """Imports the parsers. Blocks; safe to call from several threads. Raises ConfigError where vLLM does not know a name."""
+        """Import the parsers.
+
+        Blocks; safe to call from several threads. Raises ConfigError if vLLM has no parser of that name.
+        """
         with self._lock:
             if self._parsers is None:
-                self._parsers = _VllmParsers(
+                self._parsers = _ImportedParsers(
                     self._model_path, self.tool_parser, self.reasoning_parser, self._template_kwargs
                 )
 
     @property
     def ready(self) -> bool:
-        """Whether no call has to wait for an import any more."""
+        """Whether no call has to wait for the import any more."""
         return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
 
     async def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
-        """Without `tools` no tool call is looked for."""
+        """Tool calls are parsed only if there are `tools`."""
         if (self.tool_parser is None or not tools) and self.reasoning_parser is None:
             return ParsedText("", text)
         if self._parsers is None:
@@ -74,7 +87,16 @@ class VllmParsers:
         return await asyncio.to_thread(self._parsers.split, text, tools)
 
 
-class _VllmParsers:
+@dataclass(frozen=True, slots=True)
+class _VllmTools:
+    """A preamble's tools, vLLM's form of them, and a request of vLLM's with them."""
+
+    tools: Sequence[Tool]
+    params: list[Any]
+    request: Any
+
+
+class _ImportedParsers:
     def __init__(
         self, model_path: Path, tool_parser: str | None, reasoning_parser: str | None, template_kwargs: dict[str, Any]
     ) -> None:
@@ -93,43 +115,43 @@ class _VllmParsers:
                 f"vLLM has no such output parser: {error}; its names are those of --tool-call-parser"
             ) from error
         self._tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model_path / "tokenizer.json"))
-        # Every parser asks for the whole vocabulary, and a fresh copy of it takes tens of milliseconds.
+        # Each parser asks for the whole vocabulary, and copying it takes tens of milliseconds.
         vocabulary = self._tokenizer.get_vocab()
         self._tokenizer.get_vocab = lambda: vocabulary
-        self._known: OrderedDict[int, tuple[Sequence[Tool], list[Any], Any]] = OrderedDict()
+        self._known_tools: OrderedDict[int, _VllmTools] = OrderedDict()
         self._template_kwargs = template_kwargs
-        self._request_class, self._tool_param = ChatCompletionRequest, ChatCompletionToolsParam
+        self._request_class = ChatCompletionRequest
+        self._tool_param_class = ChatCompletionToolsParam
 
     def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
-        """Without `tools` no tool call is looked for."""
-        params, request = self._request(tools)
-        reasoning, body = "", text
+        known = self._vllm_tools(tools)
+        reasoning = ""
+        body = text
         if self._reasoning_class is not None:
             parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
-            thought, rest = parser.extract_reasoning(text, request)
-            reasoning, body = (thought or "").strip("\n"), (rest or "").lstrip("\n")
-        if self._tool_class is None or not params:
+            thought, rest = parser.extract_reasoning(text, known.request)
+            reasoning = (thought or "").strip("\n")
+            body = (rest or "").lstrip("\n")
+        if self._tool_class is None or not known.params:
             return ParsedText(reasoning, body)
-        tool_parser = self._tool_class(self._tokenizer, params)
+        tool_parser = self._tool_class(self._tokenizer, known.params)
         if self._reasoning_class is None and hasattr(tool_parser, "skip_reasoning_parsing"):
-            tool_parser.skip_reasoning_parsing = True  # without a reasoning parser its marks are plain content
-        found = tool_parser.extract_tool_calls(body, request)
-        calls = (
-            tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
-            if found.tools_called
-            else ()
-        )
-        return ParsedText(reasoning, body, found.content or "", calls)
+            tool_parser.skip_reasoning_parsing = True  # without a reasoning parser, marks of thinking are plain content
+        found = tool_parser.extract_tool_calls(body, known.request)
+        calls = found.tool_calls if found.tools_called else ()
+        parsed = tuple(ParsedCall(call.function.name, call.function.arguments) for call in calls)
+        return ParsedText(reasoning, body, found.content or "", parsed)
 
-    def _request(self, tools: Sequence[Tool]) -> tuple[list[Any], Any]:
-        """vLLM's form of the tools and of a request with them. A head's tools are one object for as long as the head is known."""
-        found = self._known.get(id(tools))
-        if found is None or found[0] is not tools:
-            params = [self._tool_param.model_validate(tool) for tool in tools]
+    def _vllm_tools(self, tools: Sequence[Tool]) -> _VllmTools:
+        """Cached by identity: a preamble's tools are one object while the preamble is cached."""
+        known = self._known_tools.get(id(tools))
+        if known is None or known.tools is not tools:
+            params = [self._tool_param_class.model_validate(tool) for tool in tools]
             request = self._request_class(
                 messages=[{"role": "user", "content": ""}], model="policy", tools=params or None
             )
-            found = self._known[id(tools)] = (tools, params, request)
-            while len(self._known) > _TOOLS_KEPT:
-                self._known.popitem(last=False)
-        return found[1], found[2]
+            known = _VllmTools(tools, params, request)
+            self._known_tools[id(tools)] = known
+            while len(self._known_tools) > _MAX_TOOL_SETS:
+                self._known_tools.popitem(last=False)
+        return known

@@ -1,12 +1,11 @@
-"""What a wire protocol has to provide, and the one table of failures that each of them words in its vendor's way.
+"""The interface of a wire protocol (`Dialect`), and the failures that each protocol expresses in its vendor's form.
 
-Why here: the app, the capture and the token code know no protocol; a new one is a new file beside this.
-Called by: `messages.py`, `chat.py` and `responses.py` (implement it), `app.py`, `reading.py` and `replies.py` (use it).
+The rest of the adapter knows no protocol; a new one is a new file in this folder.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import orjson
@@ -14,13 +13,13 @@ import orjson
 from adapter.conversation import Answer, Message, RequestOptions, Tool
 
 Fields = dict[str, msgspec.Raw]
-"""A request's top level: each field's bytes as they came."""
+"""The top-level fields of a request's body, each as its bytes."""
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Failure(StrEnum):
-    """Why a request got no answer. The vendors' SDKs and agents retry `unavailable` and `internal`, and nothing else."""
+    """Why a request got no answer. The vendors' SDKs and agents retry only `unavailable` and `internal`."""
 
     INVALID = "invalid"
     PROMPT_TOO_LONG = "prompt_too_long"
@@ -33,11 +32,21 @@ class Failure(StrEnum):
 
 
 class InvalidRequestError(ValueError):
-    """The request cannot be served; the message says which part of it and why."""
+    """The request cannot be served; the message names the part of it and the reason."""
+
+
+class PreambleContent(NamedTuple):
+    system: str
+    tools: list[Tool]
+
+
+class HttpFailure(NamedTuple):
+    status: int
+    body: bytes
 
 
 class SseWriter(Protocol):
-    """One answer as server-sent events: `opening`, `ping` while the model thinks, then `closing` or `failed`."""
+    """One answer as server-sent events: `opening`, `ping` while the model generates, then `closing` or `failed`."""
 
     def opening(self, prompt_tokens: int) -> bytes: ...
 
@@ -49,14 +58,17 @@ class SseWriter(Protocol):
 
 
 class Dialect(Protocol):
-    """Bytes in, bytes out. `history` names the field with the messages, `head_fields` those that stand before all of them.
+    """A wire protocol.
 
-    `too_long_in_stream`: where a stream was asked for, its clients look for this one failure in the stream, not in the status.
+    `history`: the name of the field with the messages. `preamble_fields`: the names of those for the preamble.
+
+    `too_long_in_stream`: if a stream was asked for, clients expect the failure "prompt too long" as an event and not as
+    a status.
     """
 
     name: str
     history: str
-    head_fields: tuple[str, ...]
+    preamble_fields: tuple[str, ...]
     too_long_in_stream: bool
 
     def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
@@ -64,50 +76,51 @@ class Dialect(Protocol):
         ...
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        """Whether it is (part of) an assistant's message."""
+        """Whether it is an assistant's message or part of one."""
         ...
 
-    def head(self, fields: Fields) -> tuple[str, list[Tool]]:
-        """System text and tools. Raises InvalidRequestError."""
-        ...
-
-    def messages(self, items: Sequence[Any], first: int) -> list[Message]:
-        """A run of items of one side, the first of which is number `first` of the history. Never empty. Raises InvalidRequestError."""
-        ...
-
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def preamble(self, fields: Fields) -> PreambleContent:
         """Raises InvalidRequestError."""
         ...
 
-    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
-        """The whole answer as one JSON body."""
+    def messages(self, items: Sequence[Any], first: int) -> list[Message]:
+        """Parse items of one side; items[0] is number `first` of the history.
+
+        Never empty. Raises InvalidRequestError.
+        """
         ...
 
-    def stream(self, wishes: RequestOptions) -> SseWriter: ...
-
-    def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
-        """HTTP status and body."""
+    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+        """Raises InvalidRequestError."""
         ...
 
+    def reply(self, options: RequestOptions, answer: Answer) -> bytes:
+        """The answer as one JSON body."""
+        ...
 
-class _Side(msgspec.Struct):
+    def stream(self, options: RequestOptions) -> SseWriter: ...
+
+    def failure(self, failure: Failure, message: str) -> HttpFailure: ...
+
+
+class ItemRole(msgspec.Struct):
     role: Any = None
     type: Any = None
 
 
-_SIDE = msgspec.json.Decoder(_Side)
+_ITEM_ROLE = msgspec.json.Decoder(ItemRole)
 
 
-def role_of(item: msgspec.Raw) -> _Side:
-    """Role and type of an item, without reading the rest of it. Raises InvalidRequestError where it is no object."""
+def role_of(item: msgspec.Raw) -> ItemRole:
+    """Role and type of an item, without parsing the rest of it. Raises InvalidRequestError if it is not an object."""
     try:
-        return _SIDE.decode(item)
+        return _ITEM_ROLE.decode(item)
     except msgspec.ValidationError:
         raise InvalidRequestError("messages must be objects") from None
 
 
 def items_of(name: str, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-    """Raises InvalidRequestError where there is none."""
+    """The messages one by one. Raises InvalidRequestError if there is none."""
     items = [] if history is None else _ITEMS.decode(history)
     if not items:
         raise InvalidRequestError(f"{name}: at least one message expected")
@@ -116,12 +129,12 @@ def items_of(name: str, history: msgspec.Raw | None) -> list[msgspec.Raw]:
 
 def event(data: object, name: str = "") -> bytes:
     """One server-sent event."""
-    head = b"event: " + name.encode() + b"\n" if name else b""
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    prefix = b"event: " + name.encode() + b"\n" if name else b""
+    return prefix + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def field_at(fields: Fields, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """A top-level field, parsed, if it has the right type; `default` where it is missing or null. Raises InvalidRequestError."""
+    """A top-level field, parsed; `default` if it is missing or null. Raises InvalidRequestError for another type."""
     raw = fields.get(name)
     if raw is None:
         return default
@@ -133,7 +146,7 @@ def field_at(fields: Fields, name: str, kind: type | tuple[type, ...], default: 
 
 
 def field_of(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """`body[name]` if it has the right type, `default` where it is missing or null. Raises InvalidRequestError."""
+    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type."""
     return _checked(body.get(name), name, kind, default)
 
 
@@ -158,21 +171,24 @@ def object_at(value: Any, where: str) -> dict[str, Any]:
 
 
 def arguments_of(text: Any, where: str) -> dict[str, Any]:
-    """A tool call's arguments, which OpenAI's protocols carry as JSON in a string. What is no object there was never sent by us."""
+    """A tool call's arguments, which OpenAI's protocols send as JSON in a string.
+
+    Raises InvalidRequestError for anything but an object: the adapter never sent such arguments.
+    """
     try:
         parsed = orjson.loads(text or "{}") if isinstance(text, str) else text
     except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"{where}: no JSON: {error}") from error
+        raise InvalidRequestError(f"{where}: not JSON: {error}") from error
     return object_at({} if parsed is None else parsed, where)
 
 
 def positive(value: int | None, name: str) -> int | None:
-    """A limit of tokens. Raises InvalidRequestError below 1."""
+    """Return a limit of tokens. Raises InvalidRequestError below 1."""
     if value is not None and value < 1:
         raise InvalidRequestError(f"{name}: must be at least 1, got {value}")
     return value
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:
-    """Both vendors' SDKs count their tries in this header."""
+    """Whether the SDK marks the request as a retry: both vendors' SDKs count their attempts in this header."""
     return headers.get("x-stainless-retry-count", "0") not in ("", "0")

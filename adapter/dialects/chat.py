@@ -1,13 +1,10 @@
-"""OpenAI Chat Completions.
+"""OpenAI Chat Completions, the protocol of `bash_agent` and most open agents.
 
-Why here: `bash_agent` and most open agents speak it.
-Called by: `app.py` for POST /v1/chat/completions.
-
-Thinking goes out, and is taken back, as `reasoning_content`, the field that open servers agreed on.
+Thinking is sent and accepted as `reasoning_content`, as by other open servers.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -17,7 +14,9 @@ from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
+    HttpFailure,
     InvalidRequestError,
+    PreambleContent,
     arguments_of,
     event,
     field_at,
@@ -30,21 +29,29 @@ from adapter.dialects.base import (
 )
 from ratchet.types import TurnKind
 
-STATUS: dict[Failure, tuple[int, str, str | None]] = {
-    Failure.INVALID: (400, "invalid_request_error", None),
-    Failure.PROMPT_TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
-    Failure.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
-    Failure.UNAUTHORISED: (401, "invalid_request_error", "invalid_api_key"),
-    Failure.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
-    Failure.TURN_LIMIT: (403, "invalid_request_error", "turn_limit_reached"),
-    Failure.UNAVAILABLE: (503, "server_error", "unavailable"),
-    Failure.INTERNAL: (500, "server_error", None),
+
+class OpenAIError(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+OPENAI_ERRORS: dict[Failure, OpenAIError] = {
+    Failure.INVALID: OpenAIError(400, "invalid_request_error", None),
+    Failure.PROMPT_TOO_LONG: OpenAIError(400, "invalid_request_error", "context_length_exceeded"),
+    Failure.TOO_LARGE: OpenAIError(413, "invalid_request_error", "request_too_large"),
+    Failure.UNAUTHORISED: OpenAIError(401, "invalid_request_error", "invalid_api_key"),
+    Failure.UNKNOWN_MODEL: OpenAIError(404, "invalid_request_error", "model_not_found"),
+    Failure.TURN_LIMIT: OpenAIError(403, "invalid_request_error", "turn_limit_reached"),
+    Failure.UNAVAILABLE: OpenAIError(503, "server_error", "unavailable"),
+    Failure.INTERNAL: OpenAIError(500, "server_error", None),
 }
 
 
 class ChatDialect:
-    name, history = "chat", "messages"
-    head_fields: tuple[str, ...] = ("tools",)
+    name = "chat"
+    history = "messages"
+    preamble_fields: tuple[str, ...] = ("tools",)
     too_long_in_stream = False
 
     # ------------------------------------------------------------ requests
@@ -55,9 +62,9 @@ class ChatDialect:
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
 
-    def head(self, fields: Fields) -> tuple[str, list[Tool]]:
+    def preamble(self, fields: Fields) -> PreambleContent:
         tools = enumerate(field_at(fields, "tools", list, []))
-        return "", [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in tools]
+        return PreambleContent("", [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in tools])
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -65,7 +72,7 @@ class ChatDialect:
             for at, value in enumerate(items, start=first)
         ]
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         if field_at(fields, "n", int, 1) != 1:
             raise InvalidRequestError("n: only 1 is served")
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
@@ -92,27 +99,28 @@ class ChatDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
+    def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         choice = {
             "index": 0,
             "message": _wire_message(answer.message),
             "logprobs": None,
             "finish_reason": _finish(answer),
         }
-        frame = _frame(wishes, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
+        frame = _frame(options, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
         return orjson.dumps(frame | {"choices": [choice], "usage": _usage(answer)})
 
-    def stream(self, wishes: RequestOptions) -> "ChatStream":
-        return ChatStream(self, wishes)
+    def stream(self, options: RequestOptions) -> "ChatStream":
+        return ChatStream(self, options)
 
-    def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
-        status, kind, code = STATUS[failure]
-        return status, orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    def failure(self, failure: Failure, message: str) -> HttpFailure:
+        return openai_failure(failure, message)
 
 
 class ChatStream:
-    def __init__(self, dialect: ChatDialect, wishes: RequestOptions) -> None:
-        self._dialect, self._wishes, self._id = dialect, wishes, f"chatcmpl-{uuid4().hex[:24]}"
+    def __init__(self, dialect: ChatDialect, options: RequestOptions) -> None:
+        self._dialect = dialect
+        self._options = options
+        self._id = f"chatcmpl-{uuid4().hex[:24]}"
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self.ping()
@@ -121,7 +129,7 @@ class ChatStream:
         return b": ping\n\n"
 
     def closing(self, answer: Answer) -> bytes:
-        frame = _frame(self._wishes, self._id, answer.created, "chat.completion.chunk")
+        frame = _frame(self._options, self._id, answer.created, "chat.completion.chunk")
         wire = _wire_message(answer.message)
         for at, one in enumerate(wire.get("tool_calls", [])):
             one["index"] = at
@@ -132,7 +140,7 @@ class ChatStream:
             event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
             for delta, finish in deltas
         ]
-        if self._wishes.include_usage:
+        if self._options.include_usage:
             chunks.append(event(frame | {"choices": [], "usage": _usage(answer)}))
         return b"".join(chunks) + b"data: [DONE]\n\n"
 
@@ -183,7 +191,7 @@ def _tool(value: dict[str, Any], where: str) -> Tool:
 
 
 def function_tool(function: dict[str, Any], where: str) -> Tool:
-    """A tool as templates take it. Raises InvalidRequestError."""
+    """A tool in the form that templates take. Raises InvalidRequestError."""
     if not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"{where}.name: a string expected")
     if function.get("parameters") is not None:
@@ -192,8 +200,14 @@ def function_tool(function: dict[str, Any], where: str) -> Tool:
     return {"type": "function", "function": kept}
 
 
+def openai_failure(failure: Failure, message: str) -> HttpFailure:
+    error = OPENAI_ERRORS[failure]
+    value = {"message": message, "type": error.type, "param": None, "code": error.code}
+    return HttpFailure(error.status, orjson.dumps({"error": value}))
+
+
 def choice_of(choice: str | dict[str, Any]) -> str:
-    """auto, none, required, or the tool's name."""
+    """`tool_choice` as auto, none, required, or a tool's name."""
     if isinstance(choice, str):
         return choice
     named = choice.get("function") if isinstance(choice.get("function"), dict) else choice
@@ -229,8 +243,8 @@ def _wire_message(message: Message) -> dict[str, Any]:
     return wire
 
 
-def _frame(wishes: RequestOptions, completion_id: str, created: int, kind: str) -> dict[str, Any]:
-    return {"id": completion_id, "object": kind, "created": created, "model": wishes.model}
+def _frame(options: RequestOptions, completion_id: str, created: int, kind: str) -> dict[str, Any]:
+    return {"id": completion_id, "object": kind, "created": created, "model": options.model}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

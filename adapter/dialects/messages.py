@@ -1,15 +1,12 @@
-"""Anthropic Messages.
+"""Anthropic Messages, the protocol of Claude Code.
 
-Why here: Claude Code speaks it.
-Called by: `app.py` for POST /v1/messages and /v1/messages/count_tokens.
-
-Fields that steer sampling or caching (`thinking`, `cache_control`, `context_management`, `metadata`, …) are accepted and have no
-effect: sampling is the run's affair.
+Fields for sampling or caching (`thinking`, `cache_control`, `context_management`, `metadata`, …) are accepted and
+ignored: sampling is set by the run.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -19,7 +16,9 @@ from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
+    HttpFailure,
     InvalidRequestError,
+    PreambleContent,
     event,
     field_at,
     field_of,
@@ -47,8 +46,9 @@ _PING = event({"type": "ping"}, "ping")
 
 
 class MessagesDialect:
-    name, history = "messages", "messages"
-    head_fields: tuple[str, ...] = ("system", "tools")
+    name = "messages"
+    history = "messages"
+    preamble_fields: tuple[str, ...] = ("system", "tools")
     too_long_in_stream = False
 
     # ------------------------------------------------------------ requests
@@ -59,9 +59,9 @@ class MessagesDialect:
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
 
-    def head(self, fields: Fields) -> tuple[str, list[Tool]]:
+    def preamble(self, fields: Fields) -> PreambleContent:
         system = _text(field_at(fields, "system", (str, list), ""), "system")
-        return _BILLING_LINE.sub("", system), _tools(field_at(fields, "tools", list, []))
+        return PreambleContent(_BILLING_LINE.sub("", system), _tools(field_at(fields, "tools", list, [])))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         parsed: list[Message] = []
@@ -69,7 +69,7 @@ class MessagesDialect:
             parsed += _messages(object_at(value, f"messages.{at}"), f"messages.{at}")
         return parsed
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         kind = choice.get("type", "auto")
         stops = field_at(fields, "stop_sequences", list, [])
@@ -89,25 +89,26 @@ class MessagesDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
+    def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
-        head = _head(wishes, f"msg_{answer.turn_id}")
-        return orjson.dumps(head | {"content": _blocks(answer.message), "usage": usage} | _end(answer))
+        start = _message_start(options, f"msg_{answer.turn_id}")
+        return orjson.dumps(start | {"content": _blocks(answer.message), "usage": usage} | _end(answer))
 
-    def stream(self, wishes: RequestOptions) -> "MessagesStream":
-        return MessagesStream(self, wishes)
+    def stream(self, options: RequestOptions) -> "MessagesStream":
+        return MessagesStream(self, options)
 
-    def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
+    def failure(self, failure: Failure, message: str) -> HttpFailure:
         status, kind = _STATUS[failure]
-        return status, orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+        return HttpFailure(status, orjson.dumps({"type": "error", "error": {"type": kind, "message": message}}))
 
 
 class MessagesStream:
-    def __init__(self, dialect: MessagesDialect, wishes: RequestOptions) -> None:
-        self._dialect, self._wishes = dialect, wishes
+    def __init__(self, dialect: MessagesDialect, options: RequestOptions) -> None:
+        self._dialect = dialect
+        self._options = options
 
     def opening(self, prompt_tokens: int) -> bytes:
-        start = _head(self._wishes, f"msg_{uuid4().hex[:24]}") | {
+        start = _message_start(self._options, f"msg_{uuid4().hex[:24]}") | {
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -123,9 +124,9 @@ class MessagesStream:
     def closing(self, answer: Answer) -> bytes:
         events: list[dict[str, Any]] = []
         for at, block in enumerate(_blocks(answer.message)):
-            empty, deltas = _stream_block(block)
-            events.append({"type": "content_block_start", "index": at, "content_block": empty})
-            events += [{"type": "content_block_delta", "index": at, "delta": delta} for delta in deltas]
+            streamed = _stream_block(block)
+            events.append({"type": "content_block_start", "index": at, "content_block": streamed.empty})
+            events += [{"type": "content_block_delta", "index": at, "delta": delta} for delta in streamed.deltas]
             events.append({"type": "content_block_stop", "index": at})
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
         events.append({"type": "message_delta", "delta": _end(answer), "usage": usage})
@@ -140,7 +141,7 @@ class MessagesStream:
 
 
 def _messages(value: dict[str, Any], where: str) -> list[Message]:
-    """One message of theirs is several of ours where it holds tool results."""
+    """A message with tool results becomes several: one for each result, one for the user's text."""
     role, content = value.get("role"), field_of(value, "content", (str, list), "")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
@@ -224,22 +225,28 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stream_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the block as it starts, its deltas)."""
+class _StreamedBlock(NamedTuple):
+    """A content block as it is at its start, and the deltas that complete it."""
+
+    empty: dict[str, Any]
+    deltas: list[dict[str, Any]]
+
+
+def _stream_block(block: dict[str, Any]) -> _StreamedBlock:
     if block["type"] == "thinking":
         deltas = [
             {"type": "thinking_delta", "thinking": block["thinking"]},
             {"type": "signature_delta", "signature": block["signature"]},
         ]
-        return {"type": "thinking", "thinking": "", "signature": ""}, deltas
+        return _StreamedBlock({"type": "thinking", "thinking": "", "signature": ""}, deltas)
     if block["type"] == "text":
-        return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+        return _StreamedBlock({"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}])
     arguments = orjson.dumps(block["input"]).decode()
-    return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+    return _StreamedBlock(block | {"input": {}}, [{"type": "input_json_delta", "partial_json": arguments}])
 
 
-def _head(wishes: RequestOptions, message_id: str) -> dict[str, Any]:
-    return {"id": message_id, "type": "message", "role": "assistant", "model": wishes.model}
+def _message_start(options: RequestOptions, message_id: str) -> dict[str, Any]:
+    return {"id": message_id, "type": "message", "role": "assistant", "model": options.model}
 
 
 def _end(answer: Answer) -> dict[str, Any]:
@@ -247,7 +254,7 @@ def _end(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, int]:
-    """The vendor counts a prompt's tokens once: those read from the cache are no input tokens."""
+    """The vendor counts each prompt token once: those read from the cache are not input tokens."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "output_tokens": output_tokens,

@@ -1,10 +1,7 @@
-"""OpenAI Responses, stateless: the client sends the whole history, reasoning included.
+"""OpenAI Responses, the protocol of Codex. Stateless: the client sends the whole history, reasoning included.
 
-Why here: Codex speaks it.
-Called by: `app.py` for POST /v1/responses.
-
-Thinking goes out as a reasoning item, readable and once more as `encrypted_content`, which is what clients send back. Custom tools,
-which take plain text, are shown to the model as functions with one parameter `input`.
+Thinking is sent as a reasoning item, as text and once more as `encrypted_content`, which is what clients send back.
+Custom tools, which take plain text, are shown to the model as functions with one parameter `input`.
 """
 
 import base64
@@ -19,7 +16,9 @@ from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
+    HttpFailure,
     InvalidRequestError,
+    PreambleContent,
     SseWriter,
     arguments_of,
     field_at,
@@ -30,7 +29,7 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
-from adapter.dialects.chat import STATUS, choice_of, function_tool
+from adapter.dialects.chat import choice_of, function_tool, openai_failure
 from adapter.dialects.responses_stream import ResponsesStream, response_of
 from ratchet.types import TurnKind
 
@@ -41,35 +40,36 @@ _TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"t
 
 
 class ResponsesDialect:
-    name, history = "responses", "input"
-    head_fields: tuple[str, ...] = ("instructions", "tools")
+    name = "responses"
+    history = "input"
+    preamble_fields: tuple[str, ...] = ("instructions", "tools")
     too_long_in_stream = True
 
     # ------------------------------------------------------------ requests
 
     def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-        """A bare string is one message of the user's."""
+        """A string instead of a list is one message of the user's."""
         if history is not None and bytes(memoryview(history)[:1]) == b'"':
             text = msgspec.json.decode(history, type=str)
             return [msgspec.Raw(orjson.dumps({"type": "message", "role": "user", "content": text}))]
         return items_of(self.history, history)
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        side = role_of(item)
-        return side.role == "assistant" or (isinstance(side.type, str) and side.type in _ANSWER_TYPES)
+        found = role_of(item)
+        return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
-    def head(self, fields: Fields) -> tuple[str, list[Tool]]:
+    def preamble(self, fields: Fields) -> PreambleContent:
         tools: list[Tool] = []
         for at, value in enumerate(field_at(fields, "tools", list, [])):
             tools += _tool(object_at(value, f"tools[{at}]"), f"tools[{at}]")
-        return field_at(fields, "instructions", str, ""), tools
+        return PreambleContent(field_at(fields, "instructions", str, ""), tools)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
             _message(object_at(value, f"input[{at}]"), f"input[{at}]") for at, value in enumerate(items, start=first)
         ]
 
-    def wishes(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         if field_at(fields, "previous_response_id", str) or field_at(fields, "background", bool, False):
             raise InvalidRequestError(
                 "this service keeps no responses: send the whole history as `input`, without previous_response_id"
@@ -93,15 +93,14 @@ class ResponsesDialect:
 
     # ------------------------------------------------------------ answers
 
-    def reply(self, wishes: RequestOptions, answer: Answer) -> bytes:
-        return orjson.dumps(response_of(wishes, f"resp_{answer.turn_id}", answer))
+    def reply(self, options: RequestOptions, answer: Answer) -> bytes:
+        return orjson.dumps(response_of(options, f"resp_{answer.turn_id}", answer))
 
-    def stream(self, wishes: RequestOptions) -> SseWriter:
-        return ResponsesStream(wishes)
+    def stream(self, options: RequestOptions) -> SseWriter:
+        return ResponsesStream(options)
 
-    def failure(self, failure: Failure, message: str) -> tuple[int, bytes]:
-        status, kind, code = STATUS[failure]
-        return status, orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    def failure(self, failure: Failure, message: str) -> HttpFailure:
+        return openai_failure(failure, message)
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
@@ -140,7 +139,7 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
         try:
             return base64.b64decode(sealed, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"{where}.encrypted_content: this was not made here") from error
+            raise InvalidRequestError(f"{where}.encrypted_content: this service did not make it") from error
     parts = field_of(item, "content", list, []) or field_of(item, "summary", list, [])
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
@@ -158,7 +157,7 @@ def _text(content: str | list[Any], where: str) -> str:
 
 
 def _tool(tool: dict[str, Any], where: str) -> list[Tool]:
-    """None for tools that the vendor's own servers run, such as web search."""
+    """Empty for tools that the vendor's own servers run, such as web search."""
     if tool.get("type") == "custom":
         return [
             function_tool(

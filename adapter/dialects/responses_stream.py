@@ -1,8 +1,4 @@
-"""An answer as OpenAI's response object and as the events that build it up.
-
-Why here: the event grammar of this protocol is larger than everything else of it.
-Called by: `responses.py`.
-"""
+"""An answer as OpenAI's response object, and as the events of a stream that build it up."""
 
 import base64
 from typing import Any
@@ -17,9 +13,9 @@ _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVAL
 
 
 def response_of(
-    wishes: RequestOptions, response_id: str, answer: Answer | None, error: dict[str, str] | None = None
+    options: RequestOptions, response_id: str, answer: Answer | None, error: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """The response object; without `answer` as it is while the model thinks."""
+    """The response object; without `answer`, as it is while the model generates."""
     cut = answer is not None and answer.finish == "length"
     status = "failed" if error else "in_progress" if answer is None else "incomplete" if cut else "completed"
     return {
@@ -30,16 +26,16 @@ def response_of(
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None,
-        "max_output_tokens": wishes.max_tokens,
+        "max_output_tokens": options.max_tokens,
         "metadata": {},
-        "model": wishes.model,
-        "output": [] if answer is None else output_of(wishes, answer),
-        "parallel_tool_calls": wishes.parallel_calls,
+        "model": options.model,
+        "output": [] if answer is None else output_of(options, answer),
+        "parallel_tool_calls": options.parallel_calls,
         "previous_response_id": None,
         "store": False,
         "temperature": None,
         "text": {"format": {"type": "text"}},
-        "tool_choice": wishes.tool_choice if wishes.tool_choice in ("auto", "none", "required") else "auto",
+        "tool_choice": options.tool_choice if options.tool_choice in ("auto", "none", "required") else "auto",
         "tools": [],
         "top_p": None,
         "truncation": "disabled",
@@ -47,9 +43,10 @@ def response_of(
     }
 
 
-def output_of(wishes: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
-    """Reasoning, text, calls, in this order; their ids follow from the turn's."""
-    message, turn = answer.message, answer.turn_id
+def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
+    """Reasoning, text and calls, in this order; their ids are derived from the turn's."""
+    message = answer.message
+    turn = answer.turn_id
     items: list[dict[str, Any]] = []
     if message.reasoning:
         sealed = base64.b64encode(message.reasoning.encode()).decode()
@@ -63,49 +60,52 @@ def output_of(wishes: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
             {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
         )
     for at, call in enumerate(message.tool_calls):
-        head = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if call.name in wishes.custom_tools:
+        common = {"call_id": call.id, "name": call.name, "status": "completed"}
+        if call.name in options.custom_tools:
             items.append(
                 {"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"}
-                | head
+                | common
                 | {"input": str(call.arguments.get("input", ""))}
             )
         else:
             arguments = orjson.dumps(call.arguments).decode()
-            items.append({"id": f"fc_{turn}_{at}", "type": "function_call"} | head | {"arguments": arguments})
+            items.append({"id": f"fc_{turn}_{at}", "type": "function_call"} | common | {"arguments": arguments})
     return items
 
 
 class ResponsesStream:
-    def __init__(self, wishes: RequestOptions) -> None:
-        self._wishes, self._id, self._number = wishes, f"resp_{uuid4().hex}", 0
+    def __init__(self, options: RequestOptions) -> None:
+        self._options = options
+        self._id = f"resp_{uuid4().hex}"
+        self._next_number = 0
 
     def opening(self, prompt_tokens: int) -> bytes:
-        return self._event("response.created", response=self._now(None)) + self.ping()
+        return self._event("response.created", response=self._response(None)) + self.ping()
 
     def ping(self) -> bytes:
-        """An event and no comment: some clients count only events as signs of life."""
-        return self._event("response.in_progress", response=self._now(None))
+        """An event and not a comment, because some clients time out without events."""
+        return self._event("response.in_progress", response=self._response(None))
 
     def closing(self, answer: Answer) -> bytes:
-        items = output_of(self._wishes, answer)
+        items = output_of(self._options, answer)
         events = [self._item(at, item) for at, item in enumerate(items)]
         end = "response.incomplete" if answer.finish == "length" else "response.completed"
-        return b"".join(events) + self._event(end, response=self._now(answer))
+        return b"".join(events) + self._event(end, response=self._response(answer))
 
     def failed(self, failure: Failure, message: str) -> bytes:
         error = {"code": _ERROR_CODE.get(failure, "server_error"), "message": message}
-        return self._event("response.failed", response=response_of(self._wishes, self._id, None, error))
+        return self._event("response.failed", response=response_of(self._options, self._id, None, error))
 
-    def _now(self, answer: Answer | None) -> dict[str, Any]:
-        return response_of(self._wishes, self._id, answer)
+    def _response(self, answer: Answer | None) -> dict[str, Any]:
+        return response_of(self._options, self._id, answer)
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        self._number += 1
-        return event({"type": kind, "sequence_number": self._number - 1} | values, kind)
+        number = self._next_number
+        self._next_number += 1
+        return event({"type": kind, "sequence_number": number} | values, kind)
 
     def _item(self, at: int, item: dict[str, Any]) -> bytes:
-        """One output item: it appears empty, grows, and is done."""
+        """The events of one output item: added empty, filled, done."""
         place = {"output_index": at, "item_id": item["id"]}
         empty = {**item, **_EMPTY[item["type"]]} | ({"status": "in_progress"} if "status" in item else {})
         parts = self._event("response.output_item.added", output_index=at, item=empty)

@@ -1,7 +1,6 @@
 """The model's chat template: messages → text, with every added token under an alias that no content can spell.
 
-Why here: the only place that knows Jinja and what templates of different models accept.
-Called by: `pieces.py` (parts of a history) and `rendering.py` (whole histories).
+This is the only file that knows Jinja, and what the templates of different models accept.
 """
 
 import re
@@ -18,16 +17,18 @@ from ratchet.errors import ConfigError
 
 
 class TemplateRefusedError(ValueError):
-    """The chat template cannot render this history; the message is the template's own."""
+    """The chat template cannot render this history; the message contains the template's error."""
 
 
 class ChatTemplate:
-    """`kwargs` are the run's template variables. Thinking is kept where the template has a switch for it (`preserve_thinking`).
-    `digest` is of the template's text and its variables.
+    """`kwargs` are the run's template variables; `preserve_thinking` is set if the template has it.
 
-    Two things that agents do and templates do not expect are put right here, for every dialect:
-    - A system message in the middle becomes a user's, where the template refuses or swallows it.
-    - Text beside a tool's result is put into that result, where a user's text would make the template drop earlier thinking.
+    `digest` identifies the template's text and its variables. `literals`: the string literals in the template.
+    `reads_clock`: its text changes with the time.
+
+    Templates do not expect two things that agents do; for every dialect, they are converted here:
+    - A system message after the first message becomes a user message if the template refuses it or leaves it out.
+    - A user's text beside a tool result is appended to that result if it would make the template drop earlier thinking.
     """
 
     def __init__(self, model_path: Path, alias: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
@@ -40,9 +41,10 @@ class ChatTemplate:
         self.literals = tuple(dict.fromkeys(re.findall(r"""['"]([^'"\n\\]{2,40})['"]""", _renamed(source, alias))))
         self._variables = _special_variables(model_path, alias)
         self._compiled = _compile(_renamed(source, alias))
-        self._late_system, self._folds = True, False
+        self._late_system = True
+        self._appends_to_results = False
         self._late_system = self._renders_late_system()
-        self._folds = self._drops_thinking_beside_tools()
+        self._appends_to_results = self._drops_thinking_beside_tools()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
         """Raises TemplateRefusedError."""
@@ -50,7 +52,7 @@ class ChatTemplate:
 
         try:
             return self._compiled(
-                messages=self._shaped(messages),
+                messages=self._converted(messages),
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -60,18 +62,19 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
             raise TemplateRefusedError(f"the model's chat template cannot render this conversation: {error}") from error
 
-    def _shaped(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        shaped: list[dict[str, Any]] = []
+    def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        converted: list[dict[str, Any]] = []
         for message in messages:
-            one, after_tool = message.for_template(), bool(shaped) and shaped[-1]["role"] == "tool"
-            late = message.role == "system" and bool(shaped) and not self._late_system
+            one = message.for_template()
+            after_tool = bool(converted) and converted[-1]["role"] == "tool"
+            late = message.role == "system" and bool(converted) and not self._late_system
             if late:
                 one["role"] = "user"
-            if self._folds and after_tool and (late or message.beside_tool):
-                shaped[-1]["content"] += "\n" + one["content"]
+            if self._appends_to_results and after_tool and (late or message.beside_tool):
+                converted[-1]["content"] += "\n" + one["content"]
             else:
-                shaped.append(one)
-        return shaped
+                converted.append(one)
+        return converted
 
     def _renders_late_system(self) -> bool:
         try:
@@ -110,7 +113,9 @@ def _renamed(text: str, alias: Mapping[str, str]) -> str:
 
 
 def _compile(template: str) -> Callable[..., str]:
-    """Hugging Face's own Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop controls)."""
+    """Compile in Hugging Face's Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop
+    controls).
+    """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     compiled = _compile_jinja_template(template)
@@ -118,7 +123,7 @@ def _compile(template: str) -> Callable[..., str]:
 
 
 def _special_variables(model_path: Path, alias: Mapping[str, str]) -> dict[str, str]:
-    """`bos_token` and the like, which templates may name instead of spelling them."""
+    """`bos_token` and the like, which templates may use as variables."""
     values = {}
     for name, value in read_json(model_path, "tokenizer_config.json", required=False).items():
         text = value.get("content") if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
-"""What the vendors refuse in a history, refused here in the same places.
+"""Refuse histories that the vendors refuse.
 
-Why here: agents are written against vendors that say so; a template would render nonsense from it without a word.
-Called by: `prompts.py`.
+Agents are written against vendors that answer these with an error; a chat template would silently render nonsense from
+them.
 """
 
 from collections.abc import Sequence
@@ -10,37 +10,37 @@ from adapter.conversation import MessageRun
 from adapter.dialects.base import InvalidRequestError
 
 
-def validate_history(units: Sequence[MessageRun], num_skipped: int) -> None:
-    """`units` follow `num_skipped` that were checked before. Raises InvalidRequestError."""
-    if not num_skipped and units[0].assistant:
+def validate_history(runs: Sequence[MessageRun], num_skipped: int) -> None:
+    """`runs` follow `num_skipped` runs that were checked with an earlier request. Raises InvalidRequestError."""
+    if not num_skipped and runs[0].assistant:
         raise InvalidRequestError("the first message must not be the assistant's")
-    if units[-1].assistant:
+    if runs[-1].assistant:
         raise InvalidRequestError(
             "this model does not continue an assistant's message: the last message must be a user's or a tool's"
         )
-    called: set[str] | None = set() if not num_skipped else None
-    for unit in units:
-        if unit.assistant:
-            called = _calls(unit)
+    call_ids: set[str] | None = set() if not num_skipped else None
+    for run in runs:
+        if run.assistant:
+            call_ids = _call_ids(run)
         else:
-            _check_results(unit, called)
+            _check_results(run, call_ids)
 
 
-def _calls(unit: MessageRun) -> set[str]:
-    ids = [call.id for call in unit.messages[0].tool_calls]
-    twice = next((one for one in ids if ids.count(one) > 1), None)
-    if twice is not None:
-        raise InvalidRequestError(f"tool call ids must be unique: {twice!r} is there twice")
+def _call_ids(run: MessageRun) -> set[str]:
+    ids = [call.id for call in run.messages[0].tool_calls]
+    repeated = next((one for one in ids if ids.count(one) > 1), None)
+    if repeated is not None:
+        raise InvalidRequestError(f"tool call ids must be unique: {repeated!r} is used twice")
     return set(ids)
 
 
-def _check_results(unit: MessageRun, called: set[str] | None) -> None:
-    """`called` None: the calls before were read with an earlier request."""
+def _check_results(run: MessageRun, call_ids: set[str] | None) -> None:
+    """`call_ids`: of the answer before the run; None if it was parsed with an earlier request."""
     answered: set[str] = set()
-    for message in unit.messages:
+    for message in run.messages:
         if message.role != "tool":
             continue
-        if called is not None and message.tool_call_id not in called:
+        if call_ids is not None and message.tool_call_id not in call_ids:
             raise InvalidRequestError(
                 f"the tool result {message.tool_call_id!r} has no corresponding tool call in the message before it"
             )

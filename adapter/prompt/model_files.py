@@ -1,7 +1,6 @@
-"""JSON files of a Hugging Face model directory.
+"""Read JSON files of a Hugging Face model directory.
 
-Why here: a missing file is the user's mistake, said in one way.
-Called by: `templates.py` and `tokens.py`.
+A missing or broken file is a mistake of the user and raises ConfigError.
 """
 
 import json
@@ -12,7 +11,7 @@ from ratchet.errors import ConfigError
 
 
 def read_json(model_path: Path, name: str, required: bool = True) -> Any:
-    """Raises ConfigError where the file is missing, unless not `required` (then {}), or is no JSON."""
+    """Raises ConfigError if the file is not JSON or is missing; a missing one that is not `required` gives {}."""
     try:
         return json.loads((model_path / name).read_text())
     except FileNotFoundError:
@@ -22,4 +21,4 @@ def read_json(model_path: Path, name: str, required: bool = True) -> Any:
             ) from None
         return {}
     except ValueError as error:
-        raise ConfigError(f"{model_path / name} is no JSON: {error}") from error
+        raise ConfigError(f"{model_path / name} is not JSON: {error}") from error

@@ -1,55 +1,55 @@
-"""What a call's prompt is: exact ids, their place in the session's turn tree, token limits.
+"""Build a call's prompt: exact ids, their place in the session's turn tree, the token limit of the answer.
 
-Why here: everything before the row is written; nothing of it changes the store.
-Called by: `capture.py`.
+This is everything that happens before the row is written; nothing here changes the store.
 
-    bytes ─▶ reading: what is new ─▶ which stored turn goes on? ─yes─▶ its stream + the new text's ids ─┐
-                                              └─ no ─▶ composed: each answer by itself ─────────────────┴▶ where it joins the tree
+    body ─▶ parse what is new ─▶ does the prompt begin with a stored stream?
+                                 ├─ yes ─▶ that stream + the ids of the new text ──────────┐
+                                 └─ no ──▶ compose it: template text and sampled answers ──┴─▶ attach to the tree
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import structlog
 
-from adapter.conversation import MessageRun, RequestOptions, answer_from_json
+from adapter.conversation import MessageRun, RequestOptions
 from adapter.dialects.base import Dialect
 from adapter.prompt.history_validation import validate_history
-from adapter.prompt.ids_json import IdsJson
-from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import ParsedRequest, RequestParser
+from adapter.prompt.request_parser import ParsedRequest
+from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.prompt.template_segments import NotSegmentableError
 from adapter.prompt.token_buffer import TokenStream
-from adapter.settings import AdapterSettings
 from adapter.turns.forks import cause_of, kind_of
 from adapter.turns.routing import EngineRouter
-from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
-from ratchet.store import sessions, turns
-from ratchet.store.arrays import Ids, ids_from_bytes, unpack_json
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
+from adapter.turns.tree import AttachPoint
+from ratchet.store.arrays import Ids
 from ratchet.types import ForkCause, TurnKind
 
 _LOG = structlog.get_logger("ratchet.adapter")
-_THREAD_FROM_CHARS = 8_000  # less text is rendered and tokenised in a few milliseconds, without the detour
+_THREAD_FROM_CHARS = (
+    8_000  # rendering and tokenising less text takes a few milliseconds, less than it gains from a thread
+)
 _THREAD_FROM_BYTES = 32_000  # less JSON is parsed in a millisecond
-_LOADED_AT_ONCE = 20
 
 
 class PromptTooLongError(Exception):
     """Less than `min_response_tokens` would be left for the answer. No row is written."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, wishes: RequestOptions) -> None:
+    def __init__(self, prompt_tokens: int, max_tokens: int, options: RequestOptions) -> None:
         super().__init__(f"prompt is too long: {prompt_tokens} tokens > {max_tokens} maximum")
-        self.prompt_tokens, self.max_tokens, self.wishes = prompt_tokens, max_tokens, wishes
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.options = options
 
 
 class TurnLimitError(Exception):
-    """The session has had all the turns that its limits allow. `activities/harnesses/cli_exits.py` knows it by its first words."""
+    """The session has had all the turns that its limits allow.
+
+    `activities/harnesses/cli_exits.py` recognises the message by its first words.
+    """
 
     def __init__(self, max_turns: int) -> None:
         super().__init__(f"turn limit: this session's limit of {max_turns} model calls is reached")
@@ -59,72 +59,55 @@ class UnknownModelError(Exception):
     """The request names a model that this session is not served."""
 
 
-@dataclass(slots=True)
-class LiveSession:
-    """What this process keeps of a session. Nothing of it matters: all is read again from the store after a restart."""
-
-    session: SessionRow
-    reader: RequestParser
-    tree: TurnTree = field(default_factory=TurnTree)
-    wire: IdsJson = field(default_factory=IdsJson)
-    loaded: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_calls: int = 0
-
-    @property
-    def spent(self) -> bool:
-        """Whether the session has had all the turns that its limits allow."""
-        limit = self.session.limits.get("max_turns")
-        return limit is not None and self.tree.num_turns >= limit
-
-
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The last stored turn that a request goes on from; its answer is units[at]. `stands`: the prompt is its stream and new text."""
+class _StoredPrefix:
+    """The last stored turn whose request and answer the history begins with; the answer is runs[run_index].
+
+    `reusable`: the prompt begins with that turn's stream, so that only the text after it has to be rendered.
+    """
 
     turn_id: int
-    at: int
-    stands: bool
+    run_index: int
+    reusable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A prompt's ids: `new` behind the stream of turn `base`, or all of them. `thinks`, `dropped`: see `rendering.Composed`."""
+class _TokenizedRequest:
+    """A request and its prompt's ids; the session has not changed yet.
 
-    new: Ids
+    `new_ids` follow the stream of turn `base`, or are the whole prompt if it is None. `thinks`, `dropped`: see
+    `renderer.ComposedPrompt`.
+    """
+
+    request: ParsedRequest
+    stored: _StoredPrefix | None
     base: int | None
+    new_ids: Ids
     num_tokens: int
     thinks: bool
     dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that was read and tokenised; nothing in the session has changed by it."""
-
-    reading: ParsedRequest
-    found: _Found | None
-    made: _Made
-
-
-@dataclass(slots=True)
 class PreparedCall:
     """A call with its exact prompt, its place in the tree and the engine that will most likely serve it.
 
-    `after`: the turn whose answer `new_units` follow, None where they are the whole history.
+    `new_runs` follow the answer of turn `after_turn_id`, or are the whole history if it is None. `new_keys`: of the
+    histories in the request that the tree does not know yet, and of the request itself. `max_tokens`: limit of the
+    answer.
     """
 
-    reading: ParsedRequest
+    request: ParsedRequest
     kind: TurnKind
     stream: TokenStream
-    join: AttachPoint
+    attach_point: AttachPoint
     fork_cause: ForkCause | None
     thinks: bool
-    after: int | None
-    new_units: Sequence[MessageRun]
-    new_keys: list[bytes]
+    after_turn_id: int | None
+    new_runs: Sequence[MessageRun]
+    new_keys: Sequence[bytes]
     max_tokens: int
-    engine_id: int | None = None
+    engine_id: int | None
 
     @property
     def ids(self) -> Ids:
@@ -132,187 +115,175 @@ class PreparedCall:
 
     @property
     def lane(self) -> str:
-        return self.reading.wishes.lane
+        return self.request.options.lane
 
     @property
     def suffix(self) -> Ids:
-        return self.ids[self.join.kept_tokens :]
+        """The ids that the parent's stream does not have."""
+        return self.ids[self.attach_point.kept_tokens :]
 
     @property
     def digest(self) -> bytes:
-        return blake2b(self.reading.keys[-1] + self.kind.encode(), digest_size=16).digest()
+        """Equal for requests with the same history and kind: by it, a repeated request is found."""
+        return blake2b(self.request.keys[-1] + self.kind.encode(), digest_size=16).digest()
 
 
 class PromptBuilder:
-    def __init__(self, settings: AdapterSettings, database: Database, renderer: Renderer, router: EngineRouter) -> None:
-        self._settings, self._database, self._renderer, self._router = settings, database, renderer, router
-        self._heads = PreambleCache()
-        self._live: OrderedDict[int, LiveSession] = OrderedDict()
-        if renderer.full_because is not None:
+    def __init__(self, renderer: Renderer, router: EngineRouter, sessions: SessionCache) -> None:
+        self._renderer = renderer
+        self._router = router
+        self._sessions = sessions
+        if renderer.full_render_reason is not None:
             _LOG.warning(
-                "every prompt is rendered and tokenised in full: the chat template is not made of parts",
-                why=renderer.full_because,
+                "every prompt is rendered and tokenised in full: the chat template cannot be rendered in segments",
+                why=renderer.full_render_reason,
             )
 
-    def live(self, session: SessionRow) -> LiveSession:
-        live = self._live.setdefault(session.id, LiveSession(session, RequestParser(self._heads)))
-        self._live.move_to_end(session.id)
-        while len(self._live) > self._settings.max_sessions:
-            idle = next((key for key, one in self._live.items() if not one.num_calls and key != session.id), None)
-            if idle is None:
-                break
-            del self._live[idle]
-        return live
-
-    # ------------------------------------------------------------ one request
-
     async def prepare(
-        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+        self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> PreparedCall:
         """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError."""
-        asked = await self._asked(live, body, dialect, headers)
-        wishes, limits, num_tokens = asked.reading.wishes, live.session.limits, asked.made.num_tokens
-        left, least = limits["max_context_tokens"] - num_tokens, limits.get("min_response_tokens", 1)
+        tokenized = await self._tokenize_request(session, body, dialect, headers)
+        options = tokenized.request.options
+        limits = session.row.limits
+        left = limits["max_context_tokens"] - tokenized.num_tokens
+        least = limits.get("min_response_tokens", 1)
         if left < least:
-            raise PromptTooLongError(num_tokens, limits["max_context_tokens"] - least, wishes)
-        prepared = self._placed(live, asked)
-        prepared.max_tokens = min(left, limits["max_response_tokens"], wishes.max_tokens or left)
-        likely = self._router.likely(live.session.id)
-        prepared.engine_id = likely.id if likely else None
-        return prepared
+            raise PromptTooLongError(tokenized.num_tokens, limits["max_context_tokens"] - least, options)
+        return self._place(session, tokenized, min(left, limits["max_response_tokens"], options.max_tokens or left))
 
-    async def count(self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
+    async def count(self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""
-        return (await self._asked(live, body, dialect, headers)).made.num_tokens
+        return (await self._tokenize_request(session, body, dialect, headers)).num_tokens
 
-    async def _asked(self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> _Asked:
-        reading, found = await self._read(live, body, dialect, headers)
-        wishes = reading.wishes
-        if wishes.model not in ("", live.session.model):
-            raise UnknownModelError(f"model {wishes.model!r} is not served here; use {live.session.model!r}")
-        validate_history(reading.units, reading.num_skipped)
-        return _Asked(reading, found, await self._make(live, reading, found))
+    def _place(self, session: LiveSession, tokenized: _TokenizedRequest, max_tokens: int) -> PreparedCall:
+        """Find the prompt's place in the tree as it is now.
 
-    def _placed(self, live: LiveSession, asked: _Asked) -> PreparedCall:
-        """The prompt's place in the tree as it is now, after all waiting."""
-        reading, found, made, tree = asked.reading, asked.found, asked.made, live.tree
-        if made.base is None:
-            join = tree.join(made.new, None)
-            stream = tree.prompt(join, made.new[join.kept_tokens :])
+        Does not await, so that the place is still right when it returns.
+        """
+        request = tokenized.request
+        options = request.options
+        tree = session.tree
+        if tokenized.base is None:
+            attach_point = tree.attach(tokenized.new_ids, None)
+            stream = tree.prompt(attach_point, tokenized.new_ids[attach_point.kept_tokens :])
         else:
-            stream = tree.nodes[made.base].stream.extended(made.new)
-            join = tree.join(stream.ids, made.base)
-        wishes = reading.wishes
-        kind = kind_of(wishes, reading.head.system, reading.units)
-        cause = cause_of(tree, join, stream.length, wishes.lane, reading.units, reading.keys, made.dropped, kind)
-        new_keys = [key for key in reading.keys[:-1] if key not in tree.seen] + [reading.keys[-1]]
-        after = None if found is None else found.turn_id
+            stream = tree.nodes[tokenized.base].stream.extended(tokenized.new_ids)
+            attach_point = tree.attach(stream.ids, tokenized.base)
+        kind = kind_of(options, request.preamble.system, request.runs)
+        cause = cause_of(
+            tree, attach_point, stream.length, options.lane, request.runs, request.keys, tokenized.dropped, kind
+        )
+        engine = self._router.likely(session.row.id)
         return PreparedCall(
-            reading, kind, stream, join, cause, made.thinks, after, _behind(reading, found), new_keys, 0
+            request=request,
+            kind=kind,
+            stream=stream,
+            attach_point=attach_point,
+            fork_cause=cause,
+            thinks=tokenized.thinks,
+            after_turn_id=None if tokenized.stored is None else tokenized.stored.turn_id,
+            new_runs=_runs_after(request, tokenized.stored),
+            new_keys=[*(key for key in request.keys[:-1] if key not in tree.known_keys), request.keys[-1]],
+            max_tokens=max_tokens,
+            engine_id=engine.id if engine else None,
         )
 
-    async def _read(
-        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
-    ) -> tuple[ParsedRequest, _Found | None]:
-        """The request, and the last stored turn that it goes on from. Read whole where that turn's stream cannot begin the prompt."""
-        whole = self._renderer.pieces is None
-        reading = await self._parsed(live, body, dialect, headers, whole)
-        if not live.loaded or self._answered_elsewhere(live, reading):
-            await self.load(live)
-        found = self._find(live, reading)
-        if reading.num_skipped and (found is None or not found.stands):
-            reading = await self._parsed(live, body, dialect, headers, whole=True)
-            found = self._find(live, reading)
-        return reading, found
+    # ------------------------------------------------------------ parsing
 
-    async def _parsed(
-        self, live: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
+    async def _tokenize_request(
+        self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> _TokenizedRequest:
+        """Parse the request, whole if no stored stream can be reused, check it, and tokenise what is new."""
+        request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
+        if not session.loaded or _is_answered_elsewhere(session, request):
+            await self._sessions.load(session)
+        stored = self._find_stored_prefix(session, request)
+        if request.num_skipped and (stored is None or not stored.reusable):
+            request = await self._parse(session, body, dialect, headers, whole=True)
+            stored = self._find_stored_prefix(session, request)
+        model = request.options.model
+        if model not in ("", session.row.model):
+            raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
+        validate_history(request.runs, request.num_skipped)
+        num_chars = sum(len(message.text) for run in _runs_after(request, stored) for message in run.messages)
+        if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:
+            return self._tokenize(session, request, stored)
+        return await asyncio.to_thread(self._tokenize, session, request, stored)
+
+    async def _parse(
+        self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
     ) -> ParsedRequest:
-        long = len(body) >= _THREAD_FROM_BYTES
-        if long and (whole or live.reader.num_new_bytes(body) >= _THREAD_FROM_BYTES):
-            return await asyncio.to_thread(live.reader.read, body, dialect, headers, whole)
-        return live.reader.read(body, dialect, headers, whole)
+        parser = session.parser
+        if len(body) >= _THREAD_FROM_BYTES and (whole or parser.num_new_bytes(body) >= _THREAD_FROM_BYTES):
+            return await asyncio.to_thread(parser.parse, body, dialect, headers, whole)
+        return parser.parse(body, dialect, headers, whole)
 
-    def _find(self, live: LiveSession, reading: ParsedRequest) -> _Found | None:
-        lane, pieces = reading.wishes.lane, self._renderer.pieces
-        newest = live.tree.newest(reading.units, reading.keys, lane)
+    def _find_stored_prefix(self, session: LiveSession, request: ParsedRequest) -> _StoredPrefix | None:
+        lane = request.options.lane
+        segments = self._renderer.segments
+        newest = session.tree.newest_answer(request.runs, request.keys, lane)
         if newest is None:
             return None
-        turn_id, at = newest
-        new = reading.units[at + 1 :]
-        sampled = any(unit.assistant and live.tree.elsewhere(unit, lane) is not None for unit in new)
-        thinks = pieces is not None and live.tree.nodes[turn_id].thinks
-        drops = thinks and any(not unit.assistant and pieces.others(unit)[1] for unit in new)  # type: ignore[union-attr]
-        return _Found(turn_id, at, stands=pieces is not None and not sampled and not drops)
+        new_runs = request.runs[newest.run_index + 1 :]
+        # A sampled answer among the new runs stands with its own ids, and a new question may drop the stream's
+        # thinking.
+        sampled = any(run.assistant and session.tree.turn_of_equal_answer(run, lane) is not None for run in new_runs)
+        drops = (
+            segments is not None
+            and session.tree.nodes[newest.turn_id].thinks
+            and any(not run.assistant and segments.between_answers(run).drops_thinking for run in new_runs)
+        )
+        reusable = segments is not None and not sampled and not drops
+        return _StoredPrefix(newest.turn_id, newest.run_index, reusable)
 
-    def _answered_elsewhere(self, live: LiveSession, reading: ParsedRequest) -> bool:
-        """Whether the last answer in this history is unknown here: another process may have given it."""
-        for at in range(len(reading.units) - 1, -1, -1):
-            if reading.units[at].assistant:
-                return reading.keys[at + 1] not in live.tree.seen
-        return False
+    # ------------------------------------------------------------ tokenising
 
-    async def _make(self, live: LiveSession, reading: ParsedRequest, found: _Found | None) -> _Made:
-        new_units = _behind(reading, found)
-        num_chars = sum(len(message.text) for unit in new_units for message in unit.messages)
-        if found is not None and found.stands and num_chars < _THREAD_FROM_CHARS:
-            return self._made(live, reading, found, new_units)
-        return await asyncio.to_thread(self._made, live, reading, found, new_units)
-
-    def _made(
-        self, live: LiveSession, reading: ParsedRequest, found: _Found | None, new_units: Sequence[MessageRun]
-    ) -> _Made:
+    def _tokenize(
+        self, session: LiveSession, request: ParsedRequest, stored: _StoredPrefix | None
+    ) -> _TokenizedRequest:
         try:
-            if found is not None and found.stands:
-                node = live.tree.nodes[found.turn_id]
-                continued = self._renderer.continued(new_units, node.ended)
+            if stored is not None and stored.reusable:
+                node = session.tree.nodes[stored.turn_id]
+                continued = self._renderer.continued(_runs_after(request, stored), node.ended)
                 thinks = continued.thinks or (node.thinks and not continued.drops)
-                return _Made(continued.ids, found.turn_id, node.length + len(continued.ids), thinks)
-            composed = self._renderer.composed(reading.head, reading.units, self._sampled(live, reading))
-            return _Made(composed.ids, None, len(composed.ids), composed.thinks, composed.dropped)
+                num_tokens = node.length + len(continued.ids)
+                return _TokenizedRequest(request, stored, stored.turn_id, continued.ids, num_tokens, thinks)
+            sampled = self._sampled_ids(session, request)
+            composed = self._renderer.composed(request.preamble, request.runs, sampled)
+            return _TokenizedRequest(
+                request, stored, None, composed.ids, len(composed.ids), composed.thinks, composed.dropped
+            )
         except NotSegmentableError:
-            ids = self._renderer.full(reading.head, reading.units)
-            return _Made(ids, None, len(ids), False)
+            ids = self._renderer.full(request.preamble, request.runs)
+            return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False)
 
-    def _sampled(self, live: LiveSession, reading: ParsedRequest) -> dict[int, Ids]:
-        """Answers that came back as sent: at their place in a history that was asked with, else wherever they were given."""
-        found = {}
-        for at, unit in enumerate(reading.units):
-            if not unit.assistant:
+    def _sampled_ids(self, session: LiveSession, request: ParsedRequest) -> dict[int, Ids]:
+        """Sampled ids by index of the run, for answers that came back as they were sent.
+
+        An answer is looked up by the history before it, or else by itself alone.
+        """
+        tree = session.tree
+        lane = request.options.lane
+        sampled = {}
+        for at, run in enumerate(request.runs):
+            if not run.assistant:
                 continue
-            turn_id = live.tree.answered(reading.keys[at], unit, reading.wishes.lane)
-            turn_id = live.tree.elsewhere(unit, reading.wishes.lane) if turn_id is None else turn_id
+            turn_id = tree.turn_of_answer(request.keys[at], run, lane)
+            turn_id = tree.turn_of_equal_answer(run, lane) if turn_id is None else turn_id
             if turn_id is not None:
-                found[at] = live.tree.sampled(turn_id)
-        return found
-
-    # ------------------------------------------------------------ from the store
-
-    async def load(self, live: LiveSession) -> None:
-        """Brings the tree up to date with the store."""
-        async with live.lock:
-            template = self._renderer.template
-            async with self._database.begin() as conn:
-                rows = await turns.load_tree(conn, live.session.id, list(live.tree.known()))
-                if not live.loaded:
-                    await sessions.note_template(conn, live.session.rollout_id, template.digest, template.kwargs)
-            for no, row in enumerate(rows, start=1):
-                request, answer = unpack_json(row.request), unpack_json(row.answer)
-                assert isinstance(request, dict) and isinstance(answer, dict)
-                sampled = ids_from_bytes(row.sampled_ids)
-                stored = answer_from_json(row.id, answer)
-                thinks = request["thinks"] or stored.thinks
-                keys = [bytes.fromhex(key) for key in request["keys"]]
-                grown = TurnGrowth(
-                    keys, stored.message, row.lane, TurnKind(row.kind), self._renderer.ended(sampled), thinks
-                )
-                join = AttachPoint(row.parent_turn_id, row.kept_tokens)
-                live.tree.add(row.id, join, live.tree.prompt(join, ids_from_bytes(row.suffix_ids)), sampled, grown)
-                if no % _LOADED_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # others go first
-            live.loaded = True
+                sampled[at] = tree.sampled(turn_id)
+        return sampled
 
 
-def _behind(reading: ParsedRequest, found: _Found | None) -> list[MessageRun]:
-    """The units that follow the answer of the turn that was found, or all of them."""
-    return reading.units if found is None else reading.units[found.at + 1 :]
+def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool:
+    """Whether the last answer in this history is unknown here: another process may have given it."""
+    for at in range(len(request.runs) - 1, -1, -1):
+        if request.runs[at].assistant:
+            return request.keys[at + 1] not in session.tree.known_keys
+    return False
+
+
+def _runs_after(request: ParsedRequest, stored: _StoredPrefix | None) -> list[MessageRun]:
+    """The runs that follow the stored answer, or all of them."""
+    return request.runs if stored is None else request.runs[stored.run_index + 1 :]

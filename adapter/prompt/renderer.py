@@ -1,13 +1,14 @@
-"""Histories → exact prompt ids: sampled ids where an answer came back as sent, the template's text tokenised everywhere else.
+"""Render histories to exact prompt ids: sampled ids for answers that came back as sent, tokenised template text for the
+rest.
 
-Why here: a prompt that is only nearly what the engine saw poisons the training data; this file is the whole of that promise.
-Called by: `prompts.py`, off the event loop where the text is long.
+If a prompt differs from what the engine saw, the training data is wrong; this file is where that is prevented.
 
     prompt of turn n = [ opening … answer 1 … results … answer n-1 ] [ results ] [ generation prompt ]
                         `-- the stored stream, as ids -----------'  `-- tokenised: `continued` ----'
 
-An answer that came back as sent stands with the generation prompt it was sampled after and with its sampled ids. The exception is
-the template's own: where it drops the thinking of earlier answers, these are tokenised as it shows them.
+An answer that came back as sent keeps the generation prompt that it was sampled after, and its sampled ids. The one
+exception is the template's own: if the template drops the thinking of earlier answers, they are tokenised as it shows
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,10 @@ from ratchet.store.arrays import Ids
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """What follows a stored stream. `drops`: it takes the thinking out of what stands before. `thinks`: of its own answers, one
-    whose thinking is shown."""
+    """The ids that follow a stored stream.
+
+    `drops`: the template drops the stream's thinking because of them. `thinks`: an answer among them shows thinking.
+    """
 
     ids: Ids
     drops: bool
@@ -37,7 +40,10 @@ class ContinuedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ComposedPrompt:
-    """A whole prompt. `thinks`: some answer's thinking is shown. `dropped`: some sampled answer lost its thinking to the template."""
+    """The ids of a whole prompt.
+
+    `thinks`: an answer shows thinking. `dropped`: the template left a sampled answer's thinking out.
+    """
 
     ids: Ids
     thinks: bool
@@ -45,97 +51,121 @@ class ComposedPrompt:
 
 
 class Renderer:
-    """Template and tokenizer of one model directory. Thread-safe."""
+    """Template and tokenizer of one model directory. Thread-safe.
+
+    `segments` is None if the template cannot be rendered in segments; `full_render_reason` is the cause, None
+    otherwise.
+    """
 
     def __init__(self, model_path: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Raises ConfigError where the directory cannot be used. `full_because`: why every prompt is rendered whole, None if not."""
-        self.tokens = PolicyTokenizer(model_path)
-        self.template = ChatTemplate(model_path, self.tokens.alias, template_kwargs or {})
-        self.pieces: TemplateSegments | None = None
-        self.full_because: str | None = None
+        """Raises ConfigError if the directory cannot be used."""
+        self.tokenizer = PolicyTokenizer(model_path)
+        self.template = ChatTemplate(model_path, self.tokenizer.alias, template_kwargs or {})
+        self.segments: TemplateSegments | None = None
+        self.full_render_reason: str | None = None
         self._end_id: int | None = None
         try:
-            pieces = TemplateSegments(self.template)
-            self._check(pieces)
+            segments = TemplateSegments(self.template)
+            self._check(segments)
         except NotSegmentableError as error:
-            self.full_because = str(error)
+            self.full_render_reason = str(error)
         else:
-            self.pieces = pieces
-            self._end_id = self.tokens.id_of(self._end_alias(pieces))
-            self._glue = pieces.end[len(self._end_alias(pieces)) :]
-        self.stop_ids = tuple(sorted(self.tokens.end_ids | ({self._end_id} if self._end_id is not None else set())))
+            end_alias = self._end_alias(segments)
+            self.segments = segments
+            self._end_id = self.tokenizer.id_of(end_alias)
+            self._text_after_end_token = segments.end[len(end_alias) :]
+        end_ids = self.tokenizer.end_ids | ({self._end_id} if self._end_id is not None else set())
+        self.stop_ids = tuple(sorted(end_ids))
         if not self.stop_ids:
             raise ConfigError(f"{model_path} names no end token: put eos_token_id into its generation_config.json")
 
     def stopped(self, sampled: Ids) -> bool:
-        """Whether the model ended its answer itself."""
+        """Whether the model ended its answer with a stop token."""
         return len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
 
     def ended(self, sampled: Ids) -> bool:
-        """Whether it ended it as the template does; any other end is followed by the template's own, which is context."""
+        """Whether the answer ends with the template's end token.
+
+        After any other end the template's is added as context.
+        """
         return len(sampled) > 0 and int(sampled[-1]) == self._end_id
 
     def thinks(self, message: Message) -> bool:
-        return self.pieces is not None and self.pieces.thinks(message)
+        return self.segments is not None and self.segments.thinks(message)
 
     # ------------------------------------------------------------ prompts
 
-    def full(self, head: Preamble, units: Sequence[MessageRun]) -> Ids:
-        """The plain path: everything rendered and tokenised. Raises TemplateRefusedError."""
-        messages = [*head.messages(), *(message for unit in units for message in unit.messages)]
-        return self.tokens.encode_whole(self.template.render(messages, head.tools, generation_prompt=True))
+    def full(self, preamble: Preamble, runs: Sequence[MessageRun]) -> Ids:
+        """Render and tokenise everything, without sampled ids. Raises TemplateRefusedError."""
+        messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
+        return self.tokenizer.encode_whole(self.template.render(messages, preamble.tools, generation_prompt=True))
 
-    def continued(self, units: Sequence[MessageRun], ended: bool) -> ContinuedPrompt:
-        """The ids behind a stored stream, whose last answer `units` follow. Raises NotLocalError, TemplateRefusedError."""
-        pieces = self._pieces()
-        texts, last = [], -1
-        for at, unit in enumerate(units):
-            text, drops = ("", False) if unit.assistant else pieces.others(unit)
-            texts.append(text)
-            last = at if drops else last
+    def continued(self, runs: Sequence[MessageRun], ended: bool) -> ContinuedPrompt:
+        """The ids behind a stored stream whose last answer `runs` follow. `ended`: as of that answer's ids.
+
+        Raises NotSegmentableError.
+        """
+        segments = self._require_segments()
+        texts: list[str] = []
+        last_drop = -1
+        for at, run in enumerate(runs):
+            if run.assistant:
+                texts.append("")
+                continue
+            between = segments.between_answers(run)
+            texts.append(between.text)
+            last_drop = at if between.drops_thinking else last_drop
         thinks = False
-        for at, unit in enumerate(units):
-            if unit.assistant:
-                texts[at] = pieces.answer(unit.messages[0], at > last)
-                thinks = thinks or (at > last and pieces.thinks(unit.messages[0]))
-        text = (self._glue if ended else pieces.end) + "".join(texts) + pieces.generation
-        return ContinuedPrompt(self.tokens.encode(text), last >= 0, thinks)
+        for at, run in enumerate(runs):
+            if run.assistant:
+                texts[at] = segments.answer(run.messages[0], at > last_drop)
+                thinks = thinks or (at > last_drop and segments.thinks(run.messages[0]))
+        end = self._text_after_end_token if ended else segments.end
+        text = end + "".join(texts) + segments.generation
+        return ContinuedPrompt(self.tokenizer.encode(text), last_drop >= 0, thinks)
 
-    def composed(self, head: Preamble, units: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
-        """A whole prompt, in which `sampled` stand for the answers at these places. Raises NotLocalError, TemplateRefusedError."""
-        pieces = self._pieces()
-        laid = pieces.lay(head, units)
+    def composed(self, preamble: Preamble, runs: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
+        """A whole prompt, with the ids in `sampled` for the answers at these indices.
+
+        Raises NotSegmentableError, TemplateRefusedError.
+        """
+        segments = self._require_segments()
+        history = segments.render_history(preamble, runs)
         parts: list[Ids] = []
-        text, thinks, dropped = "", False, False
-        for at, unit in enumerate(units):
-            thought = unit.assistant and pieces.thinks(unit.messages[0])
-            thinks = thinks or (thought and laid.kept[at])
-            if at in sampled and (laid.kept[at] or not thought):
-                parts += [self.tokens.encode(text + pieces.generation), sampled[at]]
-                text = self._glue if self.ended(sampled[at]) else pieces.end
+        text = ""
+        thinks = False
+        dropped = False
+        for at, run in enumerate(runs):
+            thought = run.assistant and segments.thinks(run.messages[0])
+            thinks = thinks or (thought and history.kept[at])
+            if at in sampled and (history.kept[at] or not thought):
+                parts += [self.tokenizer.encode(text + segments.generation), sampled[at]]
+                text = self._text_after_end_token if self.ended(sampled[at]) else segments.end
             else:
-                text += laid.texts[at]
+                text += history.texts[at]
                 dropped = dropped or at in sampled
-        parts.append(self.tokens.encode(text + pieces.generation))
+        parts.append(self.tokenizer.encode(text + segments.generation))
         return ComposedPrompt(np.concatenate(parts), thinks, dropped)
 
-    # ------------------------------------------------------------ at start
+    # ------------------------------------------------------------ start
 
-    def _pieces(self) -> TemplateSegments:
-        if self.pieces is None:
-            raise NotSegmentableError(self.full_because)
-        return self.pieces
+    def _require_segments(self) -> TemplateSegments:
+        if self.segments is None:
+            raise NotSegmentableError(self.full_render_reason)
+        return self.segments
 
-    def _end_alias(self, pieces: TemplateSegments) -> str:
-        found = self.tokens.added.match(pieces.end)
+    def _end_alias(self, segments: TemplateSegments) -> str:
+        found = self.tokenizer.added.match(segments.end)
         if found is None:
             raise NotSegmentableError("an answer does not end with a token of its own")
         return found[0]
 
-    def _check(self, pieces: TemplateSegments) -> None:
-        """The text is the sum of its parts, and the ids are the same when the text is cut at added tokens."""
-        self._end_alias(pieces)
-        for text in pieces.check():
-            cut = [self.tokens.encode_whole(stretch) for stretch in self.tokens.added.split(text)]
-            if not np.array_equal(self.tokens.encode_whole(text), np.concatenate(cut)):
+    def _check(self, segments: TemplateSegments) -> None:
+        """Raises NotSegmentableError unless texts are the sum of their segments and cutting them at added tokens keeps
+        the ids.
+        """
+        self._end_alias(segments)
+        for text in segments.check():
+            cut = [self.tokenizer.encode_whole(stretch) for stretch in self.tokenizer.added.split(text)]
+            if not np.array_equal(self.tokenizer.encode_whole(text), np.concatenate(cut)):
                 raise NotSegmentableError("tokenising depends on what stands before an added token")

@@ -1,85 +1,119 @@
-"""A history's text as the sum of its parts: the opening, each run of messages, each answer, each rendered on its own.
+"""A history's text as the sum of segments: the opening, each run of messages, each answer, each rendered on its own.
 
-Why here: a turn must cost its new text and not its history, and no model's template may be written into code for that.
-Called by: `rendering.py`.
-
-Each part is rendered by the model's own template between short stubs, which are then peeled off; the same render shows whether the
-part makes the template drop earlier thinking. Whether a template is the sum of its parts is tried out at start, on a few hundred
-histories (`check`); one that is not (tools before the last question, a clock, text after everything) is rendered in full each time.
+This makes a turn cost its new text and not its history, for templates of any model. A segment is rendered by the
+model's own template between short stub messages, whose text is then removed; the same render shows whether the segment
+makes the template drop earlier thinking. At start, `check` tries a few hundred histories. A template for which the sum
+differs (tools before the last question, a clock, text after everything) is rendered in full for each request.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from adapter.conversation import Message, MessageRun, Preamble, Tool, ToolCall
 from adapter.prompt.chat_template import ChatTemplate, TemplateRefusedError
 
-_USER, _TOOL, _ANSWER = Message("user", "zqxu"), Message("tool", "zqxt"), Message("assistant", "zqxa")
+_USER = Message("user", "zqxu")
+_TOOL = Message("tool", "zqxt")
+_ANSWER = Message("assistant", "zqxa")
 _THOUGHT = Message("assistant", "zqxa", "zqxr")
 _NUM_PROBES = 160
 
 
 class NotSegmentableError(Exception):
-    """The template cannot be rendered in parts; the message says what gave it away."""
+    """The template cannot be rendered in segments; the message is the reason."""
+
+
+class BetweenAnswers(NamedTuple):
+    """The text of a run that is not the assistant's.
+
+    `drops_thinking`: the template then leaves earlier thinking out.
+    """
+
+    text: str
+    drops_thinking: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentedHistory:
-    """The parts of a history. `kept[i]`: the template shows the thinking of unit i, if it is an answer that has any."""
+    """One text per run. kept[i]: the template shows the thinking of run i, if it is an answer with thinking."""
 
     texts: list[str]
     kept: list[bool]
 
 
+class ProbeHistory(NamedTuple):
+    preamble: Preamble
+    runs: list[MessageRun]
+
+
 class TemplateSegments:
+    """`generation`: the generation prompt.
+
+    `end`: the text behind an answer. `drops_thinking`: a later question makes the template leave the thinking of
+    earlier answers out.
+    """
+
     def __init__(self, template: ChatTemplate) -> None:
-        """Raises NotLocalError."""
+        """Raises NotSegmentableError."""
         self._template = template
         self._user = self._render([_USER])
-        self.generation = _without_head(template.render([_USER], generation_prompt=True), self._user)
+        self.generation = _without_prefix(template.render([_USER], generation_prompt=True), self._user)
         self.end = self._after_answer([_USER, _ANSWER])
-        self._next_user = _without_head(self._after_answer([_USER, _ANSWER, _USER]), self.end)
+        self._next_user = _without_prefix(self._after_answer([_USER, _ANSWER, _USER]), self.end)
         self._next_tool = self._next_after_tool()
-        self._shown = _without_tail(self._render([_USER, _THOUGHT, _TOOL]), self._next_tool) if self._next_tool else ""
-        self._dropped = _without_tail(self._render([_USER, _THOUGHT, _USER]), self._next_user)
-        self.drops_thinking = bool(self._next_tool) and self._shown != self._dropped
+        self._with_thinking = ""
+        if self._next_tool:
+            self._with_thinking = _without_suffix(self._render([_USER, _THOUGHT, _TOOL]), self._next_tool)
+        self._without_thinking = _without_suffix(self._render([_USER, _THOUGHT, _USER]), self._next_user)
+        self.drops_thinking = bool(self._next_tool) and self._with_thinking != self._without_thinking
 
-    # ------------------------------------------------------------ parts
+    # ------------------------------------------------------------ segments
 
-    def opening(self, head: Preamble, unit: MessageRun) -> str:
+    def opening(self, preamble: Preamble, run: MessageRun) -> str:
         """System text, tools and everything before the first answer."""
-        return self._template.render([*head.messages(), *unit.messages], head.tools)
+        return self._template.render([*preamble.messages(), *run.messages], preamble.tools)
 
-    def others(self, unit: MessageRun) -> tuple[str, bool]:
-        """What stands between two answers, and whether it makes the template drop the thinking before it."""
-        text = self._render([_USER, _THOUGHT, *unit.messages])
-        if self.drops_thinking and text.startswith(self._shown):
-            return text[len(self._shown) :], False
-        return _without_head(text, self._dropped), self.drops_thinking
+    def between_answers(self, run: MessageRun) -> BetweenAnswers:
+        text = self._render([_USER, _THOUGHT, *run.messages])
+        if self.drops_thinking and text.startswith(self._with_thinking):
+            return BetweenAnswers(text[len(self._with_thinking) :], False)
+        return BetweenAnswers(_without_prefix(text, self._without_thinking), self.drops_thinking)
 
     def answer(self, message: Message, kept: bool) -> str:
-        """The generation prompt, the answer and its end, with its thinking or as it stands once that is dropped."""
-        follower, tail = (_TOOL, self._next_tool) if kept and self.drops_thinking else (_USER, self._next_user)
-        return _without_head(_without_tail(self._render([_USER, message, follower]), tail), self._user)
+        """The generation prompt, the answer and its end.
+
+        `kept`: with its thinking, else as the template shows it without.
+        """
+        keeps = kept and self.drops_thinking
+        follower = _TOOL if keeps else _USER
+        suffix = self._next_tool if keeps else self._next_user
+        return _without_prefix(_without_suffix(self._render([_USER, message, follower]), suffix), self._user)
 
     def thinks(self, message: Message) -> bool:
-        """Whether a later question changes how this answer stands."""
+        """Whether a later question changes the text of this answer."""
         return self.drops_thinking and self.answer(message, True) != self.answer(message, False)
 
-    def lay(self, head: Preamble, units: Sequence[MessageRun]) -> SegmentedHistory:
-        """A whole history. Raises NotLocalError where its first run holds no question: what is dropped then is the template's secret."""
-        texts, last = [self.opening(head, units[0])], 0
-        if self.drops_thinking and not self.others(units[0])[1]:
+    def render_history(self, preamble: Preamble, runs: Sequence[MessageRun]) -> SegmentedHistory:
+        """Raises TemplateRefusedError, and NotSegmentableError, also if the first run has no user message: which
+        thinking the template drops is then unknown.
+        """
+        texts = [self.opening(preamble, runs[0])]
+        last_drop = 0
+        if self.drops_thinking and not self.between_answers(runs[0]).drops_thinking:
             raise NotSegmentableError("the conversation opens without a question")
-        for at, unit in enumerate(units[1:], start=1):
-            text, drops = ("", False) if unit.assistant else self.others(unit)
-            texts.append(text)
-            last = at if drops else last
-        kept = [at > last for at in range(len(units))]
-        for at, unit in enumerate(units):
-            if unit.assistant:
-                texts[at] = self.answer(unit.messages[0], kept[at])
+        for at, run in enumerate(runs[1:], start=1):
+            if run.assistant:
+                texts.append("")
+                continue
+            between = self.between_answers(run)
+            texts.append(between.text)
+            last_drop = at if between.drops_thinking else last_drop
+        kept = [at > last_drop for at in range(len(runs))]
+        for at, run in enumerate(runs):
+            if run.assistant:
+                texts[at] = self.answer(run.messages[0], kept[at])
         return SegmentedHistory(texts, kept)
 
     # ------------------------------------------------------------ stubs
@@ -98,45 +132,51 @@ class TemplateSegments:
 
     def _next_after_tool(self) -> str:
         try:
-            return _without_head(self._after_answer([_USER, _ANSWER, _TOOL]), self.end)
+            return _without_prefix(self._after_answer([_USER, _ANSWER, _TOOL]), self.end)
         except NotSegmentableError:
             return ""  # a template without tools
 
     # ------------------------------------------------------------ the check at start
 
     def check(self) -> Iterator[str]:
-        """Full texts of histories that were equal to the sum of their parts. Raises NotLocalError at the first that is not."""
+        """Yield full texts of histories that equal the sum of their segments.
+
+        Raises NotSegmentableError at the first that does not.
+        """
         if self._template.reads_clock:
             raise NotSegmentableError("it reads the clock")
         num_equal = 0
-        for head, units in _probes(self._template.literals):
-            messages = [*head.messages(), *(message for unit in units for message in unit.messages)]
+        for preamble, runs in _probes(self._template.literals):
+            messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
             try:
-                full = self._template.render(messages, head.tools, generation_prompt=True)
+                full = self._template.render(messages, preamble.tools, generation_prompt=True)
             except TemplateRefusedError:
                 continue
-            if full != "".join(self.lay(head, units).texts) + self.generation:
-                raise NotSegmentableError("a history is not the sum of its parts")
+            if full != "".join(self.render_history(preamble, runs).texts) + self.generation:
+                raise NotSegmentableError("a history is not the sum of its segments")
             num_equal += 1
             yield full
         if num_equal < _NUM_PROBES // 4:
-            raise NotSegmentableError("it refuses most ways in which agents talk")
+            raise NotSegmentableError("it refuses most of the histories that agents send")
 
 
-def _without_head(text: str, head: str) -> str:
-    if not text.startswith(head):
+def _without_prefix(text: str, prefix: str) -> str:
+    if not text.startswith(prefix):
         raise NotSegmentableError("earlier text changes with what follows")
-    return text[len(head) :]
+    return text[len(prefix) :]
 
 
-def _without_tail(text: str, tail: str) -> str:
-    if not text.endswith(tail):
+def _without_suffix(text: str, suffix: str) -> str:
+    if not text.endswith(suffix):
         raise NotSegmentableError("later text changes with what stands before")
-    return text[: len(text) - len(tail)]
+    return text[: len(text) - len(suffix)]
 
 
-def _probes(literals: Sequence[str]) -> Iterator[tuple[Preamble, list[MessageRun]]]:
-    """Histories in all shapes that agents send; the template's own words stand among the texts, since templates look for them."""
+def _probes(literals: Sequence[str]) -> Iterator[ProbeHistory]:
+    """Histories in all shapes that agents send.
+
+    The template's own literals are among the texts, since templates search for them.
+    """
     rng = random.Random(0)
     tools: list[Tool] = [
         {
@@ -159,14 +199,14 @@ def _probes(literals: Sequence[str]) -> Iterator[tuple[Preamble, list[MessageRun
 
     for _ in range(_NUM_PROBES):
         opening = [Message("user", text() or "q") for _ in range(rng.choice((1, 1, 1, 2)))]
-        units = [MessageRun.of(opening)]
+        runs = [MessageRun.of(opening)]
         for _ in range(rng.randrange(4)):
-            units += _exchange(rng, text)
-        yield Preamble.of(rng.choice(["", "system", "sys\ntem "]), tools[: rng.randrange(3)]), units
+            runs += _exchange(rng, text)
+        yield ProbeHistory(Preamble.of(rng.choice(["", "system", "sys\ntem "]), tools[: rng.randrange(3)]), runs)
 
 
 def _exchange(rng: random.Random, text: Callable[[], str]) -> list[MessageRun]:
-    """An answer and what follows it: a question, or results with or without words beside them."""
+    """An answer and what follows it: a question, or tool results with or without a user's text beside them."""
     arguments = {"path": text(), "n": rng.randrange(9), "deep": {"list": [1, None, True]}}
     calls = tuple(
         ToolCall(f"call{at:05}", rng.choice(("one", "two")), arguments) for at in range(rng.choice((0, 0, 1, 1, 2)))

@@ -1,7 +1,6 @@
-"""Token streams that grow at their end: a conversation's prompts and outputs, kept once, however many turns it has.
+"""Token streams that grow at their end: a conversation's prompts and outputs are stored once, for any number of turns.
 
-Why here: copying a history of 86,000 ids for every turn costs more than tokenising what is new in it.
-Called by: `tree.py`, `prompts.py` and `wire.py`, on the event loop.
+Copying a history of 86,000 ids for each turn costs more than tokenising its new text. Used on the event loop only.
 """
 
 import msgspec
@@ -9,19 +8,20 @@ import numpy as np
 
 from ratchet.store.arrays import Ids
 
-_SPARE = 1.5  # a buffer that is too small gets half as much again; pages that nobody wrote to take no memory
+_GROWTH = 1.5  # a buffer that is too small gets half as much again; pages that were never written take no memory
 
 
 class TokenBuffer:
-    """Ids that are only ever appended. What stands in it never changes, so streams of any length may share it."""
+    """Ids that are only appended. Ids in the buffer never change, so streams of any length may share it."""
 
     __slots__ = ("_ids", "used")
 
     def __init__(self, ids: Ids) -> None:
-        self._ids, self.used = ids, len(ids)
+        self._ids = ids
+        self.used = len(ids)
 
     def first(self, length: int) -> Ids:
-        """A view that nobody can write to."""
+        """A read-only view."""
         view = self._ids[:length]
         view.flags.writeable = False
         return view
@@ -29,14 +29,14 @@ class TokenBuffer:
     def append(self, new: Ids) -> None:
         end = self.used + len(new)
         if end > len(self._ids) or not self._ids.flags.writeable:
-            grown = np.empty(int(end * _SPARE), np.int32)
+            grown = np.empty(int(end * _GROWTH), np.int32)
             grown[: self.used] = self._ids[: self.used]
             self._ids = grown
         self._ids[self.used : end] = new
         self.used = end
 
     def follows(self, length: int, new: Ids) -> bool:
-        """Whether `new` stands behind the first `length` ids already."""
+        """Whether the buffer has `new` behind its first `length` ids already."""
         end = length + len(new)
         return end <= self.used and np.array_equal(self._ids[length:end], new)
 
@@ -59,7 +59,9 @@ class TokenStream(msgspec.Struct, frozen=True, gc=False):
         return TokenStream(self.buffer, length)
 
     def extended(self, new: Ids) -> "TokenStream":
-        """This stream with `new` behind it: in place where nothing else stands there, or the same; else in a buffer of its own."""
+        """This stream with `new` behind it: in the same buffer if nothing else follows there, or the same ids; else in
+        a copy.
+        """
         length = self.length + len(new)
         if self.length == self.buffer.used:
             self.buffer.append(new)

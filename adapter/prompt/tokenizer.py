@@ -1,13 +1,9 @@
-"""The model's tokenizer: text in aliases → ids, ids → text in the tokens' own names.
+"""The model's tokenizer: text with aliases → ids, ids → text with the tokens' own names.
 
-Why here: what may be cut where, and what can become a control token, is a property of the tokenizer alone.
-Called by: `rendering.py`.
-
-Two mechanisms:
 - Every added token (`<|im_start|>`, `<tool_call>`, …) is renamed to an unguessable alias, in the template and in the
-  tokenizer, ids unchanged. Text from users, files and tools cannot spell an alias, so it never becomes a control token.
-- Tokenisation never crosses an added token. A text may therefore be cut at one, and long stretches between two of them are
-  remembered: the system prompt and the tools of a task are tokenised once per process, not once per rollout.
+  tokenizer; its id stays. Text from users, files and tools cannot spell an alias, so it never becomes a control token.
+- Tokenisation never crosses an added token. A text can therefore be cut at one, and long stretches between two of them
+  are cached: the system text and the tools of a task are tokenised once per process, not once per rollout.
 """
 
 import json
@@ -27,15 +23,19 @@ from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
 from ratchet.store.arrays import Ids
 
-_REMEMBERED_FROM = 1024  # characters: shorter stretches are tokenised faster than looked up and kept
-_REMEMBERED_CHARS = 16_000_000
+_CACHED_FROM_CHARS = 1024  # tokenising a shorter stretch is faster than caching it
+_MAX_CACHED_CHARS = 16_000_000
 
 
 class PolicyTokenizer:
-    """Thread-safe: the memo has a lock, nothing else changes after construction."""
+    """Thread-safe: the cache has a lock, and nothing else changes after construction.
+
+    `plain`: the tokenizer with the tokens' own names. `alias`: added token → its alias. `added`: matches any alias.
+    `slow_reason`: why the fast tokenizer is not used, None if it is.
+    """
 
     def __init__(self, model_path: Path) -> None:
-        """Raises ConfigError where the directory lacks a tokenizer, or where its added tokens cannot be renamed."""
+        """Raises ConfigError if the directory has no tokenizer, or if its added tokens cannot be renamed."""
         from tokenizers import Tokenizer
 
         plain = read_json(model_path, "tokenizer.json")
@@ -43,12 +43,18 @@ class PolicyTokenizer:
         nonce = secrets.token_hex(8)
         self.alias = {token["content"]: f"\x01{nonce}:{token['id']}\x02" for token in plain.get("added_tokens", [])}
         self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(plain, self.alias, model_path)))
-        self._fast, self.slow_because = _fast(self.plain, plain)
+        self._fast: FastTokenizer | None = None
+        self.slow_reason: str | None = None
+        try:
+            self._fast = FastTokenizer(self.plain, plain)
+        except ValueError as error:
+            self.slow_reason = str(error)
         self._added_ids = {alias: np.array([self.id_of(alias)], np.int32) for alias in self.alias.values()}
         self.added = re.compile("(" + ("|".join(map(re.escape, self.alias.values())) or r"(?!)") + ")")
         self.end_ids = frozenset(_end_ids(model_path))
-        self._memo: OrderedDict[str, Ids] = OrderedDict()
-        self._memo_chars, self._lock = 0, threading.Lock()
+        self._cache: OrderedDict[str, Ids] = OrderedDict()
+        self._cache_chars = 0
+        self._lock = threading.Lock()
 
     def id_of(self, alias: str) -> int:
         found = self._tokenizer.token_to_id(alias)
@@ -56,57 +62,57 @@ class PolicyTokenizer:
         return int(found)
 
     def encode(self, text: str) -> Ids:
-        """int32 [T], the same as of the text in one go (`encode_whole`)."""
+        """int32 [T], equal to `encode_whole` of the text."""
         stretches = self.added.split(text)
         parts: list[Ids] = []
         for stretch, alias in zip_longest(stretches[::2], stretches[1::2]):
-            parts.append(self._stretch(stretch) if len(stretch) < _REMEMBERED_FROM else self._remembered(stretch))
+            parts.append(
+                self._encode_stretch(stretch) if len(stretch) < _CACHED_FROM_CHARS else self._encode_cached(stretch)
+            )
             if alias is not None:
                 parts.append(self._added_ids[alias])
         return np.concatenate(parts)
 
-    def _stretch(self, text: str) -> Ids:
-        """Of a text without added tokens."""
+    def _encode_stretch(self, text: str) -> Ids:
+        """`text` has no added tokens."""
         ids = self._fast.encode(text) if self._fast is not None and text else None
         return self.encode_whole(text) if ids is None else ids
 
     def encode_whole(self, text: str) -> Ids:
-        """Without memo, and by the model's own tokenizer. Its batch form, unlike `encode`, releases the interpreter's lock."""
+        """Encode without cache and with the model's own tokenizer.
+
+        Unlike its `encode`, its batch form releases the interpreter lock.
+        """
         if not text:
             return np.zeros(0, np.int32)
         return np.array(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """Text under the tokens' own names: what output parsers and clients read."""
+        """Text with the tokens' own names, as output parsers and clients read it."""
         return str(self.plain.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
-    def _remembered(self, stretch: str) -> Ids:
+    def _encode_cached(self, stretch: str) -> Ids:
         with self._lock:
-            known = self._memo.get(stretch)
+            known = self._cache.get(stretch)
             if known is not None:
-                self._memo.move_to_end(stretch)
+                self._cache.move_to_end(stretch)
                 return known
-        ids = self._stretch(stretch)
+        ids = self._encode_stretch(stretch)
         ids.flags.writeable = False
         with self._lock:
-            if stretch not in self._memo:
-                self._memo[stretch] = ids
-                self._memo_chars += len(stretch)
-            while self._memo_chars > _REMEMBERED_CHARS:
-                self._memo_chars -= len(self._memo.popitem(last=False)[0])
+            if stretch not in self._cache:
+                self._cache[stretch] = ids
+                self._cache_chars += len(stretch)
+            while self._cache_chars > _MAX_CACHED_CHARS:
+                self._cache_chars -= len(self._cache.popitem(last=False)[0])
         return ids
 
 
-def _fast(tokenizer: Any, description: dict[str, Any]) -> tuple[FastTokenizer | None, str | None]:
-    """The fast one, or why there is none."""
-    try:
-        return FastTokenizer(tokenizer, description), None
-    except ValueError as error:
-        return None, str(error)
-
-
 def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path) -> dict[str, Any]:
-    """tokenizer.json with its added tokens under their aliases."""
+    """tokenizer.json with aliases as the names of its added tokens.
+
+    Raises ConfigError if prompts cannot be cut at one of them.
+    """
     for token in tokenizer.get("added_tokens", []):
         flags = [flag for flag in ("lstrip", "rstrip", "single_word", "normalized") if token.get(flag)]
         if flags:
@@ -119,7 +125,7 @@ def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path)
         for name, renamed in alias.items():
             if name in vocabulary:
                 vocabulary[renamed] = vocabulary.pop(name)
-    tokenizer["post_processor"] = None  # adds begin tokens by name; the template writes them itself
+    tokenizer["post_processor"] = None  # it would add begin tokens by name; the template writes them
     return tokenizer
 
 

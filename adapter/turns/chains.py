@@ -48,8 +48,9 @@ class TokenChain:
 
 
 def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS) -> bool:
-    """Delivered to its last byte, with all its logprobs, and of a kind that the run trains. (That its session was open, the store
-    has seen to.)"""
+    """Delivered to its last byte, with all its logprobs, and of a kind that the run trains. (That its session was open,
+    the store has seen to.)
+    """
     return turn.delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
 
 
@@ -58,9 +59,9 @@ def build_chains(
 ) -> list[TokenChain]:
     """All chains of one attempt, in the order of their leaves.
 
-    `turns` are the completed ones, parents before children. A whole output is trained in the first chain that holds it; an
-    output that a fork cuts through is context there. Under `branch` the cut turn keeps a chain of its own in which it is
-    whole; under `drop` what drifted away is gone.
+    `turns` are the completed ones, parents before children. A whole output is trained in the first chain that holds it;
+    an output that a fork cuts through is context there. Under `branch` the cut turn keeps a chain of its own in which
+    it is whole; under `drop` what drifted away is gone.
     """
     streams: dict[int, tuple[TrainSpan, ...]] = {}
     for turn in turns:

@@ -1,7 +1,7 @@
-"""Why a request does not simply extend what was sampled before, and what kind of call it is.
+"""Why a prompt does not simply extend a stored stream (`ForkCause`), and what kind of call it is (`TurnKind`).
 
-Why here: causes are counted per run, decide what drift mode `drop` forgets, and tell a CLI that changed its habits from a bug of ours.
-Called by: `prompts.py`.
+Causes are counted per run and decide what drift mode `drop` leaves out. A rise shows that a CLI has changed how it
+builds its requests, or a bug of the adapter.
 """
 
 import re
@@ -12,76 +12,88 @@ from adapter.conversation import MessageRun, RequestOptions
 from adapter.turns.tree import AttachPoint, TurnTree
 from ratchet.types import ForkCause, TurnKind
 
-# How the pinned CLIs ask for a summary of the conversation, and for its title. A new version that words it otherwise shows as `edit`.
+# The sentences with which the pinned CLIs ask for a summary of the conversation and for its title. If a new version
+# changes them, its compactions are counted as `edit`.
 _SUMMARY = re.compile(
     r"create a detailed summary of (?:the|this|our) conversation|CONTEXT CHECKPOINT COMPACTION", re.IGNORECASE
 )
 _TITLE = re.compile(r"(?:generate|write|create) a (?:concise|short|succinct|brief)[^.\n]{0,60}\btitle\b", re.IGNORECASE)
-_TELLING_LINE = 40  # characters: a line this long that comes back in a new opening was taken from the summary
+_QUOTED_LINE_CHARS = 40  # a line of at least this length that occurs in a new opening was copied from the summary
 
 
-def kind_of(wishes: RequestOptions, system: str, units: Sequence[MessageRun]) -> TurnKind:
-    """Compaction and titles are known by what they ask for, sub-agents by their lane. What a tool returned asks for nothing."""
-    last = units[-1].messages[-1]
+def kind_of(options: RequestOptions, system: str, runs: Sequence[MessageRun]) -> TurnKind:
+    """Recognise compactions and titles by the user's last message or the system text, sub-agents by their lane.
+
+    The text of a tool result is not looked at: a file may quote such a sentence.
+    """
+    last = runs[-1].messages[-1]
     question = last.text if last.role == "user" else ""
     if _SUMMARY.search(question):
         return TurnKind.COMPACTION
-    return TurnKind.AUXILIARY if _makes_titles(system) or _TITLE.search(question) else wishes.kind
+    return TurnKind.AUXILIARY if _asks_for_title(system) or _TITLE.search(question) else options.kind
 
 
 @lru_cache(maxsize=64)
-def _makes_titles(system: str) -> bool:
-    """Remembered: searching a system prompt takes longer than most of a turn, and it is the same in all of them."""
+def _asks_for_title(system: str) -> bool:
+    """Cached: searching a system text takes longer than most of a turn, and a session's turns share it."""
     return _TITLE.search(system) is not None
 
 
 def cause_of(
     tree: TurnTree,
-    join: AttachPoint,
+    attach_point: AttachPoint,
     prompt_tokens: int,
     lane: str,
-    units: Sequence[MessageRun],
+    runs: Sequence[MessageRun],
     keys: Sequence[bytes],
     dropped: bool,
     kind: TurnKind = TurnKind.MAIN,
 ) -> ForkCause | None:
-    """None: the prompt extends a stored stream that ends as the template ends it, and nothing else does.
+    """None: the prompt extends a whole stored stream that ends with the template's end token, and no other turn extends
+    it.
 
-    `units` and `keys` as in `Reading`; `dropped`: the template took thinking out of sampled answers.
+    `runs` and `keys` as in `ParsedRequest`. `dropped`: the template left the thinking of a sampled answer out.
     """
     if lane and lane not in tree.last_answers:
         return ForkCause.SUB_AGENT
-    parent = None if join.parent_turn_id is None else tree.nodes[join.parent_turn_id]
-    if parent is not None and tree.ends_at(join):
+    parent = None if attach_point.parent_turn_id is None else tree.nodes[attach_point.parent_turn_id]
+    if parent is not None and tree.is_free_end(attach_point):
         return None if parent.ended else ForkCause.STOP
     if kind is TurnKind.COMPACTION:
         return ForkCause.COMPACTION
     if parent is None:
-        return _of_opening(tree, lane, units, ForkCause.ROOT)
-    if join.kept_tokens == prompt_tokens:
+        return _cause_of_opening(tree, lane, runs, ForkCause.ROOT)
+    if attach_point.kept_tokens == prompt_tokens:
         return ForkCause.RESTART
-    return ForkCause.THINKING if dropped else _of_first_change(tree, join, prompt_tokens, lane, units, keys)
+    if dropped:
+        return ForkCause.THINKING
+    return _cause_of_first_change(tree, attach_point, prompt_tokens, lane, runs, keys)
 
 
-def _of_first_change(
-    tree: TurnTree, join: AttachPoint, prompt_tokens: int, lane: str, units: Sequence[MessageRun], keys: Sequence[bytes]
+def _cause_of_first_change(
+    tree: TurnTree,
+    attach_point: AttachPoint,
+    prompt_tokens: int,
+    lane: str,
+    runs: Sequence[MessageRun],
+    keys: Sequence[bytes],
 ) -> ForkCause:
-    """An equal message with other tokens is drift, another message an edit."""
-    for at, unit in enumerate(units):
-        if keys[at + 1] in tree.seen:
+    """An equal message with other tokens is drift, a different message an edit."""
+    for at, run in enumerate(runs):
+        if keys[at + 1] in tree.known_keys:
             continue
-        if unit.assistant:
-            return ForkCause.DRIFT if tree.answers_like(keys[at], unit) else ForkCause.EDIT
+        if run.assistant:
+            return ForkCause.DRIFT if tree.has_similar_answer(keys[at], run) else ForkCause.EDIT
         if at > 0:
             return ForkCause.EDIT
-        alone = len(units) == 1 and 2 * join.kept_tokens <= prompt_tokens
-        return _of_opening(tree, lane, units, ForkCause.ROOT if alone else ForkCause.EDIT)
+        mostly_new = len(runs) == 1 and 2 * attach_point.kept_tokens <= prompt_tokens
+        return _cause_of_opening(tree, lane, runs, ForkCause.ROOT if mostly_new else ForkCause.EDIT)
     return ForkCause.DRIFT
 
 
-def _of_opening(tree: TurnTree, lane: str, units: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:
-    """A conversation that begins with what the last answer of its lane said goes on after a compaction."""
+def _cause_of_opening(tree: TurnTree, lane: str, runs: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:
+    """A conversation whose opening quotes the last answer of its lane continues after a compaction."""
     kind, answer = tree.last_answers.get(lane, (None, ""))
-    opening = "\n".join(message.text for message in units[0].messages)
-    told = any(len(line) >= _TELLING_LINE and line in opening for line in map(str.strip, answer.splitlines()))
-    return ForkCause.COMPACTION if told or kind is TurnKind.COMPACTION else otherwise
+    opening = "\n".join(message.text for message in runs[0].messages)
+    quotes = any(len(line) >= _QUOTED_LINE_CHARS and line in opening for line in map(str.strip, answer.splitlines()))
+    return ForkCause.COMPACTION if quotes or kind is TurnKind.COMPACTION else otherwise

@@ -1,10 +1,8 @@
-"""The calls that this process works on, said to the store every second or two: leases renewed, waiting seconds added.
+"""Renew the leases of this process's turns, and record the time that they wait for an engine, every second or two.
 
-Why here: it is the only background loop of the adapter, and one statement for all calls instead of one for each.
-Called by: `capture.py`.
-
-Waiting is what an agent's budget must not pay for: no engine, or an engine that is paused. A session waits while any of its calls
-does, so that concurrent sub-agents do not count the same second twice.
+One statement serves all calls of the process. An agent's time budget must not pay for waiting, which is time without an
+engine or with a paused one; a session waits while any of its calls does, so that concurrent sub-agents do not count the
+same second twice.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ _LOG = structlog.get_logger("ratchet.adapter")
 
 
 @dataclass(slots=True)
-class _Held:
+class _LeasedTurn:
     session_id: int
     generating: bool = True
     engine_id: int | None = None
@@ -31,75 +29,81 @@ class _Held:
 
 class Leases:
     def __init__(self, database: Database, lease_seconds: float, router: EngineRouter) -> None:
-        self._database, self._lease_seconds, self._router = database, lease_seconds, router
-        self._held: dict[int, _Held] = {}
-        self._waits: dict[int, float] = {}  # by session, in seconds, not yet stored
+        self._database = database
+        self._lease_seconds = lease_seconds
+        self._router = router
+        self._leased: dict[int, _LeasedTurn] = {}
+        self._unstored_waits: dict[int, float] = {}  # seconds by session
         self._task: asyncio.Task[None] | None = None
 
-    def hold(self, turn_id: int, session_id: int) -> None:
-        self._held[turn_id] = _Held(session_id)
+    def add(self, turn_id: int, session_id: int) -> None:
+        """Renew this turn's lease from now on. The row has a lease already."""
+        self._leased[turn_id] = _LeasedTurn(session_id)
         if self._task is None:
             self._task = asyncio.create_task(self._renew())
-            self._task.add_done_callback(_report)
+            self._task.add_done_callback(_log_failure)
 
-    def runs_on(self, turn_id: int, engine_id: int | None) -> None:
-        if turn_id in self._held:
-            self._held[turn_id].engine_id = engine_id
+    def set_engine(self, turn_id: int, engine_id: int | None) -> None:
+        """`engine_id`: the engine that works on the call; None: the call waits for one."""
+        if turn_id in self._leased:
+            self._leased[turn_id].engine_id = engine_id
 
-    def waited(self, turn_id: int) -> float:
-        """Seconds waited so far; the call does not wait from now on."""
-        held = self._held.get(turn_id)
-        if held is None:
+    def finish_generation(self, turn_id: int) -> float:
+        """Return the seconds that the call has waited, and count no more. The lease is still renewed."""
+        leased = self._leased.get(turn_id)
+        if leased is None:
             return 0.0
-        held.generating = False
-        return held.waited_seconds
+        leased.generating = False
+        return leased.waited_seconds
 
-    def drop(self, turn_id: int) -> None:
-        """The call is over, or nobody waits for its answer any more."""
-        self._held.pop(turn_id, None)
+    def remove(self, turn_id: int) -> None:
+        """Stop renewing: the answer was delivered, or no client waits for it."""
+        self._leased.pop(turn_id, None)
 
     async def close(self) -> None:
-        """Ends all leases now, so that another process need not wait for them to run out."""
-        held = list(self._held)
+        """End all leases now, so that another process need not wait until they expire."""
+        turn_ids = list(self._leased)
         if self._task is not None:
             self._task.cancel()
-        if held:
+        if turn_ids:
             try:
                 async with self._database.begin() as conn:
-                    await turns.release_leases(conn, held)
+                    await turns.release_leases(conn, turn_ids)
             except StoreUnavailableError as error:
-                _LOG.warning("leases not released, they will run out", reason=str(error))
+                _LOG.warning("leases not released, they will expire", reason=str(error))
 
     async def _renew(self) -> None:
         last = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, self._lease_seconds / 3))
             now = time.monotonic()
-            self._count(now - last)
+            self._count_waits(now - last)
             last = now
             try:
-                if self._held:
+                if self._leased:
                     async with self._database.begin() as conn:
-                        await turns.renew_leases(conn, list(self._held), self._lease_seconds)
-                if self._waits:  # a transaction of its own: completing a turn locks the session first and the turn then
+                        await turns.renew_leases(conn, list(self._leased), self._lease_seconds)
+                # A transaction of its own: completing a turn locks the session before the turn, the reverse order would
+                # deadlock.
+                if self._unstored_waits:
                     async with self._database.begin() as conn:
-                        stored = await sessions.add_engine_wait(conn, self._waits)
+                        stored = await sessions.add_engine_wait(conn, self._unstored_waits)
                     for session_id in stored:
-                        del self._waits[session_id]
+                        del self._unstored_waits[session_id]
             except StoreUnavailableError as error:
                 _LOG.warning("leases not renewed", reason=str(error))
 
-    def _count(self, seconds: float) -> None:
+    def _count_waits(self, seconds: float) -> None:
         waiting: set[int] = set()
-        for held in self._held.values():
-            if held.generating and (held.engine_id is None or not self._router.serves(held.engine_id)):
-                held.waited_seconds += seconds
-                waiting.add(held.session_id)
+        for leased in self._leased.values():
+            if leased.generating and (leased.engine_id is None or not self._router.serves(leased.engine_id)):
+                leased.waited_seconds += seconds
+                waiting.add(leased.session_id)
         for session_id in waiting:
-            self._waits[session_id] = self._waits.get(session_id, 0.0) + seconds
+            self._unstored_waits[session_id] = self._unstored_waits.get(session_id, 0.0) + seconds
 
 
-def _report(task: "asyncio.Task[None]") -> None:
-    """Without this loop every lease runs out; calls still end well, but the cause must not stay hidden."""
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    """Without the loop every lease expires. Calls still end, but the cause has to be visible."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _LOG.error("leases are renewed no more", exc_info=error)
+        _LOG.error("leases are no longer renewed", exc_info=error)

@@ -1,52 +1,50 @@
-"""A call as the columns of its row: when it is opened, and when it is completed.
-
-Why here: what is kept of a call, and in which form, is one question; when it is written is another (`capture.py`).
-Called by: `capture.py`.
+"""A call as the columns of its row, when it is opened and when it is completed, and the answer that a completed row
+stores.
 """
 
 from hashlib import blake2b
 
-from adapter.conversation import Answer, answer_to_json, message_to_json
+from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.client import Generation
-from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json
+from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
 from ratchet.store.sessions import SessionRow
-from ratchet.store.turns import CompletedTurn, NewTurn
+from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
 
 _LANE_CHARS = 100
 
 
-def new_turn(session: SessionRow, prepared: PreparedCall, ordinal: int, process: str) -> NewTurn:
-    """`ordinal`: how many times this very request was answered before."""
-    join = prepared.join
+def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: str) -> NewTurn:
+    """`ordinal`: how many turns of the session and lane have the same digest already."""
+    attach_point = prepared.attach_point
     return NewTurn(
-        session_id=session.id,
-        rollout_id=session.rollout_id,
-        attempt=session.attempt,
+        session_id=row.id,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
         lane=lane_key(prepared.lane),
         digest=prepared.digest,
         ordinal=ordinal,
         kind=prepared.kind,
-        parent_turn_id=join.parent_turn_id,
-        kept_tokens=join.kept_tokens,
+        parent_turn_id=attach_point.parent_turn_id,
+        kept_tokens=attach_point.kept_tokens,
         fork_cause=prepared.fork_cause,
-        dialect=prepared.reading.wishes.dialect,
+        dialect=prepared.request.options.dialect,
         prompt_tokens=prepared.stream.length,
         suffix_ids=ids_to_bytes(prepared.suffix),
-        temperature=session.temperature,
-        request=pack_json(_request(prepared)),
+        temperature=row.temperature,
+        request=pack_json(_stored_request(prepared)),
         engine_id=prepared.engine_id,
-        lease_owner=process,
+        lease_owner=process_id,
     )
 
 
 def completed_turn(
-    session: SessionRow, answer: Answer, generation: Generation, engine_id: int, waited_seconds: float
+    row: SessionRow, answer: Answer, generation: Generation, engine_id: int, waited_seconds: float
 ) -> CompletedTurn:
-    """`waited_seconds`: of the time that the call took, how long there was no engine that worked on it."""
+    """`waited_seconds`: the part of the call's time in which no engine worked on it."""
     return CompletedTurn(
         id=answer.turn_id,
-        session_id=session.id,
+        session_id=row.id,
         sampled_ids=ids_to_bytes(generation.token_ids),
         logprobs=logprobs_to_bytes(generation.logprobs),
         num_sampled=len(generation.token_ids),
@@ -59,19 +57,32 @@ def completed_turn(
     )
 
 
+def stored_answer(known: KnownCall) -> Answer:
+    """The answer of a completed row."""
+    assert known.answer is not None
+    value = unpack_json(known.answer)
+    assert isinstance(value, dict)
+    return answer_from_json(known.id, value)
+
+
 def lane_key(lane: str) -> str:
-    """As it is stored: a client may send anything, and an index holds no long texts."""
+    """The lane as it is stored.
+
+    Clients may send a text of any length, which an index cannot hold; long ones become their digest.
+    """
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
-def _request(prepared: PreparedCall) -> dict[str, object]:
-    """What the row keeps of a request: what is new in it, and what another process needs to go on from it."""
-    head, new = prepared.reading.head, [message for unit in prepared.new_units for message in unit.messages]
-    request: dict[str, object] = {
-        "after": prepared.after,
-        "messages": [message_to_json(message) for message in new],
+def _stored_request(prepared: PreparedCall) -> dict[str, object]:
+    """The new part of a request, and what another process needs to rebuild the tree from it."""
+    preamble = prepared.request.preamble
+    stored: dict[str, object] = {
+        "after": prepared.after_turn_id,
+        "messages": [message_to_json(message) for run in prepared.new_runs for message in run.messages],
         "keys": [key.hex() for key in prepared.new_keys],
         "thinks": prepared.thinks,
         "max_tokens": prepared.max_tokens,
     }
-    return request if prepared.after is not None else request | {"system": head.system, "tools": head.tools}
+    if prepared.after_turn_id is not None:
+        return stored
+    return stored | {"system": preamble.system, "tools": preamble.tools}

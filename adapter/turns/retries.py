@@ -1,10 +1,9 @@
-"""What a request is that has been made before: a new sample is wanted, or its answer was lost on the way.
+"""Decide whether a repeated request is a client retry or a new sample.
 
-Why here: this is the rule by which no token is sampled twice for one call, and no agent that samples again is given an old answer.
-Called by: `capture.py`, as often as it takes to tell.
-
-It is a retry only if the earlier call's client is gone, its answer was not written to the last byte, or the SDK says so. The client of
-another process shows by its lease being renewed; the one of a process that was killed, by its lease running out.
+Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
+the old one. A request is a retry only if the earlier call's client has disconnected, if the earlier answer was not
+written to its last byte, or if the SDK's header says so. A client of another process counts as connected while that
+process renews the lease; after a kill the lease expires.
 """
 
 from enum import StrEnum
@@ -14,25 +13,32 @@ from ratchet.types import TurnState
 
 
 class RetryDecision(StrEnum):
-    AGAIN = "again"  # meant as such: a new sample in a row of its own
-    STORED = "stored"  # the answer that the row has
-    JOIN = "join"  # the answer that this process is generating
-    TAKE_OVER = "take_over"  # nobody works on it any more: generate for its row
-    WAIT = "wait"  # look again
+    AGAIN = "again"  # no retry: sample a new answer, in a row of its own
+    STORED = "stored"  # return the answer of the completed row
+    JOIN = "join"  # wait for the turn that this process is generating
+    TAKE_OVER = "take_over"  # its process has died: generate for the same row
+    WAIT = "wait"  # undecided: read the row again later
 
 
-def decide_retry(known: KnownCall, clients_here: int | None, ours: bool, retry: bool, in_time: bool) -> RetryDecision:
-    """`clients_here`: how many wait for it in this process, None where it is not generated here. `ours`: its lease has this process's
-    name. `retry`: the SDK says so. `in_time`: a lease that nobody renews may not have run out yet."""
-    if known.state is TurnState.ABORTED or (known.delivered and not retry):
+def decide_retry(
+    known: KnownCall, num_clients_here: int | None, is_own: bool, is_sdk_retry: bool, in_time: bool
+) -> RetryDecision:
+    """`known` is the newest turn with the request's digest.
+
+    `num_clients_here`: clients of this process that wait for it; None if this process does not generate it. `is_own`:
+    this process is the row's lease owner. `in_time`: less than a lease has passed since the request, so the lease of a
+    process that died may not have expired yet.
+    """
+    if known.state is TurnState.ABORTED or (known.delivered and not is_sdk_retry):
         return RetryDecision.AGAIN
-    attached = known.attached if clients_here is None else clients_here > 0
-    if attached and not retry:
-        # In flight in our name and not generated here: it is just being opened, or was let go and its lease runs out.
-        told_apart = clients_here is not None or (ours and known.state is TurnState.COMPLETED)
-        return RetryDecision.AGAIN if told_apart or not in_time else RetryDecision.WAIT
+    has_client = known.attached if num_clients_here is None else num_clients_here > 0
+    if has_client and not is_sdk_retry:
+        # A row in flight that this process owns and does not generate is just being opened, or its lease is about to
+        # expire.
+        is_certain = num_clients_here is not None or (is_own and known.state is TurnState.COMPLETED)
+        return RetryDecision.AGAIN if is_certain or not in_time else RetryDecision.WAIT
     if known.state is TurnState.COMPLETED:
         return RetryDecision.STORED
-    if clients_here is not None:
+    if num_clients_here is not None:
         return RetryDecision.JOIN
     return RetryDecision.WAIT if known.leased else RetryDecision.TAKE_OVER

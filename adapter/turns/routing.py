@@ -1,7 +1,6 @@
-"""Which engine a call goes to: ready ones from the store, the same one for a session while it lives, waiting while there is none.
+"""Choose the engine of a call: a ready one, the same one for a session while it lives; wait while there is none.
 
-Why here: engines come, pause, die and return while agents talk; none of that may reach an agent.
-Called by: `capture.py`.
+Engines are added, paused, killed and replaced while agents run, and no agent may see that.
 """
 
 import asyncio
@@ -20,45 +19,56 @@ _AVOID_SECONDS = 2.0
 
 
 class EngineRouter:
-    """A view of the engines that is at most a second old, shared by all calls of the process."""
+    """The engines as the store had them at most a second ago, shared by all calls of the process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._engines: dict[int, EngineRow] = {}
         self._read_at = float("-inf")
-        self._blind_until = float("-inf")  # by then every living engine has been heard again since the store was away
-        self._reading = asyncio.Lock()
-        self._avoid: dict[int, float] = {}
+        # After the store was unavailable, each living engine has sent a heartbeat again by this time.
+        self._heartbeats_unknown_until = float("-inf")
+        self._refreshing = asyncio.Lock()
+        self._avoided_until: dict[int, float] = {}
         self._clients: dict[str, EngineClient] = {}
 
     async def pick(self, session_id: int) -> EngineRow:
-        """Waits until an engine is ready. The choice is stable per session, so that the engine's prefix cache helps."""
-        age = _REFRESH_SECONDS
+        """Wait until an engine is ready.
+
+        The choice is stable per session, so that the engine's prefix cache is used.
+        """
+        max_age_seconds = _REFRESH_SECONDS
         while True:
-            await self._refresh(age)
+            await self._refresh(max_age_seconds)
             engine = self.likely(session_id)
             if engine is not None:
                 return engine
-            age = _POLL_SECONDS
+            max_age_seconds = _POLL_SECONDS
             await asyncio.sleep(_POLL_SECONDS)
 
     def likely(self, session_id: int) -> EngineRow | None:
-        """What `pick` would choose by the present view, None where it would wait."""
+        """The engine that `pick` would choose by what is known now; None if it would wait."""
         now = time.monotonic()
-        ready = [row for row in self._engines.values() if self.serves(row.id) and self._avoid.get(row.id, 0.0) < now]
+        ready = [
+            row for row in self._engines.values() if self.serves(row.id) and self._avoided_until.get(row.id, 0.0) < now
+        ]
         return max(
             ready, key=lambda row: blake2b(f"{session_id}/{row.id}".encode(), digest_size=8).digest(), default=None
         )
 
     def serves(self, engine_id: int) -> bool:
-        """Whether the engine is ready, as far as is known now. A paused one holds its calls and goes on with them later."""
+        """Whether the engine was ready when last read.
+
+        A paused engine is not; it keeps its calls and continues them later.
+        """
         row = self._engines.get(engine_id)
         return row is not None and row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS
 
     async def wait_until_gone(self, engine_id: int) -> None:
-        """Returns once nobody speaks for the engine any more: its wrapper has been silent for long, or says that the server ends or begins.
+        """Return when the engine can no longer finish its calls: no heartbeat for long, or its server has ended or
+        starts anew.
 
-        While the store is away no wrapper is heard: that silence says nothing about the engines, which go on generating.
+        While the store is unavailable no heartbeat arrives, although the engines go on generating; that time does not
+        count.
         """
         while True:
             await asyncio.sleep(_REFRESH_SECONDS)
@@ -66,12 +76,12 @@ class EngineRouter:
             row = self._engines.get(engine_id)
             if row is None or row.state in (EngineState.STARTING, EngineState.QUARANTINED):
                 return
-            if row.silent_seconds > SILENT_SECONDS and time.monotonic() > self._blind_until:
+            if row.silent_seconds > SILENT_SECONDS and time.monotonic() > self._heartbeats_unknown_until:
                 return
 
     def avoid(self, engine_id: int) -> None:
-        """The engine has just failed a call: others go first for a moment."""
-        self._avoid[engine_id] = time.monotonic() + _AVOID_SECONDS
+        """The engine has just failed a call: prefer others for two seconds."""
+        self._avoided_until[engine_id] = time.monotonic() + _AVOID_SECONDS
         self._read_at = float("-inf")
 
     def client(self, engine: EngineRow) -> EngineClient:
@@ -84,14 +94,14 @@ class EngineRouter:
             await client.close()
 
     async def _refresh(self, max_age_seconds: float = _REFRESH_SECONDS) -> None:
-        async with self._reading:
+        async with self._refreshing:
             if time.monotonic() - self._read_at < max_age_seconds:
                 return
             try:
                 async with self._database.begin() as conn:
                     self._engines = {row.id: row for row in await list_engines(conn)}
             except StoreUnavailableError:
-                self._blind_until = time.monotonic() + SILENT_SECONDS
-                await asyncio.sleep(_POLL_SECONDS)  # the last view stands; a turn cannot be stored now anyway
+                self._heartbeats_unknown_until = time.monotonic() + SILENT_SECONDS
+                await asyncio.sleep(_POLL_SECONDS)  # keep the last view; a turn cannot be stored now anyway
                 return
             self._read_at = time.monotonic()

@@ -1,13 +1,13 @@
 """The turn tree of one session, in memory: which stored stream a request continues, and where it leaves it.
 
-Why here: attaching is a question of token ids and message keys only; it knows neither HTTP nor SQL.
-Called by: `prompts.py` and `capture.py`, on the event loop. Rebuilt from the store by any process at any time.
-
-A turn's stream is a piece of a buffer that all turns share which extend each other (`streams.py`).
+Attaching a prompt needs token ids and message keys only, so this file knows neither HTTP nor SQL; any process can
+rebuild the tree from the store at any time. Turns that extend each other share one buffer (`token_buffer.py`). Used on
+the event loop only.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,10 +19,12 @@ from ratchet.types import TurnKind
 
 
 class TreeNode(msgspec.Struct, gc=False):
-    """A completed turn, of no interest to the garbage collector: a collection must not take longer the more turns there are.
+    """A completed turn.
 
-    `stream`: its prompt and output. `ended`: with the template's own end. `thinks`: an answer in it shows thinking, which a later
-    question may drop.
+    Not tracked by the garbage collector, so that a collection does not take longer the more turns there are.
+
+    `stream`: prompt and output. `ended`: the output ends with the template's end token. `thinks`: an answer in the
+    stream shows thinking, which a later question may make the template drop.
     """
 
     turn_id: int
@@ -43,15 +45,27 @@ class TreeNode(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class AttachPoint:
-    """Where a prompt joins the tree: `kept_tokens` of the parent's stream stand, what follows them in the prompt is new."""
+    """Where a prompt attaches to the tree: it begins with the first `kept_tokens` of the parent's stream; what follows
+    is new.
+    """
 
     parent_turn_id: int | None
     kept_tokens: int
 
 
+class StoredAnswer(NamedTuple):
+    """The turn that gave an answer of a history, and the answer's index among the history's runs."""
+
+    turn_id: int
+    run_index: int
+
+
 @dataclass(frozen=True, slots=True)
 class TurnGrowth:
-    """What a completed turn adds beside its tokens: the keys of its request's histories, and its answer."""
+    """What a completed turn adds beside its tokens.
+
+    `keys`: those of the histories in its request; the last is the request's own.
+    """
 
     keys: Sequence[bytes]
     answer: Message
@@ -64,16 +78,21 @@ class TurnGrowth:
 @dataclass(slots=True)
 class TurnTree:
     nodes: dict[int, TreeNode] = field(default_factory=dict)
-    seen: set[bytes] = field(default_factory=set)
-    """Keys of all histories that were ever asked with or answered."""
+    known_keys: set[bytes] = field(default_factory=set)
+    """Keys of all histories that were requested or answered."""
     last_answers: dict[str, tuple[TurnKind, str]] = field(default_factory=dict)
-    """Per lane, the kind and the text of the newest turn's answer."""
+    """Per lane, the kind of the newest turn and the text of its answer."""
     _buffers: dict[TokenBuffer, int] = field(default_factory=dict)
-    """In the order of their first turns, each with the length of its longest turn: what follows that is a prompt in flight."""
-    _after: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    _loose: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    _anywhere: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    """Turns by key. Tuples of numbers, unlike lists, cost the garbage collector nothing."""
+    """In the order of their first turns, each with the length of its longest turn: what follows that is a prompt in
+    flight.
+    """
+    _by_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _by_loose_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _by_answer: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    """Turns by key of history and answer, or of the answer alone.
+
+    The garbage collector does not visit tuples of numbers.
+    """
 
     def stream(self, turn_id: int) -> Ids:
         return self.nodes[turn_id].stream.ids
@@ -81,132 +100,138 @@ class TurnTree:
     def sampled(self, turn_id: int) -> Ids:
         return self.stream(turn_id)[self.nodes[turn_id].prompt_tokens :]
 
-    def prompt(self, join: AttachPoint, suffix: Ids) -> TokenStream:
-        """The stream of a prompt that joins the tree there and goes on with `suffix`."""
-        if join.parent_turn_id is None:
+    def prompt(self, attach_point: AttachPoint, suffix: Ids) -> TokenStream:
+        """The stream of a prompt that attaches there and continues with `suffix`."""
+        if attach_point.parent_turn_id is None:
             return TokenStream.of(suffix)
-        return self.nodes[join.parent_turn_id].stream.cut(join.kept_tokens).extended(suffix)
+        return self.nodes[attach_point.parent_turn_id].stream.cut(attach_point.kept_tokens).extended(suffix)
 
-    # ------------------------------------------------------------ reading
+    # ------------------------------------------------------------ look-up
 
-    def newest(self, units: Sequence[MessageRun], keys: Sequence[bytes], lane: str) -> tuple[int, int] | None:
-        """(turn, place in `units` of its answer) of the last stored turn whose request and answer begin this history."""
-        for at in range(len(units) - 1, -1, -1):
-            if units[at].assistant and (turn_id := self.answered(keys[at], units[at], lane)) is not None:
-                return turn_id, at
+    def newest_answer(self, runs: Sequence[MessageRun], keys: Sequence[bytes], lane: str) -> StoredAnswer | None:
+        """The last answer in this history that a stored turn gave to exactly the history before it."""
+        for at in range(len(runs) - 1, -1, -1):
+            if runs[at].assistant and (turn_id := self.turn_of_answer(keys[at], runs[at], lane)) is not None:
+                return StoredAnswer(turn_id, at)
         return None
 
-    def answered(self, key: bytes, unit: MessageRun, lane: str) -> int | None:
-        """The turn that gave this answer to the history `key`: strictly equal, or the only one that is loosely equal."""
-        found = self._after.get(extend_key(key, unit.key))
+    def turn_of_answer(self, key: bytes, run: MessageRun, lane: str) -> int | None:
+        """The turn that gave this answer to the history `key`: strictly equal, else the only loosely equal one."""
+        found = self._by_history.get(extend_key(key, run.key))
         if found:
-            return self._nearest(found, lane)
-        loose = self._loose.get(extend_key(key, unit.loose_key), ())
+            return self._newest(found, lane)
+        loose = self._by_loose_history.get(extend_key(key, run.loose_key), ())
         return loose[0] if len(loose) == 1 else None
 
-    def answers_like(self, key: bytes, unit: MessageRun) -> bool:
-        """Whether the history `key` was ever answered with about this."""
-        return bool(self._loose.get(extend_key(key, unit.loose_key)))
+    def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
+        """Whether a loosely equal answer was given to the history `key`."""
+        return bool(self._by_loose_history.get(extend_key(key, run.loose_key)))
 
-    def elsewhere(self, unit: MessageRun, lane: str) -> int | None:
-        """The newest turn of the session that gave exactly this answer, tool-call ids included, whatever it was asked."""
-        found = self._anywhere.get(unit.key)
-        return self._nearest(found, lane) if found else None
+    def turn_of_equal_answer(self, run: MessageRun, lane: str) -> int | None:
+        """The newest turn of the session that gave exactly this answer to any history, tool-call ids included."""
+        found = self._by_answer.get(run.key)
+        return self._newest(found, lane) if found else None
 
-    def _nearest(self, found: Sequence[int], lane: str) -> int:
-        same_lane = [turn_id for turn_id in found if self.nodes[turn_id].lane == lane]
-        return (same_lane or found)[-1]
+    def _newest(self, turn_ids: Sequence[int], lane: str) -> int:
+        """The last one of the lane, or of all if none is of the lane."""
+        same_lane = [turn_id for turn_id in turn_ids if self.nodes[turn_id].lane == lane]
+        return (same_lane or turn_ids)[-1]
 
-    def join(self, ids: Ids, base: int | None) -> AttachPoint:
-        """Attaches a prompt to the stored stream with which it shares most tokens, the first of them if several do.
+    def attach(self, ids: Ids, base: int | None) -> AttachPoint:
+        """Attach a prompt to the stored stream with which it shares the most tokens; of several, the first.
 
-        `base`: a turn whose stream is known to begin it; then only what was asked after that turn is compared.
+        `base`: a turn whose whole stream the prompt is known to begin with. Then only that turn's descendants are
+        compared.
         """
         if base is not None:
-            return self._below(ids, base)
-        kept, owner = 0, None
-        for one, length in self._buffers.items():
-            common = common_prefix(ids, one.first(length))
+            return self._attach_below(ids, base)
+        kept = 0
+        shared: TokenBuffer | None = None
+        for buffer, length in self._buffers.items():
+            common = common_prefix(ids, buffer.first(length))
             if common > kept:
-                kept, owner = common, one
-        if owner is None:
+                kept = common
+                shared = buffer
+        if shared is None:
             return AttachPoint(None, 0)
         node = min(
-            (one for one in self.nodes.values() if one.stream.buffer is owner and one.length >= kept),
+            (one for one in self.nodes.values() if one.stream.buffer is shared and one.length >= kept),
             key=lambda one: one.turn_id,
         )
         return AttachPoint(node.turn_id, kept)
 
-    def ends_at(self, join: AttachPoint) -> bool:
-        """Whether the prompt goes on from its parent's whole stream, and no other turn does."""
-        if join.parent_turn_id is None:
+    def is_free_end(self, attach_point: AttachPoint) -> bool:
+        """Whether the prompt keeps its parent's whole stream, and no other turn does."""
+        if attach_point.parent_turn_id is None:
             return False
-        parent = self.nodes[join.parent_turn_id]
-        return join.kept_tokens == parent.length and all(
+        parent = self.nodes[attach_point.parent_turn_id]
+        return attach_point.kept_tokens == parent.length and all(
             self.nodes[one].kept_tokens < parent.length for one in parent.children
         )
 
-    def _below(self, ids: Ids, base: int) -> AttachPoint:
-        kept, parent, waiting = self.nodes[base].length, base, list(self.nodes[base].children)
-        while waiting:
-            node = self.nodes[waiting.pop(0)]
+    def _attach_below(self, ids: Ids, base: int) -> AttachPoint:
+        parent = base
+        kept = self.nodes[base].length
+        candidates = list(self.nodes[base].children)
+        while candidates:
+            node = self.nodes[candidates.pop(0)]
             if node.kept_tokens != kept:
                 continue  # it leaves the stream elsewhere, so it shares no more of it
             common = kept + common_prefix(ids[kept:], self.stream(node.turn_id)[kept:])
             if common > kept:
-                kept, parent, waiting = common, node.turn_id, list(node.children)
+                parent = node.turn_id
+                kept = common
+                candidates = list(node.children)
         return AttachPoint(parent, kept)
 
-    # ------------------------------------------------------------ growing
+    # ------------------------------------------------------------ growth
 
-    def add(self, turn_id: int, join: AttachPoint, prompt: TokenStream, sampled: Ids, grown: TurnGrowth) -> None:
-        """Adds a completed turn."""
+    def add(
+        self, turn_id: int, attach_point: AttachPoint, prompt: TokenStream, sampled: Ids, growth: TurnGrowth
+    ) -> None:
+        """Add a completed turn. A turn that is there already is left as it is."""
         if turn_id in self.nodes:
             return
         stream = prompt.extended(sampled)
         self.nodes[turn_id] = TreeNode(
             turn_id,
-            join.parent_turn_id,
-            join.kept_tokens,
+            attach_point.parent_turn_id,
+            attach_point.kept_tokens,
             prompt.length,
             stream,
-            grown.ended,
-            grown.thinks,
-            grown.lane,
-            grown.kind,
+            growth.ended,
+            growth.thinks,
+            growth.lane,
+            growth.kind,
         )
         self._buffers[stream.buffer] = max(stream.length, self._buffers.get(stream.buffer, 0))
-        if join.parent_turn_id is not None:
-            self.nodes[join.parent_turn_id].children += (turn_id,)
-        self._know(turn_id, grown)
+        if attach_point.parent_turn_id is not None:
+            self.nodes[attach_point.parent_turn_id].children += (turn_id,)
+        self._index(turn_id, growth)
 
-    def _know(self, turn_id: int, grown: TurnGrowth) -> None:
-        unit, request = MessageRun.of([grown.answer]), grown.keys[-1]
-        self.seen.update(grown.keys)
-        self.seen.add(extend_key(request, unit.key))
-        self.last_answers[grown.lane] = (grown.kind, grown.answer.text)
-        for known, key in (
-            (self._after, extend_key(request, unit.key)),
-            (self._loose, extend_key(request, unit.loose_key)),
-            (self._anywhere, unit.key),
+    def _index(self, turn_id: int, growth: TurnGrowth) -> None:
+        answer = MessageRun.of([growth.answer])
+        request_key = growth.keys[-1]
+        self.known_keys.update(growth.keys)
+        self.known_keys.add(extend_key(request_key, answer.key))
+        self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
+        for index, key in (
+            (self._by_history, extend_key(request_key, answer.key)),
+            (self._by_loose_history, extend_key(request_key, answer.loose_key)),
+            (self._by_answer, answer.key),
         ):
-            known[key] = (*known.get(key, ()), turn_id)
+            index[key] = (*index.get(key, ()), turn_id)
 
-    def known(self) -> Iterable[int]:
+    def turn_ids(self) -> Iterable[int]:
         return self.nodes.keys()
 
     @property
     def num_turns(self) -> int:
         return len(self.nodes)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the token buffers, by far the most of what a session holds."""
-        return 4 * sum(self._buffers.values())
-
 
 def common_prefix(one: Ids, other: Ids) -> int:
-    """Length of the longest common prefix; equal blocks are compared as memory."""
+    """Length of the longest common prefix. The case of equal arrays is one comparison of memory."""
     limit = min(len(one), len(other))
     if np.array_equal(one[:limit], other[:limit]):
         return limit

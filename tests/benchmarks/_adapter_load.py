@@ -1,9 +1,9 @@
-"""A thousand conversations at once through one adapter process: how many turns a second, how much is added, what is kept, what it cost.
+"""A thousand conversations at once through one adapter process: turns per second, added latency, memory, bytes and
+transactions.
 
-Why here: the adapter is one process on an event loop; only load shows what its turns cost each other.
-Called by: the adapter's benchmark. Postgres, adapter, engine and clients share the machine's cores; all of them but the engine are real.
-
-`added` latency: from the request's first byte to the answer's last, less what the engine held the call.
+The adapter is one process with an event loop, so only load shows what its turns cost each other. Postgres, adapter,
+engine and clients share the machine's cores; all of them but the engine are real. Added latency: from the request's
+first byte to the answer's last, minus the time for which the engine held the call.
 """
 
 import asyncio
@@ -35,13 +35,15 @@ from tests.benchmarks._workload import Conversation, model_directory
 from tests.standins.bulk_engine import digest_of
 
 Say = Callable[[str], None]
-SYSTEM_CHARS, RESULT_CHARS = 34_000, 4_500
-"""A first prompt of 12k tokens, and about 1.5k more with every turn."""
+SYSTEM_CHARS = 34_000
+"""Gives a first prompt of 12k tokens."""
+RESULT_CHARS = 4_500
+"""Adds about 1.5k tokens with every turn."""
 
 
 @dataclass
 class Agent:
-    """One session: its token, its conversation, its calls as (seconds, HTTP status)."""
+    """One session: its token, its conversation, and its calls as (seconds, HTTP status)."""
 
     session_id: int
     token: str
@@ -49,11 +51,13 @@ class Agent:
     calls: list[tuple[float, int]] = field(default_factory=list)
 
     async def turn(self, port: int) -> float:
-        """One call over a connection of its own, streamed; the conversation goes on with its answer. Returns its seconds."""
+        """Make one streamed call over a new connection and continue the conversation with its answer.
+
+        Return its seconds.
+        """
         body = self.talk.body(stream=True)
-        head = (
-            f"POST /v1/messages?beta=true HTTP/1.1\r\nhost: adapter\r\nx-api-key: {self.token}\r\nconnection: close\r\n"
-        )
+        head = f"POST /v1/messages?beta=true HTTP/1.1\r\nhost: adapter\r\nx-api-key: {self.token}\r\n"
+        head += "connection: close\r\n"
         started = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -71,7 +75,7 @@ class Agent:
 
 
 def _answer(reply: bytes) -> tuple[dict[str, Any], str]:
-    """The assistant's message as a client builds it from the events, and the id of its tool call."""
+    """Build the assistant's message from the events, as a client does. Returns it and the id of its tool call."""
     blocks: list[dict[str, Any]] = []
     for line in reply.split(b"\n"):
         if not line.startswith(b"data: "):
@@ -94,7 +98,7 @@ def _answer(reply: bytes) -> tuple[dict[str, Any], str]:
 
 
 @contextlib.asynccontextmanager
-async def _process(*arguments: str, health: str = "") -> AsyncIterator[subprocess.Popen[bytes]]:
+async def bench_process(*arguments: str, health: str = "") -> AsyncIterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, *arguments], stdout=sys.stderr)
     try:
         async with asyncio.timeout(900), httpx.AsyncClient(trust_env=False) as http:
@@ -114,12 +118,15 @@ async def _process(*arguments: str, health: str = "") -> AsyncIterator[subproces
 
 
 @contextlib.asynccontextmanager
-async def _postgres() -> AsyncIterator[str]:
+async def bench_postgres() -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="ratchet-bench-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
         port = free_port()
-        program = "import sys, pathlib; from stack.postgres import run_postgres; run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-        async with _process("-c", program, f"{directory}/data", str(port)):
+        program = (
+            "import sys, pathlib; from stack.postgres import run_postgres; "
+            "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+        )
+        async with bench_process("-c", program, f"{directory}/data", str(port)):
             await ensure_database(port)
             await asyncio.to_thread(migrate, database_url(port))
             yield database_url(port)
@@ -127,7 +134,7 @@ async def _postgres() -> AsyncIterator[str]:
 
 @dataclass
 class Rig:
-    """What a measurement talks to."""
+    """The parts that a measurement uses."""
 
     url: str
     database: Database
@@ -140,7 +147,7 @@ class Rig:
             return dict((await http.get(address)).json())
 
     async def clocks(self, next_on: bool = True) -> dict[str, Any]:
-        """Since the last call; the loop's own clock goes on or rests."""
+        """The measurements since the last call; then turn the event loop's clock on or off."""
         return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench?clock={'on' if next_on else 'off'}")
 
     async def hold(self, least: float, most: float, outputs: list[list[int]] | None = None) -> None:
@@ -150,14 +157,16 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
-    directory, engine_port, adapter_port = model_directory(), free_port(), free_port()
+    directory = model_directory()
+    engine_port = free_port()
+    adapter_port = free_port()
     renderer = Renderer(directory)
-    async with _postgres() as url:
+    async with bench_postgres() as url:
         settings = AdapterSettings(database_url=url, model_path=directory, port=adapter_port, tool_parser="qwen3_coder")
         engine = f"http://127.0.0.1:{engine_port}"
         async with (
-            _process("-m", "tests.standins.bulk_engine", str(engine_port), health=engine + "/health"),
-            _process(
+            bench_process("-m", "tests.standins.bulk_engine", str(engine_port), health=engine + "/health"),
+            bench_process(
                 "-m",
                 "tests.benchmarks._adapter_process",
                 settings.model_dump_json(),
@@ -170,16 +179,16 @@ async def rig() -> AsyncIterator[Rig]:
                     row = {"address": engine, "state": "ready", "model_path": ""}
                     await conn.execute(insert(EngineTable).values(**row, heartbeat_at=text("now() + interval '1 day'")))
                 found = Rig(url, database, adapter_port, engine, renderer)
-                await found.hold(0, 0, _spoken(renderer))
+                await found.hold(0, 0, _sampled_outputs(renderer))
                 yield found
             finally:
                 await database.close()
 
 
-def _spoken(renderer: Renderer) -> list[list[int]]:
-    talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokens.plain.token_to_id("<|im_end|>")
-    texts = [talk.answer().spoken() for _ in range(256)]
-    return [[*renderer.tokens.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
+def _sampled_outputs(renderer: Renderer) -> list[list[int]]:
+    talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokenizer.plain.token_to_id("<|im_end|>")
+    texts = [talk.answer().sampled_text() for _ in range(256)]
+    return [[*renderer.tokenizer.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
 
 
 async def _agents(database: Database, first: int, number: int, result_chars: int) -> list[Agent]:
@@ -206,7 +215,7 @@ async def _agents(database: Database, first: int, number: int, result_chars: int
 
 
 async def _saturate(found: Rig, agents: list[Agent], num_turns: int, at_once: int) -> float:
-    """Every agent makes its turns, `at_once` calls at a time. Turns per second."""
+    """Let every agent make `num_turns` turns, `at_once` calls at a time. Return turns per second."""
     gate = asyncio.Semaphore(at_once)
 
     async def turn(agent: Agent) -> None:
@@ -220,7 +229,10 @@ async def _saturate(found: Rig, agents: list[Agent], num_turns: int, at_once: in
 
 
 async def _arrive(found: Rig, agents: list[Agent], per_second: float, seconds: float) -> tuple[float, int]:
-    """Turns of random agents at random moments, whether or not earlier ones have ended. (turns per second, most at once)."""
+    """Start turns of random agents at random times, also while earlier ones run.
+
+    Return turns per second, most at once.
+    """
     rng, running, most, idle = random.Random(1), set[asyncio.Task[float]](), 0, list(agents)
     started, due, num = time.monotonic(), 0.0, 0
 
@@ -260,8 +272,8 @@ async def _rows(found: Rig) -> dict[int, list[Any]]:
     return rows
 
 
-def _held(rows: dict[int, list[Any]], agents: list[Agent], seen: dict[str, Any]) -> dict[str, Any]:
-    """Rows against what clients got and what the engine saw: every prompt and every answer, by digest."""
+def _compare_rows(rows: dict[int, list[Any]], agents: list[Agent], seen: dict[str, Any]) -> dict[str, Any]:
+    """Compare the rows with what the engine saw, each prompt and each answer by its digest, and count them."""
     calls: dict[str, Any] = seen["calls"]
     num_answers = sum(len(agent.calls) for agent in agents)
     num_rows = sum(len(rows[agent.session_id]) for agent in agents)
@@ -276,10 +288,8 @@ def _held(rows: dict[int, list[Any]], agents: list[Agent], seen: dict[str, Any])
             right = said[:2] == [digest_of(prompt), digest_of(sampled)] and row.state == "completed" and row.delivered
             num_wrong += not right
     assert num_rows == num_answers and not num_wrong, (num_rows, num_answers, num_wrong)
-    assert sum(map(len, rows.values())) == len(calls) == seen["num_calls"], (
-        len(calls),
-        seen["num_calls"],
-    )  # none asked twice
+    # No call was sent to the engine twice.
+    assert sum(map(len, rows.values())) == len(calls) == seen["num_calls"], (len(calls), seen["num_calls"])
     return {"answers": num_answers, "rows": num_rows, "rows_that_differ": num_wrong, "calls_without_a_row": 0}
 
 
@@ -311,8 +321,11 @@ async def _store_costs(found: Rig, num_turns: int, before: tuple[int, int]) -> d
 
 
 async def _store_counters(found: Rig) -> tuple[int, int]:
-    """(bytes of WAL, commits) since the server's start."""
-    query = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint, xact_commit FROM pg_stat_database WHERE datname = current_database()"
+    """Bytes of WAL and number of commits since the server was started."""
+    query = (
+        "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint, xact_commit"
+        " FROM pg_stat_database WHERE datname = current_database()"
+    )
     async with found.database.begin() as conn:
         row = (await conn.exec_driver_sql(query)).one()
     return int(row[0]), int(row[1])
@@ -349,7 +362,7 @@ async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict
             **_loop(calm),
         },
         "resident_bytes_per_session": round((full["resident_bytes"] - before["resident_bytes"]) / num_sessions),
-        "kept": _held(rows, agents, seen),
+        "kept": _compare_rows(rows, agents, seen),
         "store": store,
     }
 
@@ -380,7 +393,7 @@ def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _long(found: Rig, say: Say) -> dict[str, Any]:
-    """One agent alone, 100 turns to 86k tokens: what its rows take, against its final stream."""
+    """One agent alone, 100 turns to 86k tokens: the size of its rows compared with its final stream."""
     (agent,) = await _agents(found.database, 0, 1, 2_350)
     await agent.turn(found.adapter_port)
     before = await found.clocks()
@@ -396,7 +409,7 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
         len(ids_from_bytes(one.suffix_ids)) + len(ids_from_bytes(one.sampled_ids)) for one in rows[agent.session_id]
     )
     return {
-        "turns": _held(rows, [agent], seen)["rows"],
+        "turns": _compare_rows(rows, [agent], seen)["rows"],
         "final_stream_tokens": tokens,
         "final_stream_bytes": 4 * tokens,
         "row_bytes": int(sizes[0]),

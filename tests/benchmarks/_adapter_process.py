@@ -1,8 +1,8 @@
 """The adapter as `ratchet adapter` runs it, with clocks on its event loop and its transactions.
 
-Why here: what blocks the loop, and what a commit costs, can only be seen from inside; the product carries no clocks for it.
-Called by: the adapter's benchmark, as `python -m tests.benchmarks._adapter_process SETTINGS_AS_JSON`. GET /bench answers, resets and
-turns the loop's clock on, with ?clock=off off.
+What blocks the loop and what a commit costs can only be measured inside the process, and the product has no clocks for
+it. Run as `python -m tests.benchmarks._adapter_process SETTINGS_AS_JSON`. GET /bench returns the measurements, resets
+them and turns the loop's clock on, with ?clock=off off.
 """
 
 import asyncio
@@ -32,29 +32,37 @@ BLOCKING_SECONDS = 0.010
 
 
 class LoopClock:
-    """CPU and wall seconds of every callback on the event loop's thread. What blocks the loop is the thread's own CPU time: wall time
-    is also that of whoever else had the core."""
+    """CPU and wall seconds of each callback on the event loop's thread.
+
+    The CPU time of the thread is what blocks the loop; wall time includes other processes on the same core.
+    """
 
     def __init__(self) -> None:
         self.reset()
-        run, clock = asyncio.events.Handle._run, self
+        run = asyncio.events.Handle._run
+        clock = self
 
         def timed(handle: asyncio.events.Handle) -> Any:
-            wall, started = time.perf_counter(), time.thread_time()
+            wall = time.perf_counter()
+            started = time.thread_time()
             try:
                 return run(handle)
             finally:
                 clock.add(time.thread_time() - started, time.perf_counter() - wall, handle)
 
-        self._ways = {False: run, True: timed}
+        self._runs = {False: run, True: timed}
 
     def turn(self, on: bool) -> None:
-        """Off, callbacks run as they do without it: looking at the clock takes a tenth of the thread's time."""
-        asyncio.events.Handle._run = self._ways[on]  # type: ignore[method-assign, assignment]
+        """If off, callbacks run without the clock, which takes a tenth of the thread's time."""
+        asyncio.events.Handle._run = self._runs[on]  # type: ignore[method-assign, assignment]
 
     def reset(self) -> None:
-        self.num, self.total, self.longest, self.blocking = 0, 0.0, 0.0, Counter[str]()
-        self.longest_wall, self.num_blocking_wall = 0.0, 0
+        self.num = 0
+        self.total = 0.0
+        self.longest = 0.0
+        self.blocking = Counter[str]()
+        self.longest_wall = 0.0
+        self.num_blocking_wall = 0
         self.longest_in = ""
 
     def add(self, seconds: float, wall_seconds: float, handle: asyncio.events.Handle) -> None:
@@ -63,7 +71,8 @@ class LoopClock:
         self.longest_wall = max(self.longest_wall, wall_seconds)
         self.num_blocking_wall += wall_seconds > BLOCKING_SECONDS
         if seconds > self.longest:
-            self.longest, self.longest_in = seconds, _name(handle)
+            self.longest = seconds
+            self.longest_in = _name(handle)
         if seconds > BLOCKING_SECONDS:
             self.blocking[_name(handle)] += 1
 
@@ -76,27 +85,33 @@ def _name(handle: asyncio.events.Handle) -> str:
 
 
 class CollectorClock:
-    """CPU seconds of garbage collections, which stop whatever callback they come in."""
+    """CPU seconds of garbage collections, which stop the callback that triggers them."""
 
     def __init__(self) -> None:
         self.reset()
-        gc.callbacks.append(self.heard)
+        gc.callbacks.append(self.record)
 
     def reset(self) -> None:
-        self.longest, self.generation, self.num_blocking, self.started = 0.0, 0, 0, time.thread_time()
+        self.longest = 0.0
+        self.generation = 0
+        self.num_blocking = 0
+        self.started = time.thread_time()
 
-    def heard(self, phase: str, info: dict[str, int]) -> None:
+    def record(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self.started = time.thread_time()
             return
         seconds = time.thread_time() - self.started
         if seconds > self.longest:
-            self.longest, self.generation = seconds, info["generation"]
+            self.longest = seconds
+            self.generation = info["generation"]
         self.num_blocking += seconds > BLOCKING_SECONDS
 
 
 class TimedDatabase(Database):
-    num, seconds, commit_seconds = 0, 0.0, 0.0
+    num = 0
+    seconds = 0.0
+    commit_seconds = 0.0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -110,10 +125,13 @@ class TimedDatabase(Database):
 
 
 async def main(settings: AdapterSettings) -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve` does
-    clock, collector, database = LoopClock(), CollectorClock(), TimedDatabase(settings.database_url, settings.pool_size)
-    app, process = create_adapter_app(settings, database), psutil.Process()
-    freeze_startup_objects()  # as `serve` does
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve_adapter` does
+    clock = LoopClock()
+    collector = CollectorClock()
+    database = TimedDatabase(settings.database_url, settings.pool_size)
+    app = create_adapter_app(settings, database)
+    process = psutil.Process()
+    freeze_startup_objects()  # as `serve_adapter` does
 
     @app.get("/bench")
     async def bench(request: Request) -> JSONResponse:
@@ -138,7 +156,9 @@ async def main(settings: AdapterSettings) -> None:
         clock.reset()
         collector.reset()
         clock.turn(request.query_params.get("clock") != "off")
-        database.num, database.seconds, database.commit_seconds = 0, 0.0, 0.0
+        database.num = 0
+        database.seconds = 0.0
+        database.commit_seconds = 0.0
         return JSONResponse(found)
 
     config = uvicorn.Config(

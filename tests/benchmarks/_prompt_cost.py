@@ -1,11 +1,10 @@
-"""CPU seconds from a request's bytes to the bytes for the engine, by three ways that give the same ids.
+"""CPU seconds from a request's bytes to the bytes for the engine, by three methods that give the same ids.
 
-Why here: a ratio within one process, over the same bodies, template and tokenizer, says what the machine's load cannot change.
-Called by: the adapter's benchmark.
+A ratio within one process, over the same bodies, template and tokenizer, does not depend on the machine's load.
 
-    full     parse everything, render everything, tokenise everything: what a server without memory does
+    full     parse, render and tokenise everything: what a server without memory does
     prefix   parse and render everything, tokenise what follows the text shared with the call before
-    ours     `adapter.prompt.prompt_builder` as the server runs it, the turn's place in the tree and its growth included
+    ours     `adapter.prompt.prompt_builder` as the server runs it, with attaching the turn and growing the tree
 """
 
 import asyncio
@@ -24,11 +23,11 @@ from adapter.conversation import Message, Preamble, ToolCall
 from adapter.dialects.base import Fields
 from adapter.dialects.messages import MessagesDialect
 from adapter.gc_tuning import freeze_startup_objects
+from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
-from adapter.prompt.prompt_builder import LiveSession, PromptBuilder
+from adapter.prompt.prompt_builder import PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import RequestParser
-from adapter.settings import AdapterSettings
+from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
 from engine.client import IdsText, Sampling, generate_body
@@ -44,15 +43,16 @@ _FIELDS = msgspec.json.Decoder(Fields)
 
 
 def wire(ids: Ids | IdsText) -> bytes:
-    """As `EngineClient.generate` sends it."""
+    """The request as `EngineClient.generate` sends it."""
     return generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), Sampling(4000, 1.0), "turn-1")
 
 
 def rendered(renderer: Renderer, body: bytes) -> str:
     fields = _FIELDS.decode(body)
-    head = Preamble(*DIALECT.head(fields), b"")  # type: ignore[arg-type]
+    content = DIALECT.preamble(fields)
+    preamble = Preamble(content.system, tuple(content.tools), b"")
     messages = DIALECT.messages(orjson.loads(memoryview(fields["messages"])), 0)
-    return renderer.template.render([*head.messages(), *messages], head.tools, generation_prompt=True)
+    return renderer.template.render([*preamble.messages(), *messages], preamble.tools, generation_prompt=True)
 
 
 class Full:
@@ -60,14 +60,14 @@ class Full:
         self.renderer = renderer
 
     async def turn(self, body: bytes, answer: Answer, sampled: Ids) -> Ids:
-        ids = self.renderer.tokens.encode_whole(rendered(self.renderer, body))
+        ids = self.renderer.tokenizer.encode_whole(rendered(self.renderer, body))
         wire(ids)
         return ids
 
 
 @dataclass
 class Prefix:
-    """Remembers the last text and where in it, at the last turn mark before the new text, its ids may be cut."""
+    """Keeps the last text and its ids, with the offsets at which both may be cut: before each turn mark."""
 
     renderer: Renderer
     text: str = ""
@@ -80,12 +80,12 @@ class Prefix:
         while self.marks[-1][0] > shared:
             self.marks.pop()
         start, num_ids = self.marks[-1]
-        mark = self.renderer.tokens.alias["<|im_start|>"]
+        mark = self.renderer.tokenizer.alias["<|im_start|>"]
         parts, at = [self.ids[:num_ids]], start
         while at < len(text):
             end = text.find(mark, at + 1)
             end = len(text) if end < 0 else end
-            parts.append(self.renderer.tokens.encode_whole(text[at:end]))
+            parts.append(self.renderer.tokenizer.encode_whole(text[at:end]))
             num_ids += len(parts[-1])
             at = end
             if at < len(text):
@@ -105,46 +105,46 @@ class Prefix:
         return low
 
 
-class WithoutStore(PromptBuilder):
-    """A session that this process has served from its start: there is nothing to load."""
+class SessionsWithoutStore(SessionCache):
+    """Sessions that this process has served from their start, so there is nothing to load."""
 
-    async def load(self, live: LiveSession) -> None:
-        live.loaded = True
+    async def load(self, session: LiveSession) -> None:
+        session.loaded = True
 
 
 class Ours:
     def __init__(self, renderer: Renderer) -> None:
-        self.renderer, self.number = renderer, 0
+        self.renderer = renderer
+        self.number = 0
         database = Database("postgresql://nobody@127.0.0.1:1/none")
-        self.prompts = WithoutStore(
-            AdapterSettings(database_url="", model_path="."), database, renderer, EngineRouter(database)
-        )
+        sessions = SessionsWithoutStore(database, renderer, 1)
+        self.builder = PromptBuilder(renderer, EngineRouter(database), sessions)
         limits = {"max_context_tokens": 10**6, "max_response_tokens": 4000}
-        self.live = LiveSession(
-            SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), RequestParser(PreambleCache()), loaded=True
-        )
+        row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
+        self.session = LiveSession(row, IncrementalParser(PreambleCache()), loaded=True)
 
     async def turn(self, body: bytes, answer: Answer, sampled: Ids) -> Ids:
-        prepared = await self.prompts.prepare(self.live, body, DIALECT, {})
-        wire(self.live.wire.of(prepared.stream, prepared.lane))
+        prepared = await self.builder.prepare(self.session, body, DIALECT, {})
+        wire(self.session.ids_json.prompt_json(prepared.stream, prepared.lane))
         self.number += 1
         message = Message(
             "assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),)
         )
-        grown = TurnGrowth(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
-        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
+        growth = TurnGrowth(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
+        self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         return prepared.ids
 
 
-Way = Callable[[bytes, Answer, Ids], Awaitable[Ids]]
+Method = Callable[[bytes, Answer, Ids], Awaitable[Ids]]
 
 
-async def _timed(way: Way, turns: list[tuple[bytes, Answer, Ids]]) -> tuple[list[float], list[Ids]]:
-    """CPU seconds of the whole process per turn, so that work in threads counts too."""
-    seconds, found = [], []
+async def _timed(method: Method, turns: list[tuple[bytes, Answer, Ids]]) -> tuple[list[float], list[Ids]]:
+    """CPU seconds of the whole process per turn, so that work in threads counts, too."""
+    seconds = []
+    found = []
     for body, answer, sampled in turns:
         started = time.process_time()
-        ids = await way(body, answer, sampled)
+        ids = await method(body, answer, sampled)
         seconds.append(time.process_time() - started)
         found.append(ids)
     return seconds, found
@@ -153,27 +153,27 @@ async def _timed(way: Way, turns: list[tuple[bytes, Answer, Ids]]) -> tuple[list
 def measure(num_repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     directory = model_directory()
     renderer = Renderer(directory)
-    assert renderer.full_because is None, renderer.full_because
-    end = renderer.tokens.plain.token_to_id("<|im_end|>")
+    assert renderer.full_render_reason is None, renderer.full_render_reason
+    end = renderer.tokenizer.plain.token_to_id("<|im_end|>")
     turns = []
     for body, answer in trajectory(0, 100, system_chars=34_000, result_chars=2_350):
-        spoken = renderer.tokens.plain.encode(answer.spoken(), add_special_tokens=False).ids
+        spoken = renderer.tokenizer.plain.encode(answer.sampled_text(), add_special_tokens=False).ids
         turns.append((body, answer, np.array([*spoken, end], np.int32)))
     seconds: dict[str, list[list[float]]] = {"full": [], "prefix": [], "ours": []}
     sizes: list[int] = []
     for no in range(num_repeats):
-        # A renderer of its own each time: what one repeat tokenised must not be known to the next.
-        ways: dict[str, Way] = {
+        # A new renderer each time, so that a repeat does not use the tokens that an earlier one cached.
+        methods: dict[str, Method] = {
             "ours": Ours(Renderer(directory)).turn,
             "prefix": Prefix(Renderer(directory)).turn,
             "full": Full(Renderer(directory)).turn,
         }
-        freeze_startup_objects()  # as the served process does; the other ways gain as much
+        freeze_startup_objects()  # as the served process does; it helps the other methods as much
         found = {}
-        for name, way in ways.items():
+        for name, method in methods.items():
             say(f"prompt cost: {name}, {no + 1} of {num_repeats}")
             gc.collect()
-            taken, found[name] = asyncio.run(_timed(way, turns))
+            taken, found[name] = asyncio.run(_timed(method, turns))
             seconds[name].append(taken)
         for name in ("prefix", "ours"):
             equal = [np.array_equal(one, other) for one, other in zip(found["full"], found[name], strict=True)]
@@ -218,5 +218,5 @@ def _report(seconds: dict[str, list[list[float]]], sizes: list[int], body_bytes:
 
 
 def _ratios(theirs: list[float], ours: list[float]) -> list[float]:
-    """One for each repeat: the machine's speed changes between two repeats more than within one."""
+    """One ratio per repeat, because the machine's speed changes more between two repeats than within one."""
     return [one / other for one, other in zip(theirs, ours, strict=True)]

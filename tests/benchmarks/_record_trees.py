@@ -1,8 +1,9 @@
-"""Token trees as our adapter records them: eight rollouts of one task on the wire of Anthropic Messages, some with a sub-agent, some compacted.
+"""Token trees as the adapter records them: eight rollouts of one task in Anthropic Messages, some with a sub-agent,
+some compacted.
 
-Why here: shapes that somebody made up for a benchmark prove little; these are what forks, lanes and chains make of an agent's calls. What
-the agent and the model say is scripted (`_workload.py`), what is recorded and how it is cut into chains is the product's doing.
-Called by: `python -m tests.benchmarks._record_trees`, by hand; `tests/benchmarks/training.py` reads the file.
+These have the shapes that forks, lanes and chains give to an agent's calls; made-up shapes would prove little. What
+agent and model send is scripted (`_workload.py`); recording it and cutting it into chains is done by the product. Run
+by hand as `python -m tests.benchmarks._record_trees`; `tests/benchmarks/training.py` reads the file.
 """
 
 import asyncio
@@ -22,17 +23,24 @@ from adapter.turns.chains import build_chains
 from ratchet.store import chains, sessions, turns
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable
-from tests.benchmarks._adapter_load import _port, _postgres, _process
+from stack.ports import free_port
+from tests.benchmarks._adapter_load import bench_postgres, bench_process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
 from tests.standins.tiny_model import make_tokenizer
-from training.plan_types import TrainingSequence
 from training.plan_loader import load_sequences
+from training.plan_types import TrainingSequence
 
 VOCABULARY = 4000
-"""Ids stay below the 4096 of the benchmark's model."""
-SYSTEM_CHARS, RESULT_CHARS, NUM_TOOLS, NUM_ROLLOUTS, NUM_TURNS = 1500, 400, 4, 8, 5
-"""Lengths that a CPU can train on: chains of two thousand tokens instead of fifty."""
+"""Ids must be below 4096, the size of the vocabulary of the benchmark's model."""
+SYSTEM_CHARS = 1500
+"""With this and RESULT_CHARS, chains have two thousand tokens instead of fifty thousand, so that a CPU can train on
+them.
+"""
+RESULT_CHARS = 400
+NUM_TOOLS = 4
+NUM_ROLLOUTS = 8
+NUM_TURNS = 5
 _SUMMARISE = "Your task is to create a detailed summary of the conversation so far."
 
 
@@ -40,55 +48,60 @@ _SUMMARISE = "Your task is to create a detailed summary of the conversation so f
 
 
 @dataclass
-class Speaker:
-    """One conversation of a session; `lane` names the sub-agent that leads it."""
+class ConversationClient:
+    """One conversation of a session; `lane` names its sub-agent, "" is the main agent."""
 
     http: httpx.AsyncClient
     token: str
-    talk: Conversation
+    conversation: Conversation
     lane: str = ""
 
     async def turn(self) -> dict[str, Any]:
         headers = {"x-api-key": self.token, "content-type": "application/json"}
-        reply = await self.http.post("/v1/messages", content=self.talk.body(), headers=headers | self._lane())
+        reply = await self.http.post("/v1/messages", content=self.conversation.body(), headers=headers | self._lane())
         reply.raise_for_status()
         answer = {"role": "assistant", "content": orjson.loads(reply.content)["content"]}
-        self.talk.go_on(answer, answer["content"][-1]["id"])
+        self.conversation.go_on(answer, answer["content"][-1]["id"])
         return answer
 
     def _lane(self) -> dict[str, str]:
         return {"x-claude-code-agent-id": self.lane} if self.lane else {}
 
 
-def _talk(seed: int, task: str, shared_seed: int = 0) -> Conversation:
-    talk = Conversation(seed, SYSTEM_CHARS, RESULT_CHARS, shared_seed)
-    head = orjson.loads(b"{" + talk.head + b"}")
-    talk.head = orjson.dumps(head | {"tools": head["tools"][:NUM_TOOLS]})[1:-1]
-    talk.messages = [{"role": "user", "content": [{"type": "text", "text": task}]}]
-    return talk
+def _conversation(seed: int, task: str, shared_seed: int = 0) -> Conversation:
+    conversation = Conversation(seed, SYSTEM_CHARS, RESULT_CHARS, shared_seed)
+    fields = orjson.loads(b"{" + conversation.preamble + b"}")
+    conversation.preamble = orjson.dumps(fields | {"tools": fields["tools"][:NUM_TOOLS]})[1:-1]
+    conversation.messages = [{"role": "user", "content": [{"type": "text", "text": task}]}]
+    return conversation
 
 
 async def _rollout(http: httpx.AsyncClient, token: str, number: int, task: str) -> None:
-    """Five turns; every second rollout sends out a sub-agent on the way, every fourth is compacted and goes on from the summary."""
-    main = Speaker(http, token, _talk(number, task))
+    """Five turns. Every second rollout starts a sub-agent, every fourth is compacted and continues from the summary."""
+    main = ConversationClient(http, token, _conversation(number, task))
     for turn in range(NUM_TURNS):
         await main.turn()
         if turn == 1 and number % 2:
-            helper = Speaker(
-                http, token, _talk(100 + number, f"Find where this is used. {main.talk.piece(300)}", 1), "agent-1"
+            helper = ConversationClient(
+                http,
+                token,
+                _conversation(100 + number, f"Find where this is used. {main.conversation.piece(300)}", 1),
+                "agent-1",
             )
             for _ in range(2):
                 await helper.turn()
     if number % 4 == 3:
-        main.talk.messages.append({"role": "user", "content": [{"type": "text", "text": _SUMMARISE}]})
+        main.conversation.messages.append({"role": "user", "content": [{"type": "text", "text": _SUMMARISE}]})
         summary = await main.turn()
-        main.talk.messages = _talk(number, f"{task}\n\nUntil now:\n{summary['content'][0]['text']}").messages
+        main.conversation.messages = _conversation(
+            number, f"{task}\n\nUntil now:\n{summary['content'][0]['text']}"
+        ).messages
         for _ in range(2):
             await main.turn()
 
 
 async def _open(database: Database, number: int) -> tuple[int, str]:
-    """(rollout id, token of its session)."""
+    """Open a rollout with a session."""
     limits = {"max_context_tokens": 200_000, "max_response_tokens": 4000, "min_response_tokens": 8, "max_turns": None}
     async with database.begin() as connection:
         task_id = (await connection.execute(select(TaskTable.id))).scalar_one()
@@ -117,24 +130,28 @@ async def _prepare(database: Database, engine: str) -> None:
         await connection.execute(insert(TaskTable).values(**task, label="", image="", workdir="", grader=""))
 
 
-def _spoken(renderer: Renderer) -> list[list[int]]:
-    talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokenizer.plain.token_to_id("<|im_end|>")
-    texts = [talk.answer().spoken() for _ in range(256)]
+def _sampled_outputs(renderer: Renderer) -> list[list[int]]:
+    conversation = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS)
+    end = renderer.tokenizer.plain.token_to_id("<|im_end|>")
+    texts = [conversation.answer().sampled_text() for _ in range(256)]
     return [[*renderer.tokenizer.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
 
 
 async def _record(model: Path) -> list[TrainingSequence]:
-    engine_port, adapter_port = _port(), _port()
+    engine_port = free_port()
+    adapter_port = free_port()
     engine = f"http://127.0.0.1:{engine_port}"
-    async with _postgres() as url:
+    async with bench_postgres() as url:
         settings = AdapterSettings(database_url=url, model_path=model, port=adapter_port, tool_parser="qwen3_coder")
         adapter = ("-m", "tests.benchmarks._adapter_process", settings.model_dump_json())
         async with (
-            _process("-m", "tests.standins.bulk_engine", str(engine_port), health=engine + "/health"),
-            _process(*adapter, health=f"http://127.0.0.1:{adapter_port}/health"),
+            bench_process("-m", "tests.standins.bulk_engine", str(engine_port), health=engine + "/health"),
+            bench_process(*adapter, health=f"http://127.0.0.1:{adapter_port}/health"),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{adapter_port}", timeout=600, trust_env=False) as http,
         ):
-            await http.post(engine + "/texts", json={"outputs": _spoken(Renderer(model)), "hold_seconds": [0, 0]})
+            await http.post(
+                engine + "/texts", json={"outputs": _sampled_outputs(Renderer(model)), "hold_seconds": [0, 0]}
+            )
             database = Database(url)
             await _prepare(database, engine)
             opened = [await _open(database, number) for number in range(NUM_ROLLOUTS)]
@@ -173,9 +190,8 @@ def main() -> None:
     }
     np.savez_compressed(RECORDED, **arrays)
     trained = int(arrays["mask"].sum())
-    print(
-        f"{len(found)} chains, {arrays['lengths'].sum()} tokens, {trained} of them trained; lengths {arrays['lengths'].tolist()}"
-    )
+    num_tokens = arrays["lengths"].sum()
+    print(f"{len(found)} chains, {num_tokens} tokens, {trained} of them trained; lengths {arrays['lengths'].tolist()}")
 
 
 if __name__ == "__main__":

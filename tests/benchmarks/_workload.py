@@ -1,7 +1,7 @@
-"""What an agent sends: a model directory with a vocabulary of real size, and long conversations of code and tool results.
+"""What an agent sends: a model directory with a vocabulary of realistic size, and long conversations of code and tool
+results.
 
-Why here: a benchmark of prompts is worth what its prompts are worth; these are made from the standard library's own source.
-Called by: the adapter's benchmark. The tokenizer takes half a minute to train and is kept in the cache.
+The texts are taken from the standard library's source. Training the tokenizer takes half a minute; it is cached.
 """
 
 import random
@@ -37,7 +37,7 @@ def corpus() -> str:
 
 
 def source(rng: random.Random) -> Callable[[int], str]:
-    """Pieces of code of a wished length."""
+    """A function that returns a random piece of code of the given length."""
 
     def piece(length: int) -> str:
         start = rng.randrange(len(corpus()) - length)
@@ -48,7 +48,7 @@ def source(rng: random.Random) -> Callable[[int], str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """An assistant's turn: what the model says, and its tool call."""
+    """An assistant's turn: text and one tool call."""
 
     text: str
     call_id: str
@@ -58,19 +58,22 @@ class Answer:
         call = {"type": "tool_use", "id": self.call_id, "name": "Bash", "input": {"command": self.command}}
         return {"role": "assistant", "content": [{"type": "text", "text": self.text}, call]}
 
-    def spoken(self) -> str:
-        call = f"<tool_call>\n<function=Bash>\n<parameter=command>\n{self.command}\n</parameter>\n</function>\n</tool_call>"
-        return f"{self.text}\n{call}"
+    def sampled_text(self) -> str:
+        parameter = f"<parameter=command>\n{self.command}\n</parameter>"
+        return f"{self.text}\n<tool_call>\n<function=Bash>\n{parameter}\n</function>\n</tool_call>"
 
 
 class Conversation:
-    """One agent's history on the wire of Anthropic Messages, as Claude Code shapes it: the mark for the cache moves with every call."""
+    """One agent's history in Anthropic Messages, in the form that Claude Code sends: `cache_control` moves with every
+    call.
+    """
 
     def __init__(self, seed: int, system_chars: int, result_chars: int, shared_seed: int = 0) -> None:
-        """`shared_seed`: conversations with the same one have the same system text and tools, as rollouts of one task do."""
-        self.rng, self.result_chars = random.Random(f"conversation {seed}"), result_chars
+        """Conversations with the same `shared_seed` have the same system text and tools, as rollouts of one task do."""
+        self.rng = random.Random(f"conversation {seed}")
+        self.result_chars = result_chars
         self.piece = source(self.rng)
-        self.head = _head(shared_seed, system_chars)
+        self.preamble = _preamble(shared_seed, system_chars)
         self.messages: list[dict[str, Any]] = [
             {"role": "user", "content": [{"type": "text", "text": f"Task {seed}\n" + self.piece(1500)}]}
         ]
@@ -85,7 +88,7 @@ class Conversation:
             b'{"model":"policy","messages":'
             + messages
             + b","
-            + self.head
+            + self.preamble
             + b","
             + orjson.dumps({"max_tokens": 4000} | more)[1:]
         )
@@ -108,7 +111,7 @@ class Conversation:
 
 
 @cache
-def _head(seed: int, system_chars: int) -> bytes:
+def _preamble(seed: int, system_chars: int) -> bytes:
     """System blocks and tool schemas, half of the text each."""
     piece = source(random.Random(f"head {seed}"))
     names = ["Bash", "Read", "Edit", "Write", "Glob", "Grep", "Task", "TodoWrite", *(f"Tool{no}" for no in range(12))]
@@ -125,7 +128,7 @@ def _head(seed: int, system_chars: int) -> bytes:
 
 
 def trajectory(seed: int, num_turns: int, system_chars: int, result_chars: int) -> Iterator[tuple[bytes, Answer]]:
-    """(body of the request, the answer to it), turn after turn."""
+    """The requests' bodies and the answers to them, turn by turn."""
     conversation = Conversation(seed, system_chars, result_chars)
     for _ in range(num_turns):
         answer = conversation.answer()

@@ -1,7 +1,7 @@
-"""What a turn costs in the adapter: prompts by three ways, a thousand sessions at once, what the store takes.
+"""Benchmark: what a turn costs in the adapter: prompts by three methods, a thousand sessions at once, what the store
+takes.
 
-Why here: every turn of every rollout passes through it.
-Called by: `ratchet bench adapter --json`; without --full with one repeat of the prompt paths and 30 s of random arrivals.
+`ratchet bench adapter --json`; without --full with one repeat of the prompt methods and 30 s of random arrivals.
 """
 
 import os

@@ -51,8 +51,8 @@ class ScriptedEngine:
 
     def ids(self, text: str, stop: bool = True) -> list[int]:
         """The ids of `text` with its tokens under their own names, and the stop id."""
-        end: list[int] = [self.renderer.tokens.plain.token_to_id("<|im_end|>")] if stop else []  # type: ignore[list-item]
-        return [*self.renderer.tokens.plain.encode(text, add_special_tokens=False).ids, *end]
+        end: list[int] = [self.renderer.tokenizer.plain.token_to_id("<|im_end|>")] if stop else []  # type: ignore[list-item]
+        return [*self.renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids, *end]
 
     async def script(self, *outputs: dict[str, Any]) -> None:
         async with httpx.AsyncClient() as http:

@@ -91,7 +91,7 @@ async def test_chat_tool_loop_is_one_exact_stream(
     assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == len(calls[1]["ids"])
     assert logprobs_from_bytes(turns[0].logprobs).tolist() == [-1.0] * turns[0].num_sampled
     assert (
-        int((np.array(calls[0]["ids"]) == renderer.tokens.plain.token_to_id("<|im_end|>")).sum()) == 2
+        int((np.array(calls[0]["ids"]) == renderer.tokenizer.plain.token_to_id("<|im_end|>")).sum()) == 2
     )  # not three: text stays text
 
 
@@ -127,7 +127,7 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
 async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(
     thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """Thinking, text and a tool's input, begun, grown and ended one after the other; a failure in the stream is an exception."""
+    """Thinking, text and a tool's input, begun, growth and ended one after the other; a failure in the stream is an exception."""
     await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
     await engine.script({"status": 400})
     messages: list[Any] = [{"role": "user", "content": "go"}]

@@ -93,15 +93,15 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     kinds = [event.type.removeprefix("response.") for event in events if event.type != "response.in_progress"]
     part, item = ["content_part.added", "content_part.done"], ["output_item.added", "output_item.done"]
 
-    def grown(name: str) -> list[str]:
+    def growth(name: str) -> list[str]:
         return [f"{name}.delta", f"{name}.done"]
 
     assert kinds == [
         "created",
-        *[item[0], part[0], *grown("reasoning_text"), part[1], item[1]],
-        *[item[0], part[0], *grown("output_text"), part[1], item[1]],
-        *[item[0], *grown("function_call_arguments"), item[1]],
-        *[item[0], *grown("custom_tool_call_input"), item[1]],
+        *[item[0], part[0], *growth("reasoning_text"), part[1], item[1]],
+        *[item[0], part[0], *growth("output_text"), part[1], item[1]],
+        *[item[0], *growth("function_call_arguments"), item[1]],
+        *[item[0], *growth("custom_tool_call_input"), item[1]],
         "completed",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))

@@ -56,7 +56,7 @@ async def test_what_a_client_wishes_never_reaches_the_sampler(
     assert (await post(adapter, opened, path, body)).status_code == 200
     (call,) = (await engine.seen())["calls"]
     stop_ids = call["sampling"].pop("stop_token_ids")
-    assert set(stop_ids) >= {engine.renderer.tokens.plain.token_to_id("<|im_end|>")}
+    assert set(stop_ids) >= {engine.renderer.tokenizer.plain.token_to_id("<|im_end|>")}
     assert call["sampling"] == {
         **{
             "max_tokens": 20,
@@ -114,11 +114,11 @@ async def test_wishes_about_tools_act_on_what_was_sampled(
         ({"tools": CHAT_TOOLS, "tool_choice": "none"}, 0),
         ({"tools": strict}, 0),
     ]
-    for number, (wishes, num_calls) in enumerate(cases, start=1):
+    for number, (options, num_calls) in enumerate(cases, start=1):
         await engine.say(f"{CALL}\n{CALL}")
-        body = {"messages": [{"role": "user", "content": f"go {number}"}]} | wishes
+        body = {"messages": [{"role": "user", "content": f"go {number}"}]} | options
         choice = (await post(thinking, opened, "/v1/chat/completions", body)).json()["choices"][0]
-        assert len(choice["message"].get("tool_calls") or []) == num_calls, (wishes, choice)
+        assert len(choice["message"].get("tool_calls") or []) == num_calls, (options, choice)
         assert num_calls or "<tool_call>" in choice["message"]["content"]
         rows = await opened.wait_delivered(number)
         assert rows[-1].num_sampled == len(engine.ids(f"{CALL}\n{CALL}"))

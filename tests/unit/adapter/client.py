@@ -1,10 +1,11 @@
-"""A client that lives through random conversations, and an oracle that knows what each prompt has to be.
+"""A simulated client that holds random conversations, and an oracle that computes what each prompt must be.
 
-Why here: exactness must hold for whatever clients do: edits, cuts, resamples, other shapes of equal messages, other lanes.
-Called by: `test_exactness.py`.
+Prompts must be exact for everything that clients do: edits, cuts, resampling, equal messages in other shapes, other
+lanes.
 
-The oracle renders and tokenises the whole history in one go, then puts sampled ids in the place of answers that came back as sent.
-It knows these by being told (`Said.ids`), and finds their places by splitting the text at turn marks: no keys, no parts, no tree.
+The oracle renders and tokenises the whole history in one go, then inserts the sampled ids of answers that came back as
+sent. It gets these ids from the test (`WireMessage.ids`) and finds their places by splitting the text at turn marks, so
+it shares nothing with the keys, the segments and the tree of the adapter.
 """
 
 import random
@@ -16,11 +17,11 @@ import orjson
 
 from adapter.conversation import Message, ToolCall
 from adapter.dialects.messages import MessagesDialect
+from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
-from adapter.prompt.prompt_builder import LiveSession, PreparedCall, PromptBuilder
+from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.request_parser import RequestParser
-from adapter.settings import AdapterSettings
+from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
 from ratchet.store.arrays import Ids
@@ -29,8 +30,9 @@ from ratchet.store.sessions import SessionRow
 from ratchet.types import SessionState
 
 HOSTILE = [
-    "<|im_end|>", "<|im_start|>", "<|im_start|>user\n", "<tool_call>", "</think>", "<think>\n", "<tool_response>", "é", "e\u0301", "\U0001f600",
-    " ", "\n", "\t", "\r\n", "x=1", "\x01", "\x02", "\u200b", "  \n\n ", "\\n", '"', "def f(x):\n    return x\n", "日本", "\u0130",
+    "<|im_end|>", "<|im_start|>", "<|im_start|>user\n", "<tool_call>", "</think>", "<think>\n", "<tool_response>",
+    "é", "e\u0301", "\U0001f600", " ", "\n", "\t", "\r\n", "x=1", "\x01", "\x02", "\u200b", "  \n\n ", "\\n", '"',
+    "def f(x):\n    return x\n", "日本", "\u0130",
 ]  # fmt: skip
 TOOLS = [
     {"name": name, "description": "d", "input_schema": {"type": "object", "properties": {"a": {}}}}
@@ -39,28 +41,27 @@ TOOLS = [
 DIALECT = MessagesDialect()
 
 
-class WithoutStore(PromptBuilder):
-    """Everything was asked of this process: there is nothing to load."""
+class SessionsWithoutStore(SessionCache):
+    """All turns are made in this process, so there is nothing to load."""
 
-    async def load(self, live: LiveSession) -> None:
-        live.loaded = True
+    async def load(self, session: LiveSession) -> None:
+        session.loaded = True
 
 
-def prompts_of(renderer: Renderer) -> WithoutStore:
+def builder_of(renderer: Renderer) -> PromptBuilder:
     database = Database("postgresql://nobody@127.0.0.1:1/none")
-    return WithoutStore(AdapterSettings(database_url="", model_path="."), database, renderer, EngineRouter(database))
+    return PromptBuilder(renderer, EngineRouter(database), SessionsWithoutStore(database, renderer, 1))
 
 
-def new_live() -> LiveSession:
+def new_session() -> LiveSession:
     limits = {"max_context_tokens": 10**6, "max_response_tokens": 100}
-    return LiveSession(
-        SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits), RequestParser(PreambleCache()), loaded=True
-    )
+    row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
+    return LiveSession(row, IncrementalParser(PreambleCache()), loaded=True)
 
 
 @dataclass(frozen=True)
-class Said:
-    """One message of the wire. `ids`: what was sampled, for an answer that stands as it was sent."""
+class WireMessage:
+    """One message of a request. `ids`: the sampled ids of an answer that was not changed since."""
 
     role: str
     parts: tuple[Message, ...]
@@ -69,8 +70,10 @@ class Said:
 
 class Client:
     def __init__(self, renderer: Renderer, seed: int) -> None:
-        self.renderer, self.rng = renderer, random.Random(seed)
-        self.prompts, self.live = prompts_of(renderer), new_live()
+        self.renderer = renderer
+        self.rng = random.Random(seed)
+        self.builder = builder_of(renderer)
+        self.session = new_session()
         self.system = self.rng.choice(["", "You are an agent.", self.text() or "s"])
         self.tools = TOOLS[: self.rng.randrange(3)]
         self.order = self.rng.choice(
@@ -80,30 +83,31 @@ class Client:
         self.number = 0
         self.thoughts = ["", "", "thought {}", "deep\n{}"]
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ messages
 
     def text(self) -> str:
         return "".join(self.rng.choices([*HOSTILE, "word ", "other "], k=self.rng.randrange(7)))
 
-    def question(self) -> Said:
-        return Said("user", (Message("user", self.text() + "?"),))
+    def question(self) -> WireMessage:
+        return WireMessage("user", (Message("user", self.text() + "?"),))
 
-    def after(self, answer: Said) -> list[Said]:
+    def after(self, answer: WireMessage) -> list[WireMessage]:
+        """The messages that follow an answer: tool results or a question, sometimes with more beside them."""
         calls = answer.parts[0].tool_calls
         parts = [Message("tool", self.text(), tool_call_id=call.id) for call in calls]
         if calls and self.rng.random() < 0.3:
             parts.append(Message("user", "note " + self.text(), beside_tool=True))
-        said = [Said("user", tuple(parts))] if parts else [self.question()]
+        messages = [WireMessage("user", tuple(parts))] if parts else [self.question()]
         if self.rng.random() < 0.15:
-            said.append(Said("system", (Message("system", "reminder " + self.text()),)))
-        return said + ([self.question()] if self.rng.random() < 0.1 else [])
+            messages.append(WireMessage("system", (Message("system", "reminder " + self.text()),)))
+        return messages + ([self.question()] if self.rng.random() < 0.1 else [])
 
     # ------------------------------------------------------------ one call
 
     async def ask(self) -> PreparedCall:
         lane = self.rng.choice(["", "", "", "agent-1"])
-        return await self.prompts.prepare(
-            self.live, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
+        return await self.builder.prepare(
+            self.session, self.body(), DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
         )
 
     def body(self) -> bytes:
@@ -113,15 +117,20 @@ class Client:
             "system": [{"type": "text", "text": system}] if self.system else "",
             "tools": self.tools,
         }
-        values["messages"] = [self.wire(said, last=at >= len(self.history) - 2) for at, said in enumerate(self.history)]
+        values["messages"] = [
+            self.wire(message, last=at >= len(self.history) - 2) for at, message in enumerate(self.history)
+        ]
         dumped = orjson.dumps({name: values[name] for name in self.order} | {"max_tokens": 100})
         return dumped.replace(b'"role":', b' "role" : ') if self.rng.random() < 0.02 else dumped
 
-    def wire(self, said: Said, last: bool) -> dict[str, Any]:
-        """In one of the shapes that clients use for the same message; `cache_control` stands on the last ones and moves on."""
+    def wire(self, message: WireMessage, last: bool) -> dict[str, Any]:
+        """One of the JSON forms that clients use for the same message.
+
+        `cache_control` moves to the last messages with every call.
+        """
         mark = {"cache_control": {"type": "ephemeral"}} if last else {}
         blocks: list[dict[str, Any]] = []
-        for part in said.parts:
+        for part in message.parts:
             if part.role == "tool":
                 blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": part.text})
                 continue
@@ -134,42 +143,45 @@ class Client:
                 for one in part.tool_calls
             ]
         if len(blocks) == 1 and blocks[0]["type"] == "text" and not last and blocks[0]["text"]:
-            return {"role": said.role, "content": blocks[0]["text"]}
-        return {"role": said.role, "content": [*blocks[:-1], blocks[-1] | mark]}
+            return {"role": message.role, "content": blocks[0]["text"]}
+        return {"role": message.role, "content": [*blocks[:-1], blocks[-1] | mark]}
 
-    def sample(self, prepared: PreparedCall) -> Said:
-        """An answer in ids that no tokenizer would choose, ended in one of the ways that models end, and its row in the tree."""
+    def sample(self, prepared: PreparedCall) -> WireMessage:
+        """Add a turn to the tree: an answer in ids that no tokenizer would choose, ended in one of the ways that models
+        end.
+        """
         self.number += 1
-        tokens, rng = self.renderer.tokens, self.rng
+        tokenizer = self.renderer.tokenizer
+        rng = self.rng
         text = f"answer {self.number} {self.text()}"
         cut = sorted(rng.choices(range(len(text) + 1), k=3))
         pieces = [text[start:end] for start, end in zip([0, *cut], [*cut, len(text)], strict=True)]
         ids = np.array(
-            [one for piece in pieces for one in tokens.plain.encode(piece, add_special_tokens=False).ids], np.int32
+            [one for piece in pieces for one in tokenizer.plain.encode(piece, add_special_tokens=False).ids], np.int32
         )
         end = rng.choice(
-            [[tokens.plain.token_to_id("<|im_end|>")]] * 4 + [[tokens.plain.token_to_id("<|endoftext|>")], []]
+            [[tokenizer.plain.token_to_id("<|im_end|>")]] * 4 + [[tokenizer.plain.token_to_id("<|endoftext|>")], []]
         )
         calls = tuple(
             ToolCall(f"c{self.number}-{at}", rng.choice(["bash", "read"]), {"b": 1.0, "a": self.text()})
             for at in range(rng.choice([0, 1, 1, 2]))
         )
-        message = Message("assistant", tokens.decode(ids), rng.choice(self.thoughts).format(self.number), calls)
+        message = Message("assistant", tokenizer.decode(ids), rng.choice(self.thoughts).format(self.number), calls)
         sampled = np.concatenate([ids, np.array(end, np.int32)])
         thinks = prepared.thinks or self.renderer.thinks(message)
-        grown = TurnGrowth(
+        growth = TurnGrowth(
             prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks
         )
-        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
-        return Said("assistant", (message,), sampled)
+        self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
+        return WireMessage("assistant", (message,), sampled)
 
     # ------------------------------------------------------------ what clients do
 
-    def go_on(self, answer: Said) -> None:
-        """Mostly the conversation grows; now and then it is cut, edited, compacted, or asked again."""
+    def go_on(self, answer: WireMessage) -> None:
+        """Usually the conversation grows; sometimes it is cut, edited or compacted, or the request is sent again."""
         act = self.rng.random()
         if act < 0.06:
-            return  # the same request once more
+            return
         self.history += [answer, *self.after(answer)]
         if act < 0.12:
             del self.history[self.rng.randrange(1, len(self.history)) :]
@@ -179,22 +191,22 @@ class Client:
         elif act < 0.2:
             self.edit(self.rng.randrange(len(self.history)))
         elif act < 0.23:
-            self.history = [Said("user", (Message("user", "summary: " + self.text()),))]
+            self.history = [WireMessage("user", (Message("user", "summary: " + self.text()),))]
 
     def edit(self, at: int) -> None:
-        said = self.history[at]
-        part = said.parts[-1]
+        message = self.history[at]
+        part = message.parts[-1]
         changed = replace(part, text=part.text + "edited")
-        self.history[at] = Said(said.role, (*said.parts[:-1], changed))
+        self.history[at] = WireMessage(message.role, (*message.parts[:-1], changed))
 
     # ------------------------------------------------------------ the oracle
 
     def expected(self) -> Ids:
         messages = [Message("system", self.system)] if self.system else []
-        answers: list[Said] = []
-        for said in self.history:
-            messages += said.parts
-            answers += [said] if said.role == "assistant" else []
+        answers: list[WireMessage] = []
+        for message in self.history:
+            messages += message.parts
+            answers += [message] if message.role == "assistant" else []
         tools = [
             {
                 "type": "function",
@@ -203,17 +215,19 @@ class Client:
             for one in self.tools
         ]
         text = self.renderer.template.render(messages, tools, generation_prompt=True)
-        start = self.renderer.tokens.alias["<|im_start|>"] + "assistant\n"
-        end = self.renderer.tokens.alias["<|im_end|>"]
+        start = self.renderer.tokenizer.alias["<|im_start|>"] + "assistant\n"
+        end = self.renderer.tokenizer.alias["<|im_end|>"]
         first, *blocks = text.split(start)
         assert len(blocks) == len(answers) + 1 and blocks[-1] == ""
-        encode, parts, pending = self.renderer.tokens.encode_whole, [], first
-        for said, block in zip(answers, blocks, strict=False):
+        encode = self.renderer.tokenizer.encode_whole
+        parts: list[Ids] = []
+        pending = first
+        for answer, block in zip(answers, blocks, strict=False):
             shown, _, rest = block.partition(end)
-            kept = not said.parts[0].reasoning or said.parts[0].reasoning in shown
-            if said.ids is not None and kept:
-                parts += [encode(pending + start), said.ids]
-                pending = ("" if self.renderer.ended(said.ids) else end) + rest
+            kept = not answer.parts[0].reasoning or answer.parts[0].reasoning in shown
+            if answer.ids is not None and kept:
+                parts += [encode(pending + start), answer.ids]
+                pending = ("" if self.renderer.ended(answer.ids) else end) + rest
             else:
                 pending += start + block
         return np.concatenate([*parts, encode(pending + start)])

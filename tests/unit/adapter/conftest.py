@@ -1,7 +1,5 @@
-"""A tokenizer and chat template made in a moment, and a session without a store.
-
-Why here: exactness is a property of real tokenizers; none is downloaded.
-Called by: the tests of this folder.
+"""A tokenizer and chat template that are trained when the tests start: exactness depends on real tokenizers, and none
+is downloaded.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The fast tokenizer gives the ids of the model's own, on every code point and on adversarial texts, or is not used.
+"""The fast tokenizer gives the ids of the model's own tokenizer on every code point and on adversarial texts, or is not
+used.
 
-Why here: one wrong id in a prompt and the recorded context is not what the engine saw.
-Called by: pytest.
+One wrong id in a prompt, and the recorded context is not what the engine saw.
 """
 
 import json
@@ -20,7 +20,7 @@ from adapter.prompt.tokenizer import PolicyTokenizer
 from tests.standins.tiny_model import make_tokenizer
 
 
-def described(tokenizer_json: str, **changes: Any) -> tuple[Tokenizer, dict[str, Any]]:
+def changed_tokenizer(tokenizer_json: str, **changes: Any) -> tuple[Tokenizer, dict[str, Any]]:
     description = json.loads(tokenizer_json)
     description["added_tokens"] = []
     for name, value in changes.items():
@@ -30,12 +30,11 @@ def described(tokenizer_json: str, **changes: Any) -> tuple[Tokenizer, dict[str,
 
 @pytest.fixture(scope="module")
 def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of 4,000 tokens over code and prose in several scripts."""
+    """4,000 tokens, trained on code and on prose in several scripts."""
     directory = tmp_path_factory.mktemp("bpe")
     texts = [file.read_text(errors="ignore") for file in sorted(Path(json.__file__).parents[1].glob("[a-d]*.py"))]
-    texts += [
-        "Straße in München, déjà vu. Привет, мир! 東京都と大阪府。 안녕하세요 세계 \u0627\u0644\u0639\u0631\u0628 \U0001f600\U0001f601"
-    ] * 50
+    prose = "Straße in München, déjà vu. Привет, мир! 東京都と大阪府。 안녕하세요 세계"
+    texts += [prose + " \u0627\u0644\u0639\u0631\u0628 \U0001f600\U0001f601"] * 50
     make_tokenizer(directory, 4000, texts)
     return (directory / "tokenizer.json").read_text()
 
@@ -48,19 +47,19 @@ def ids_of(tokenizer: Tokenizer, text: str) -> np.ndarray:
 def test_every_code_point_in_the_places_that_patterns_look_at(tokenizer_json: str, pattern: str) -> None:
     steps = json.loads(tokenizer_json)["pre_tokenizer"]
     steps["pretokenizers"][0]["pattern"]["Regex"] = pattern
-    tokenizer, description = described(tokenizer_json, pre_tokenizer=steps)
+    tokenizer, description = changed_tokenizer(tokenizer_json, pre_tokenizer=steps)
     fast = FastTokenizer(tokenizer, description)
     points = [chr(one) for one in range(0x110000) if not 0xD800 <= one < 0xE000]
-    points = (
-        points if "{1,3}" not in pattern else points[:0x3000]
-    )  # it differs from another one in how it counts digits
+    if "{1,3}" in pattern:  # it differs from another pattern only in how many digits it takes
+        points = points[:0x3000]
     for start in range(0, len(points), 6000):
         text = "".join(f"a{one}'{one} {one}1" for one in points[start : start + 6000])
         assert np.array_equal(fast.encode(text), ids_of(tokenizer, text)), hex(start)
 
 
 WORDS = [
-    "'s", "'S", "'\u017f", "'LL", " ", "\t", "\n", "\r\n", "\x85", "\u3000", "\u00a0", "e\u0301", "é", "\u0130", "ß", "١٢", "123",
+    "'s", "'S", "'\u017f", "'LL", " ", "\t", "\n", "\r\n", "\x85", "\u3000", "\u00a0", 
+    "e\u0301", "é", "\u0130", "ß", "١٢", "123",
     "x_y", "    return", "日本語", "\U0001f600", "\u200d", "\x00", "\u1e9b\u0323", "\u0344", "!?", "//",
 ]  # fmt: skip
 
@@ -68,7 +67,7 @@ WORDS = [
 @given(seed=st.integers(0, 2**32), drawn=st.text(max_size=80))
 @settings(max_examples=500, deadline=None)
 def test_random_texts(tokenizer_json: str, seed: int, drawn: str) -> None:
-    tokenizer, fast = _both(tokenizer_json)
+    tokenizer, fast = _tokenizers(tokenizer_json)
     rng = random.Random(seed)
     code = Path(__file__).read_text()
     start = rng.randrange(len(code))
@@ -76,18 +75,20 @@ def test_random_texts(tokenizer_json: str, seed: int, drawn: str) -> None:
     assert np.array_equal(fast.encode(text), ids_of(tokenizer, text))
 
 
-_KEPT: dict[str, tuple[Tokenizer, FastTokenizer]] = {}
+_CACHED: dict[str, tuple[Tokenizer, FastTokenizer]] = {}
 
 
-def _both(tokenizer_json: str) -> tuple[Tokenizer, FastTokenizer]:
-    if tokenizer_json not in _KEPT:
-        tokenizer, description = described(tokenizer_json)
-        _KEPT[tokenizer_json] = tokenizer, FastTokenizer(tokenizer, description)
-    return _KEPT[tokenizer_json]
+def _tokenizers(tokenizer_json: str) -> tuple[Tokenizer, FastTokenizer]:
+    if tokenizer_json not in _CACHED:
+        tokenizer, description = changed_tokenizer(tokenizer_json)
+        _CACHED[tokenizer_json] = tokenizer, FastTokenizer(tokenizer, description)
+    return _CACHED[tokenizer_json]
 
 
 def test_a_token_that_merging_cannot_reach_is_left_out(tokenizer_json: str) -> None:
-    """`xy` + `z` is in the list, but `yz` merges first: the model's tokenizer never makes `xyz`, and tiktoken would from x + yz."""
+    """`xy` + `z` is in the list, but `yz` merges first: the model's tokenizer never makes `xyz`, tiktoken would from x
+    + yz.
+    """
     description = json.loads(tokenizer_json)
     vocabulary: dict[str, int] = description["model"]["vocab"]
     last = max(vocabulary.values())
@@ -95,7 +96,7 @@ def test_a_token_that_merging_cannot_reach_is_left_out(tokenizer_json: str) -> N
     for text in ("qk", "kx", "kxj", "xj", "qkx"):
         assert text in vocabulary
     merges = [["q", "k"], ["k", "x"], ["kx", "j"], ["x", "j"], ["q", "kx"]]
-    tokenizer, description = described(
+    tokenizer, description = changed_tokenizer(
         json.dumps(description), model=description["model"] | {"merges": description["model"]["merges"] + merges}
     )
     text = "qkx qkxj kxj"
@@ -121,8 +122,8 @@ def test_a_token_that_merging_cannot_reach_is_left_out(tokenizer_json: str) -> N
         ({"normalizer": None}, ""),
     ],
 )
-def test_what_is_not_proven_is_not_used(tokenizer_json: str, changes: dict[str, Any], why: str) -> None:
-    tokenizer, description = described(tokenizer_json, **changes)
+def test_a_tokenizer_that_was_not_compared_is_not_used(tokenizer_json: str, changes: dict[str, Any], why: str) -> None:
+    tokenizer, description = changed_tokenizer(tokenizer_json, **changes)
     if why:
         with pytest.raises(ValueError, match=why):
             FastTokenizer(tokenizer, description)
@@ -133,19 +134,19 @@ def test_what_is_not_proven_is_not_used(tokenizer_json: str, changes: dict[str, 
 
 def test_merges_out_of_order_are_not_used(tokenizer_json: str) -> None:
     model = json.loads(tokenizer_json)["model"]
-    tokenizer, description = described(tokenizer_json, model=model | {"merges": model["merges"][::-1]})
+    tokenizer, description = changed_tokenizer(tokenizer_json, model=model | {"merges": model["merges"][::-1]})
     with pytest.raises(ValueError, match="order of its merges"):
         FastTokenizer(tokenizer, description)
 
 
-def test_long_runs_and_broken_text_go_to_the_other(tmp_path: Path) -> None:
+def test_long_texts_are_left_to_the_models_own_tokenizer(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
-    tokens = PolicyTokenizer(tmp_path)
-    assert tokens.slow_because is None
+    tokenizer = PolicyTokenizer(tmp_path)
+    assert tokenizer.slow_reason is None
     for text in (
         " " * 300_000,
         "a" * 60_000,
-        "x" + tokens.alias["<|im_end|>"] + "y" * 2000 + tokens.alias["<think>"],
+        "x" + tokenizer.alias["<|im_end|>"] + "y" * 2000 + tokenizer.alias["<think>"],
         "",
     ):
-        assert np.array_equal(tokens.encode(text), tokens.encode_whole(text))
+        assert np.array_equal(tokenizer.encode(text), tokenizer.encode_whole(text))

@@ -1,7 +1,5 @@
-"""Tokens and renderer on their own: text never becomes a control token, odd directories are refused in a sentence.
-
-Why here: what `test_exactness.py` takes for granted.
-Called by: pytest.
+"""Tokenizer and renderer on their own: text never becomes a control token, and unusable directories are refused with a
+sentence.
 """
 
 import json
@@ -27,25 +25,25 @@ texts = st.lists(
 def test_text_never_becomes_a_control_token(
     renderer: Renderer, system: str, question: str, answer: str, result: str
 ) -> None:
-    """As many turn starts as the template writes, whatever the texts say."""
-    units = [
+    """There are as many turn starts as the template writes, for any texts."""
+    runs = [
         MessageRun.of([Message("user", question)]),
         MessageRun.of([Message("assistant", answer)]),
         MessageRun.of([Message("tool", result)]),
     ]
-    ids = renderer.full(Preamble.of(system, ()), units)
-    start, end = (renderer.tokens.plain.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
+    ids = renderer.full(Preamble.of(system, ()), runs)
+    start, end = (renderer.tokenizer.plain.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
     turns = 4 if system else 3
     assert int((ids == start).sum()) == turns + 1 and int((ids == end).sum()) == turns
 
 
 @given(st.lists(texts, min_size=1, max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_remembered_stretches_change_nothing(renderer: Renderer, parts: list[str]) -> None:
-    text = "".join(part * 40 + renderer.tokens.alias["<|im_end|>"] for part in parts)
-    whole = renderer.tokens.encode_whole(text)
-    assert np.array_equal(renderer.tokens.encode(text), whole)
-    assert np.array_equal(renderer.tokens.encode(text), whole)  # now from memory
+def test_cached_stretches_give_the_same_ids(renderer: Renderer, parts: list[str]) -> None:
+    text = "".join(part * 40 + renderer.tokenizer.alias["<|im_end|>"] for part in parts)
+    whole = renderer.tokenizer.encode_whole(text)
+    assert np.array_equal(renderer.tokenizer.encode(text), whole)
+    assert np.array_equal(renderer.tokenizer.encode(text), whole)  # from the cache
 
 
 def test_a_directory_without_a_template_is_refused(model_dir: Path, tmp_path: Path) -> None:

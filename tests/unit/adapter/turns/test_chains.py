@@ -1,7 +1,6 @@
-"""Chains: every provable sampled token is trained exactly once, wherever forks fall.
+"""Chains: every trainable token is trained exactly once, for forks at any place.
 
-Why here: promise 1 and 2 of the design rest on this pure function.
-Called by: pytest.
+Promises 1 and 2 of the design depend on this pure function.
 """
 
 import pytest
@@ -56,8 +55,8 @@ def test_a_cut_output_is_context_in_the_new_branch() -> None:
     assert [shape(chain) for chain in drop] == [shape(branch[1])]
 
 
-def test_drop_forgets_only_what_drifted() -> None:
-    """A different message keeps its own chain under `drop` too; an output that another branch holds whole stays trained."""
+def test_drop_leaves_out_only_what_drifted() -> None:
+    """A different message keeps its chain under `drop`, too; an output that another branch has whole stays trained."""
     edited = build_chains([turn(1, None, 0, 10, 5), turn(2, 1, 12, 3, 4, ForkCause.EDIT)], drift="drop")
     assert [chain.num_trained for chain in edited] == [5, 4]
     held = build_chains(
@@ -68,7 +67,9 @@ def test_drop_forgets_only_what_drifted() -> None:
 
 @pytest.mark.parametrize("cause", [ForkCause.DRIFT, ForkCause.THINKING])
 def test_drift_over_skipped_turns(cause: ForkCause) -> None:
-    """The cut falls into an output two turns back: what followed it is gone under `drop`, and a chain of its own under `branch`."""
+    """The cut is in an output two turns back: what followed it is left out under `drop`, and is a chain of its own
+    under `branch`.
+    """
     turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 2, 22, 2, 6), turn(4, 3, 13, 9, 2, cause)]
     branch, drop = build_chains(turns), build_chains(turns, drift="drop")
     assert [chain.leaf_turn_id for chain in branch] == [3, 4] and [chain.num_trained for chain in branch] == [15, 2]
@@ -77,7 +78,7 @@ def test_drift_over_skipped_turns(cause: ForkCause) -> None:
 
 
 def test_matched_outputs_before_a_drift_stay_trained_under_drop() -> None:
-    """Outputs that the new prompt holds whole are trained in it; only the one that the cut goes through loses its mask."""
+    """Outputs that the new prompt has whole are trained in it; only the one that is cut is not."""
     turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 2, 20, 3, 6, ForkCause.DRIFT)]
     (chain,) = build_chains(turns, drift="drop")
     assert [(span.turn_id, span.trained, span.length) for span in chain.spans if span.sampled] == [
@@ -89,7 +90,7 @@ def test_matched_outputs_before_a_drift_stay_trained_under_drop() -> None:
 
 
 def test_an_output_whose_number_of_tokens_changed_is_not_trained_from_its_new_tokens() -> None:
-    """The same text in more or fewer tokens stands as context: its new tokens were sampled by nobody."""
+    """The same text in more or fewer tokens is context: its new tokens were not sampled."""
     for num_retokenised in (2, 5, 9):
         turns = [turn(1, None, 0, 10, 5), turn(2, 1, 10, num_retokenised + 3, 4, ForkCause.DRIFT)]
         (chain,) = build_chains(turns, drift="drop")
@@ -102,7 +103,7 @@ def test_an_output_whose_number_of_tokens_changed_is_not_trained_from_its_new_to
 
 
 def test_a_restart_from_the_prompts_base_keeps_both_conversations() -> None:
-    """The history goes back to the first prompt: nothing drifted, so nothing is forgotten in either mode."""
+    """The history goes back to the first prompt: nothing drifted, so nothing is left out in either mode."""
     turns = [
         turn(1, None, 0, 10, 5),
         turn(2, 1, 15, 3, 4),
@@ -119,7 +120,7 @@ def test_a_prompt_that_restarts_inside_a_prompt() -> None:
     assert shape(chains[1]) == [(1, False, False, 0, 7), (2, True, True, 7, 4)]
 
 
-def test_what_is_not_trainable_stays_as_context() -> None:
+def test_turns_that_are_not_trainable_are_context() -> None:
     for change in ({"delivered": False}, {"logprobs_valid": False}, {"kind": TurnKind.AUXILIARY}):
         one = turn(1, None, 0, 10, 5, **change)
         assert not is_trainable(one)
@@ -145,7 +146,7 @@ def trees(draw: st.DrawFn) -> list[TurnMeta]:
 
 
 def materialise(turns: list[TurnMeta]) -> dict[int, list[tuple[int, bool, int]]]:
-    """Independent oracle: each stream as a list of (turn, sampled, position in it)."""
+    """An independent oracle: each stream as a list of (turn, sampled, position in the turn)."""
     streams: dict[int, list[tuple[int, bool, int]]] = {}
     for one in turns:
         kept = streams[one.parent_turn_id][: one.kept_tokens] if one.parent_turn_id else []
@@ -161,7 +162,7 @@ def expand(chain: TokenChain) -> list[tuple[int, bool, int]]:
 
 
 @given(trees())
-def test_under_branch_every_provable_token_is_trained_exactly_once(turns: list[TurnMeta]) -> None:
+def test_under_branch_every_trainable_token_is_trained_exactly_once(turns: list[TurnMeta]) -> None:
     chains = build_chains(turns)
     streams = materialise(turns)
     trained = [

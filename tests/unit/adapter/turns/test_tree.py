@@ -1,7 +1,6 @@
-"""Where requests join the turn tree, and why they leave it.
+"""Where requests attach to the turn tree, and why they leave a stream.
 
-Why here: fork causes are counted and decide what `drop` forgets.
-Called by: pytest.
+Fork causes are counted, and they decide what drift mode `drop` leaves out.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.turns.forks import cause_of, kind_of
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.types import ForkCause, TurnKind
-from tests.unit.adapter.client import DIALECT, new_live, prompts_of
+from tests.unit.adapter.client import DIALECT, builder_of, new_session
 
 
 def ids(*values: int) -> np.ndarray:
@@ -33,13 +32,13 @@ def grow(
     lane: str = "",
     key: bytes = b"k",
 ) -> AttachPoint:
-    join = tree.join(prompt, None)
-    grown = TurnGrowth([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
-    tree.add(turn_id, join, tree.prompt(join, prompt[join.kept_tokens :]), sampled, grown)
-    return join
+    attach_point = tree.attach(prompt, None)
+    growth = TurnGrowth([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
+    tree.add(turn_id, attach_point, tree.prompt(attach_point, prompt[attach_point.kept_tokens :]), sampled, growth)
+    return attach_point
 
 
-def test_streams_share_buffers_and_stay_what_they_were() -> None:
+def test_streams_share_buffers_and_do_not_change() -> None:
     tree = TurnTree()
     grow(tree, 1, ids(1, 2), ids(3))
     grow(tree, 2, ids(1, 2, 3, 4), ids(5))
@@ -53,10 +52,10 @@ def test_streams_share_buffers_and_stay_what_they_were() -> None:
     ]
     assert len(tree._buffers) == 2
     assert tree.nodes[4].parent_id == 2
-    assert tree.num_bytes == 4 * 14
+    assert sum(tree._buffers.values()) == 14
 
 
-def test_a_known_base_gives_the_same_join_as_a_search_of_everything() -> None:
+def test_a_known_base_gives_the_same_attach_point_as_a_full_search() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         tree = TurnTree()
@@ -64,18 +63,19 @@ def test_a_known_base_gives_the_same_join_as_a_search_of_everything() -> None:
             base = int(rng.integers(0, turn_id)) or None
             known = tree.stream(base) if base else ids()
             prompt = np.concatenate([known, rng.integers(0, 2, rng.integers(1, 4)).astype(np.int32)])
-            join, searched = tree.join(prompt, base), tree.join(prompt, None)
-            assert join.kept_tokens == searched.kept_tokens
+            attach_point = tree.attach(prompt, base)
+            searched = tree.attach(prompt, None)
+            assert attach_point.kept_tokens == searched.kept_tokens
             grow(tree, turn_id, prompt, np.array([100 + turn_id, *rng.integers(0, 2, 2)], np.int32))
 
 
-def test_an_answer_is_found_by_what_a_template_can_see() -> None:
+def test_an_answer_is_found_if_a_template_cannot_distinguish_it() -> None:
     tree = TurnTree()
     call = ToolCall("call_1", "bash", {"b": 1.0, "a": "x"})
     grow(tree, 1, ids(1), ids(2), Message("assistant", "t", "", (call,)))
 
     def found(message: Message) -> bool:
-        return tree.answered(b"k", MessageRun.of([message]), "") is not None
+        return tree.turn_of_answer(b"k", MessageRun.of([message]), "") is not None
 
     assert found(Message("assistant", "t", "", (ToolCall("call_1", "bash", {"a": "x", "b": 1}),)))
     assert found(Message("assistant", " t\n", "", (ToolCall("other", "bash", {"a": "x", "b": 1}),)))
@@ -83,26 +83,28 @@ def test_an_answer_is_found_by_what_a_template_can_see() -> None:
     assert not found(Message("assistant", "t"))
 
 
-def test_equal_samples_are_told_apart_by_tool_ids_and_lane() -> None:
+def test_equal_samples_are_distinguished_by_tool_ids_and_lane() -> None:
     tree = TurnTree()
     for turn_id, (call_id, lane) in enumerate((("one", ""), ("two", ""), ("one", "agent")), start=1):
         grow(tree, turn_id, ids(1), ids(turn_id), Message("assistant", "", "", (ToolCall(call_id, "bash", {}),)), lane)
 
     def answered(call_id: str, lane: str) -> int | None:
-        return tree.answered(
+        return tree.turn_of_answer(
             b"k", MessageRun.of([Message("assistant", "", "", (ToolCall(call_id, "bash", {}),))]), lane
         )
 
     assert [answered("one", ""), answered("two", ""), answered("one", "agent")] == [1, 2, 3]
     assert answered("three", "") is None  # ambiguous without the id
-    assert tree.answers_like(b"k", MessageRun.of([Message("assistant", "", "", (ToolCall("three", "bash", {}),))]))
+    assert tree.has_similar_answer(
+        b"k", MessageRun.of([Message("assistant", "", "", (ToolCall("three", "bash", {}),))])
+    )
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def said(text: str) -> dict[str, Any]:
+def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
@@ -110,11 +112,14 @@ SUMMARY = "The parser was fixed in reader.py and two of the five tests pass now.
 LONG = "a question with enough words in it that most of the prompt is shared with any other like it"
 
 
-class Talk:
-    """A session driven by wire messages; each answer is sampled canonically."""
+class Conversation:
+    """A session of wire messages; the sampled ids of each answer are those of the tokenizer."""
 
     def __init__(self, renderer: Renderer) -> None:
-        self.renderer, self.prompts, self.live, self.number = renderer, prompts_of(renderer), new_live(), 0
+        self.renderer = renderer
+        self.builder = builder_of(renderer)
+        self.session = new_session()
+        self.number = 0
 
     async def turn(
         self, messages: list[dict[str, Any]], answer: str, lane: str = "", end: str = "<|im_end|>", reasoning: str = ""
@@ -122,17 +127,17 @@ class Talk:
         import orjson
 
         body = orjson.dumps({"messages": messages, "system": "sys", "max_tokens": 5})
-        prepared = await self.prompts.prepare(
-            self.live, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
+        prepared = await self.builder.prepare(
+            self.session, body, DIALECT, {"x-claude-code-agent-id": lane} if lane else {}
         )
         self.number += 1
         self.kind = prepared.kind
-        stop = [self.renderer.tokens.plain.token_to_id(end)] if end else []
+        stop = [self.renderer.tokenizer.plain.token_to_id(end)] if end else []
         shown = f"<think>\n{reasoning}\n</think>\n\n{answer}" if reasoning else answer
-        ids = self.renderer.tokens.plain.encode(shown, add_special_tokens=False).ids
+        ids = self.renderer.tokenizer.plain.encode(shown, add_special_tokens=False).ids
         sampled = np.array([*ids, *stop], np.int32)
         message = Message("assistant", answer, reasoning)
-        grown = TurnGrowth(
+        growth = TurnGrowth(
             prepared.new_keys,
             message,
             lane,
@@ -140,65 +145,74 @@ class Talk:
             self.renderer.ended(sampled),
             prepared.thinks or bool(reasoning),
         )
-        self.live.tree.add(self.number, prepared.join, prepared.stream, sampled, grown)
+        self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         return prepared.fork_cause
 
 
 async def test_causes(renderer: Renderer) -> None:
-    talk, first = Talk(renderer), [user(LONG)]
-    assert await talk.turn(first, "one") is ForkCause.ROOT
-    assert await talk.turn([*first, said("one"), user("go")], "two") is None
-    assert await talk.turn([*first, said("one"), user("other")], "three") is ForkCause.EDIT
-    assert await talk.turn([*first, said("changed"), user("go")], "four") is ForkCause.EDIT
-    assert await talk.turn(first, "five") is ForkCause.RESTART
-    assert await talk.turn([user(LONG)], "six", lane="agent") is ForkCause.SUB_AGENT
-    assert await talk.turn([user(LONG), said("six"), user("go")], "seven", lane="agent", end="") is None
-    longer = [user(LONG), said("six"), user("go"), said("seven"), user("more")]
-    assert await talk.turn(longer, "eight", lane="agent") is ForkCause.STOP
+    conversation = Conversation(renderer)
+    first = [user(LONG)]
+    assert await conversation.turn(first, "one") is ForkCause.ROOT
+    assert await conversation.turn([*first, assistant("one"), user("go")], "two") is None
+    assert await conversation.turn([*first, assistant("one"), user("other")], "three") is ForkCause.EDIT
+    assert await conversation.turn([*first, assistant("changed"), user("go")], "four") is ForkCause.EDIT
+    assert await conversation.turn(first, "five") is ForkCause.RESTART
+    assert await conversation.turn([user(LONG)], "six", lane="agent") is ForkCause.SUB_AGENT
+    assert await conversation.turn([user(LONG), assistant("six"), user("go")], "seven", lane="agent", end="") is None
+    longer = [user(LONG), assistant("six"), user("go"), assistant("seven"), user("more")]
+    assert await conversation.turn(longer, "eight", lane="agent") is ForkCause.STOP
 
 
-async def test_an_equal_message_that_cannot_stand_is_drift(renderer: Renderer) -> None:
-    talk, first = Talk(renderer), [user(LONG)]
-    await talk.turn(first, "one ")
-    await talk.turn(first, "one\n")
-    assert (
-        await talk.turn([*first, said("one"), user("go")], "x") is ForkCause.DRIFT
-    )  # which of the two it was cannot be told
+async def test_an_equal_message_without_its_sampled_ids_is_drift(renderer: Renderer) -> None:
+    conversation = Conversation(renderer)
+    first = [user(LONG)]
+    await conversation.turn(first, "one ")
+    await conversation.turn(first, "one\n")
+    # Which of the two answers came back is ambiguous.
+    assert await conversation.turn([*first, assistant("one"), user("go")], "x") is ForkCause.DRIFT
 
 
 async def test_dropped_thinking_is_a_fork_of_its_own(renderer: Renderer) -> None:
-    talk, first = Talk(renderer), [user(LONG)]
-    await talk.turn(first, "one", reasoning="deep")
+    conversation = Conversation(renderer)
+    first = [user(LONG)]
+    await conversation.turn(first, "one", reasoning="deep")
     thought = {
         "role": "assistant",
         "content": [{"type": "thinking", "thinking": "deep", "signature": "s"}, {"type": "text", "text": "one"}],
     }
-    assert await talk.turn([*first, thought, user("next question")], "two") is ForkCause.THINKING
+    assert await conversation.turn([*first, thought, user("next question")], "two") is ForkCause.THINKING
 
 
-async def test_a_summary_opens_a_conversation_that_goes_on(renderer: Renderer) -> None:
-    talk, first = Talk(renderer), [user(LONG)]
-    await talk.turn(first, "one")
+async def test_a_conversation_that_opens_with_a_summary_is_a_compaction(renderer: Renderer) -> None:
+    conversation = Conversation(renderer)
+    first = [user(LONG)]
+    await conversation.turn(first, "one")
     question = user("Your task is to create a detailed summary of the conversation so far.")
-    assert await talk.turn([*first, said("one"), question], SUMMARY) is None
-    assert talk.kind is TurnKind.COMPACTION
-    assert await talk.turn([user("This session goes on.\n" + SUMMARY)], "three") is ForkCause.COMPACTION
-    assert talk.kind is TurnKind.MAIN
+    assert await conversation.turn([*first, assistant("one"), question], SUMMARY) is None
+    assert conversation.kind is TurnKind.COMPACTION
+    assert await conversation.turn([user("This session goes on.\n" + SUMMARY)], "three") is ForkCause.COMPACTION
+    assert conversation.kind is TurnKind.MAIN
 
 
 async def test_a_summary_of_all_but_the_last_exchange(renderer: Renderer) -> None:
-    """As Claude Code does it: the request leaves out what is kept word for word, and that stands behind the summary afterwards."""
-    talk, first = Talk(renderer), [user(LONG)]
-    await talk.turn(first, "one")
-    kept = [said("one"), user("go")]
-    await talk.turn([*first, *kept], "two")
+    """As Claude Code does it: the request for a summary omits the last exchange, which then follows the summary
+    unchanged.
+    """
+    conversation = Conversation(renderer)
+    first = [user(LONG)]
+    await conversation.turn(first, "one")
+    kept = [assistant("one"), user("go")]
+    await conversation.turn([*first, *kept], "two")
     question = {"type": "text", "text": "Your task is to create a detailed summary of the conversation so far."}
     assert (
-        await talk.turn([{"role": "user", "content": [{"type": "text", "text": LONG}, question]}], "short")
+        await conversation.turn([{"role": "user", "content": [{"type": "text", "text": LONG}, question]}], "short")
         is ForkCause.COMPACTION
     )
-    assert await talk.turn([user("It goes on: short"), *kept, said("two"), user("on")], "three") is ForkCause.COMPACTION
-    assert await talk.turn([user("Another opening"), *kept], "four") is ForkCause.EDIT
+    assert (
+        await conversation.turn([user("It goes on: short"), *kept, assistant("two"), user("on")], "three")
+        is ForkCause.COMPACTION
+    )
+    assert await conversation.turn([user("Another opening"), *kept], "four") is ForkCause.EDIT
 
 
 @pytest.mark.parametrize(
@@ -210,15 +224,16 @@ def test_kinds(text: str, kind: TurnKind) -> None:
     assert kind_of(RequestOptions("messages"), "", [MessageRun.of([Message("user", text)])]) is kind
 
 
-def test_a_prompt_that_nothing_precedes_is_a_root() -> None:
-    tree, unit = TurnTree(), MessageRun.of([Message("user", "x")])
-    keys = [b"h", extend_key(b"h", unit.key)]
-    assert cause_of(tree, AttachPoint(None, 0), 3, "", [unit], keys, False) is ForkCause.ROOT
-    assert cause_of(tree, AttachPoint(None, 0), 3, "agent", [unit], keys, False) is ForkCause.SUB_AGENT
+def test_the_first_prompt_is_a_root() -> None:
+    tree = TurnTree()
+    run = MessageRun.of([Message("user", "x")])
+    keys = [b"h", extend_key(b"h", run.key)]
+    assert cause_of(tree, AttachPoint(None, 0), 3, "", [run], keys, False) is ForkCause.ROOT
+    assert cause_of(tree, AttachPoint(None, 0), 3, "agent", [run], keys, False) is ForkCause.SUB_AGENT
 
 
-def test_what_a_tool_returned_asks_for_nothing() -> None:
-    """A file that quotes a request for a title or a summary makes no turn auxiliary, nor a compaction."""
+def test_the_text_of_a_tool_result_is_not_taken_for_a_request() -> None:
+    """A file that quotes a request for a title or a summary makes a turn neither auxiliary nor a compaction."""
     from adapter.conversation import RequestOptions
 
     for text in ("Generate a short title for this", "create a detailed summary of the conversation"):

@@ -1,0 +1,195 @@
+"""Parse only what is new in a request's body.
+
+Clients send their whole history with every call; parsing all of it would cost more than everything else in a turn.
+
+    body   {"model":…, "messages":[ m1, m2, m3, m4, m5 ], "system":…, "tools":[…]}
+           `- same bytes as in an earlier body -----´ `--- parsed ---´
+
+A mark is the place in an earlier body where a run of messages ended, with the digest of all bytes before it. If a new
+body has the same bytes up to a mark, it has the same content up to there, and parsing starts behind it. In all other
+cases the whole body is parsed, so marks change the cost and never the result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import xxhash
+
+from adapter.conversation import Preamble
+from adapter.dialects.base import Dialect, Fields
+from adapter.prompt.preamble_cache import PreambleCache
+from adapter.prompt.request_parser import (
+    DecodedBody,
+    HistoryPrefix,
+    ParsedRequest,
+    decode_body,
+    group_by_side,
+    parse_request,
+)
+
+_MAX_MARKS = 6
+_MAX_CONVERSATIONS = 8
+_WINDOW_BYTES = 64
+
+
+class _Mark(msgspec.Struct, frozen=True, gc=False):
+    """`end`: offset behind the run. `digest`: of all bytes before it. `is_answer`: the run is the assistant's."""
+
+    end: int
+    digest: bytes
+    prefix: HistoryPrefix
+    is_answer: bool
+
+
+class _Conversation(msgspec.Struct, gc=False):
+    """The last request of one conversation.
+
+    `earlier_fields` stand before its messages; `window`: the bytes before its first mark.
+    """
+
+    earlier_fields: Fields
+    preamble: Preamble
+    marks: list[_Mark]
+    window: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A mark up to which a body is known. `digest` has read the bytes before the mark."""
+
+    conversation: _Conversation
+    mark: _Mark
+    digest: xxhash.xxh3_128
+
+
+class IncrementalParser:
+    """One session's parser. `preambles` is shared by all sessions of the process."""
+
+    def __init__(self, preambles: PreambleCache) -> None:
+        self._preambles = preambles
+        self._conversations: list[_Conversation] = []
+
+    def num_new_bytes(self, body: bytes) -> int:
+        """How many bytes of the body `parse` has to parse."""
+        match = self._longest_match(body)
+        return len(body) - (match.mark.end if match else 0)
+
+    def parse(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> ParsedRequest:
+        """Raises InvalidRequestError. `whole`: parse the whole body."""
+        match = None if whole else self._longest_match(body)
+        request = self._parse_from(match, body, dialect, headers) if match is not None else None
+        return request or self._parse_whole(body, dialect, headers)
+
+    def _parse_whole(self, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> ParsedRequest:
+        decoded = decode_body(body, dialect)
+        preamble = self._preambles.get(dialect, decoded.fields)
+        groups = group_by_side(decoded.items, dialect)
+        request = parse_request(decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers)
+        first = _offset_in(body, decoded.items[0])
+        if first is not None:
+            marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
+            # Copied, because a slice would keep the whole body in memory.
+            earlier = {
+                name: msgspec.Raw(bytes(raw))
+                for name, raw in decoded.fields.items()
+                if name != dialect.history and (offset := _offset_in(body, raw)) is not None and offset < first
+            }
+            self._remember(body, _Conversation(earlier, preamble, marks, b""), None)
+        return request
+
+    def _parse_from(
+        self, match: _Match, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> ParsedRequest | None:
+        """None if the preamble behind the messages has changed, or if the run before the mark goes on behind it."""
+        mark = match.mark
+        rest = b'{"' + dialect.history.encode() + b'":[' + body[mark.end + 1 :]
+        new = decode_body(rest, dialect)
+        decoded = DecodedBody(match.conversation.earlier_fields | new.fields, new.items)
+        preamble = self._preambles.get(dialect, decoded.fields)
+        if preamble.key != match.conversation.preamble.key or dialect.is_answer(decoded.items[0]) == mark.is_answer:
+            return None
+        groups = group_by_side(decoded.items, dialect)
+        request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers)
+        marks = [one for one in match.conversation.marks if one.end <= mark.end]
+        marks += _new_marks(body, rest, groups, request, mark.prefix.num_items, match.digest, mark.end)
+        conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:], b"")
+        self._remember(body, conversation, match.conversation)
+        return request
+
+    def _longest_match(self, body: bytes) -> _Match | None:
+        """The furthest known mark that more messages follow."""
+        best: _Match | None = None
+        view = memoryview(body)
+        for conversation in self._conversations:
+            if _window(body, conversation.marks[0]) != conversation.window:
+                continue
+            digest = xxhash.xxh3_128()
+            at = 0
+            for mark in conversation.marks:
+                digest.update(view[at : mark.end])
+                at = mark.end
+                if digest.digest() != mark.digest:
+                    break
+                if (best is None or at > best.mark.end) and body[at : at + 1] == b",":
+                    best = _Match(conversation, mark, digest.copy())
+        return best
+
+    def _remember(self, body: bytes, conversation: _Conversation, earlier: _Conversation | None) -> None:
+        """`earlier`: the entry that this one replaces."""
+        conversation.window = _window(body, conversation.marks[0])
+        others = [one for one in self._conversations if one is not earlier]
+        self._conversations = [conversation, *others][:_MAX_CONVERSATIONS]
+
+
+def _new_marks(
+    body: bytes,
+    source: bytes,
+    groups: Sequence[Sequence[msgspec.Raw]],
+    request: ParsedRequest,
+    num_items: int,
+    digest: xxhash.xxh3_128,
+    digested: int,
+) -> list[_Mark]:
+    """Marks behind the last runs of `request`.
+
+    `source`: the text that was decoded, the end of which is the end of `body`.
+
+    `num_items`: messages before the request's first group. `digest` has read `digested` bytes of the body.
+    """
+    shift = len(body) - len(source)
+    first_marked = len(groups) - _MAX_MARKS
+    view = memoryview(body)
+    marks = []
+    for at, group in enumerate(groups):
+        num_items += len(group)
+        if at < first_marked:
+            continue
+        offset = _offset_in(source, group[-1])
+        assert offset is not None
+        end = offset + len(memoryview(group[-1])) + shift
+        digest.update(view[digested:end])
+        digested = end
+        prefix = HistoryPrefix(request.num_skipped + at + 1, num_items, request.keys[at + 1])
+        marks.append(_Mark(end, digest.digest(), prefix, request.runs[at].assistant))
+    return marks
+
+
+def _window(body: bytes, mark: _Mark) -> bytes:
+    """The bytes before a mark: comparing them is a cheap first test before digests are compared."""
+    return body[max(0, mark.end - _WINDOW_BYTES) : mark.end]
+
+
+def _offset_in(source: bytes, value: msgspec.Raw) -> int | None:
+    """The offset of a value in the text that it was decoded from; None if a dialect made the value itself.
+
+    msgspec's raw values are slices of the decoded text, whose offsets it does not expose; they follow from the
+    addresses in memory.
+    """
+    offset = _address(value) - _address(source)
+    return offset if 0 <= offset < len(source) else None
+
+
+def _address(buffer: bytes | msgspec.Raw) -> int:
+    return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])

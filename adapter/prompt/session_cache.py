@@ -1,0 +1,101 @@
+"""The sessions that this process serves, in memory: their turn trees and what was parsed of their requests.
+
+Everything here can be read again from the store, so a session may be evicted, or served by another process, at any
+time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from adapter.conversation import answer_from_json
+from adapter.prompt.ids_json import IdsJson
+from adapter.prompt.incremental_parser import IncrementalParser
+from adapter.prompt.preamble_cache import PreambleCache
+from adapter.prompt.renderer import Renderer
+from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
+from ratchet.store import sessions, turns
+from ratchet.store.arrays import ids_from_bytes, unpack_json
+from ratchet.store.database import Database
+from ratchet.store.sessions import SessionRow
+from ratchet.store.turns import TreeTurn
+from ratchet.types import TurnKind
+
+_LOADED_AT_ONCE = 20  # turns between two chances for other calls to run
+
+
+@dataclass(slots=True)
+class LiveSession:
+    """`num_calls`: turns of the session that are being generated.
+
+    `loaded`: the tree has been read from the store once.
+    """
+
+    row: SessionRow
+    parser: IncrementalParser
+    tree: TurnTree = field(default_factory=TurnTree)
+    ids_json: IdsJson = field(default_factory=IdsJson)
+    loaded: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_calls: int = 0
+
+    @property
+    def at_turn_limit(self) -> bool:
+        """Whether the session has had all the turns that its limits allow."""
+        limit = self.row.limits.get("max_turns")
+        return limit is not None and self.tree.num_turns >= limit
+
+
+class SessionCache:
+    def __init__(self, database: Database, renderer: Renderer, max_sessions: int) -> None:
+        self._database = database
+        self._renderer = renderer
+        self._max_sessions = max_sessions
+        self._preambles = PreambleCache()
+        self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
+
+    def get(self, row: SessionRow) -> LiveSession:
+        """The session in memory, made if missing.
+
+        The least recently used one without calls is evicted if there are too many.
+        """
+        session = self._sessions.setdefault(row.id, LiveSession(row, IncrementalParser(self._preambles)))
+        self._sessions.move_to_end(row.id)
+        while len(self._sessions) > self._max_sessions:
+            idle = next((key for key, one in self._sessions.items() if not one.num_calls and key != row.id), None)
+            if idle is None:
+                break
+            del self._sessions[idle]
+        return session
+
+    async def load(self, session: LiveSession) -> None:
+        """Add the completed turns to the tree that the store has and the tree lacks."""
+        async with session.lock:
+            template = self._renderer.template
+            async with self._database.begin() as conn:
+                stored = await turns.load_tree(conn, session.row.id, list(session.tree.turn_ids()))
+                if not session.loaded:
+                    await sessions.note_template(conn, session.row.rollout_id, template.digest, template.kwargs)
+            for number, turn in enumerate(stored, start=1):
+                self._add(session.tree, turn)
+                if number % _LOADED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            session.loaded = True
+
+    def _add(self, tree: TurnTree, turn: TreeTurn) -> None:
+        request = unpack_json(turn.request)
+        answer = unpack_json(turn.answer)
+        assert isinstance(request, dict) and isinstance(answer, dict)
+        sampled = ids_from_bytes(turn.sampled_ids)
+        stored = answer_from_json(turn.id, answer)
+        growth = TurnGrowth(
+            keys=[bytes.fromhex(key) for key in request["keys"]],
+            answer=stored.message,
+            lane=turn.lane,
+            kind=TurnKind(turn.kind),
+            ended=self._renderer.ended(sampled),
+            thinks=request["thinks"] or stored.thinks,
+        )
+        attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
+        prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))
+        tree.add(turn.id, attach_point, prompt, sampled, growth)

@@ -1,0 +1,131 @@
+"""The turns that this process generates, and the clients that are connected to them.
+
+A turn runs in a task of its own, so that it reaches its end even if every client disconnects; this registry is where a
+repeated request finds that task. Each change of a client's connection is also written to the turn's row, for the other
+adapter processes.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from adapter.conversation import Answer
+from adapter.prompt.prompt_builder import PreparedCall, TurnLimitError
+from adapter.prompt.session_cache import LiveSession
+from adapter.turns.generator import TurnGenerator
+from adapter.turns.leases import Leases
+from adapter.turns.records import lane_key, new_turn
+from adapter.turns.writer import TurnWriter
+from ratchet.errors import StoreUnavailableError
+from ratchet.store import turns
+from ratchet.store.database import Database
+from ratchet.store.turns import KnownCall
+
+_LOG = structlog.get_logger("ratchet.adapter")
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedClient:
+    """One HTTP request that waits for an answer. `turn_id` is None until it is decided which turn answers it."""
+
+    turn_id: int | None = None
+
+
+@dataclass(slots=True)
+class RunningTurn:
+    """`task` returns the answer once the turn is committed."""
+
+    task: "asyncio.Task[Answer]"
+    clients: set[ConnectedClient] = field(default_factory=set)
+
+
+class TurnRegistry:
+    def __init__(
+        self,
+        process_id: str,
+        lease_seconds: float,
+        database: Database,
+        writer: TurnWriter,
+        leases: Leases,
+        generator: TurnGenerator,
+    ) -> None:
+        """`process_id` is this process's name in `turn.lease_owner`."""
+        self.process_id = process_id
+        self.lease_seconds = lease_seconds
+        self._database = database
+        self._writer = writer
+        self._leases = leases
+        self._generator = generator
+        self._running: dict[int, RunningTurn] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._running
+
+    def get(self, turn_id: int | None) -> RunningTurn | None:
+        return None if turn_id is None else self._running.get(turn_id)
+
+    def cancel_all(self) -> None:
+        for running in list(self._running.values()):
+            running.task.cancel()
+
+    # ------------------------------------------------------------ turns
+
+    async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
+        """The newest turn of this session and lane with the same digest."""
+        async with self._database.begin() as conn:
+            return await turns.find_call(conn, session.row.id, lane_key(prepared.lane), prepared.digest)
+
+    async def open(self, session: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
+        """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
+
+        Raises TurnLimitError if the session has had all its turns.
+        """
+        if session.at_turn_limit:
+            raise TurnLimitError(session.row.limits["max_turns"])
+        return await self._writer.open(new_turn(session.row, prepared, ordinal, self.process_id))
+
+    def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
+        """Generate an `in_flight` row that this process has the lease of. `client` is its first client."""
+        running = RunningTurn(asyncio.create_task(self._generator.generate(session, prepared, turn_id)))
+        self._running[turn_id] = running
+        session.num_calls += 1
+        self._leases.add(turn_id, session.row.id)
+        running.task.add_done_callback(lambda task: self._finish(session, turn_id, running, task))
+        self.connect(running, turn_id, client)
+        return running
+
+    def _finish(self, session: LiveSession, turn_id: int, running: RunningTurn, task: "asyncio.Task[Answer]") -> None:
+        self._running.pop(turn_id, None)
+        session.num_calls -= 1
+        if not running.clients or task.cancelled() or task.exception() is not None:
+            self._leases.remove(turn_id)  # otherwise the lease is renewed until the answer is delivered
+
+    # ------------------------------------------------------------ clients
+
+    def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient) -> None:
+        client.turn_id = turn_id
+        running.clients.add(client)
+
+    async def record_connection(self, turn_id: int) -> None:
+        """Write to the row that a client of this process waits for its answer."""
+        async with self._database.begin() as conn:
+            await turns.attach_client(conn, turn_id, self.process_id, self.lease_seconds)
+
+    async def disconnect(self, client: ConnectedClient) -> None:
+        """Write to the row that no client of this process waits any more, if this was the last one."""
+        if client.turn_id is None:
+            return
+        running = self._running.get(client.turn_id)
+        if running is None:
+            self._leases.remove(client.turn_id)
+        else:
+            running.clients.discard(client)
+            if running.clients:
+                return
+        try:
+            async with self._database.begin() as conn:
+                await turns.mark_detached(conn, client.turn_id, self.process_id)
+        except StoreUnavailableError as error:
+            _LOG.warning("disconnect of a client not recorded", turn=client.turn_id, reason=str(error))

@@ -1,0 +1,128 @@
+"""Answer a request that has the digest of an earlier call: a new sample, the stored answer, or the call in flight.
+
+`retries.py` decides which of them; this class carries the decision out and asks again until the decision is final.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from adapter.auth import UnauthorisedError
+from adapter.conversation import Answer
+from adapter.prompt.prompt_builder import PreparedCall
+from adapter.prompt.session_cache import LiveSession, SessionCache
+from adapter.turns.records import stored_answer
+from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
+from adapter.turns.retries import RetryDecision, decide_retry
+from adapter.turns.tree import AttachPoint
+from ratchet.store import turns
+from ratchet.store.arrays import ids_from_bytes
+from ratchet.store.database import Database
+from ratchet.store.turns import KnownCall
+
+_POLL_SECONDS = 0.2
+
+_T = TypeVar("_T")
+
+
+class RetryResolver:
+    def __init__(self, database: Database, sessions: SessionCache, registry: TurnRegistry) -> None:
+        self._database = database
+        self._sessions = sessions
+        self._registry = registry
+
+    async def resolve(
+        self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
+    ) -> Answer:
+        """Connect `client` to the turn that answers it, and return that turn's answer.
+
+        Raises UnauthorisedError if the session is closed, TurnLimitError if a new sample would exceed the limit of
+        turns, and what generation raises. If the caller is cancelled, a turn that was made or taken over for it is
+        generated all the same.
+        """
+        is_sdk_retry = prepared.request.options.retry
+        deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
+        while True:
+            running = self._registry.get(known.id)
+            num_clients_here = None if running is None else len(running.clients)
+            is_own = known.lease_owner == self._registry.process_id
+            match decide_retry(known, num_clients_here, is_own, is_sdk_retry, time.monotonic() < deadline):
+                case RetryDecision.AGAIN:
+                    return await self._wait(await _shielded(self._sample_again(session, prepared, known, client)))
+                case RetryDecision.STORED:
+                    client.turn_id = known.id
+                    await _shielded(self._registry.record_connection(known.id))
+                    return stored_answer(known)
+                case RetryDecision.JOIN:
+                    assert running is not None
+                    return await self._wait(await _shielded(self._join(running, known, client)))
+                case RetryDecision.TAKE_OVER:
+                    taken = await _shielded(self._take_over(session, prepared, known, client))
+                    if taken is not None:
+                        return await self._wait(taken)
+            await asyncio.sleep(_POLL_SECONDS)
+            async with self._database.begin() as conn:
+                latest = await turns.get_call(conn, known.id)
+            if latest is None:
+                raise UnauthorisedError
+            known = latest
+
+    async def _wait(self, running: RunningTurn) -> Answer:
+        """Cancelling this client must not cancel the turn, which may have other clients."""
+        return await asyncio.shield(running.task)
+
+    async def _sample_again(
+        self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
+    ) -> RunningTurn:
+        """Open a row with the next ordinal and generate it.
+
+        Another process may insert that ordinal first; then take the one after.
+        """
+        while True:
+            turn_id = await self._registry.open(session, prepared, known.ordinal + 1)
+            if turn_id is not None:
+                return self._registry.start(session, prepared, turn_id, client)
+            latest = await self._registry.find(session, prepared)
+            if latest is None or latest.ordinal == known.ordinal:
+                raise UnauthorisedError  # nothing was inserted because the session is closed
+            known = latest
+
+    async def _join(self, running: RunningTurn, known: KnownCall, client: ConnectedClient) -> RunningTurn:
+        self._registry.connect(running, known.id, client)
+        await self._registry.record_connection(known.id)
+        return running
+
+    async def _take_over(
+        self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
+    ) -> RunningTurn | None:
+        """Generate the row of a process that has died, from the prompt that the row recorded.
+
+        None if another process took it first.
+        """
+        async with self._database.begin() as conn:
+            if not await turns.take_over_turn(conn, known.id, self._registry.process_id, self._registry.lease_seconds):
+                return None
+            stored = await turns.load_prompt(conn, known.id)
+        assert stored is not None
+        parent_turn_id, kept_tokens, suffix = stored
+        if parent_turn_id is not None and parent_turn_id not in session.tree.nodes:
+            await self._sessions.load(session)
+        attach_point = AttachPoint(parent_turn_id, kept_tokens)
+        stream = session.tree.prompt(attach_point, ids_from_bytes(suffix))
+        recorded = replace(prepared, attach_point=attach_point, stream=stream, engine_id=None)
+        return self._registry.start(session, recorded, known.id, client)
+
+
+async def _shielded(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` to its end even if the caller is cancelled meanwhile, and raise the cancellation afterwards.
+
+    Without this, a cancelled client could leave a row that this process has the lease of and that no task generates.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

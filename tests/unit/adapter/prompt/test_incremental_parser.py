@@ -1,0 +1,55 @@
+"""Parsing only the new part of a body gives the same request as parsing the whole body."""
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapter.dialects.base import Dialect
+from adapter.dialects.chat import ChatDialect
+from adapter.dialects.messages import MessagesDialect
+from adapter.dialects.responses import ResponsesDialect
+from adapter.prompt.incremental_parser import IncrementalParser
+from adapter.prompt.preamble_cache import PreambleCache
+
+DIALECTS: list[Dialect] = [MessagesDialect(), ChatDialect(), ResponsesDialect()]
+TEXTS = st.sampled_from(["", "a", '"messages":[', '{"role":"user","content":"b"}', "é\U0001f600", "x" * 100])
+STEPS = st.lists(st.tuples(st.sampled_from(["user", "assistant", "cut", "repeat"]), TEXTS), min_size=1, max_size=20)
+
+
+@given(steps=STEPS, dialect=st.sampled_from(DIALECTS), first=st.booleans(), changes=st.sets(st.integers(0, 19)))
+@settings(max_examples=200, deadline=None)
+def test_a_parser_with_earlier_bodies_gives_the_requests_of_a_new_parser(
+    steps: list[tuple[str, str]], dialect: Dialect, first: bool, changes: set[int]
+) -> None:
+    """Histories grow, are cut and sent again.
+
+    The system text changes at `changes`; messages are the `first` field or the last.
+    """
+    preambles = PreambleCache()
+    parser = IncrementalParser(preambles)
+    messages = [{"role": "user", "content": "q"}]
+    system = dialect.preamble_fields[0] if dialect.name != "chat" else "ignored"
+    for number, (step, text) in enumerate(steps):
+        if step == "cut":
+            del messages[max(1, len(messages) // 2) :]
+        elif step != "repeat":
+            messages.append({"role": step, "content": text or "t"})
+        fields = {system: f"s{len(changes & set(range(number)))}", "metadata": {dialect.history: messages[:1]}}
+        history = {dialect.history: messages}
+        body = orjson.dumps(history | fields if first else fields | history)
+        known = parser.parse(body, dialect, {})
+        whole = IncrementalParser(preambles).parse(body, dialect, {})
+        assert whole.num_skipped == 0 and known.preamble.key == whole.preamble.key
+        assert known.options == whole.options
+        assert known.runs == whole.runs[known.num_skipped :]
+        assert known.keys == whole.keys[known.num_skipped :]
+
+
+def test_only_the_new_messages_are_parsed() -> None:
+    parser = IncrementalParser(PreambleCache())
+    messages = [{"role": "user", "content": "q"}]
+    for turn in range(10):
+        body = orjson.dumps({"system": "s", "messages": messages, "max_tokens": 5})
+        request = parser.parse(body, DIALECTS[0], {})
+        assert request.num_skipped == max(0, 2 * turn - 1)
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": str(turn)}]
