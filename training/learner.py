@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -213,7 +214,7 @@ class RankLearner:
         checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri)
 
 
-def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> Any:
+def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDArray[np.float32]:
     """Return float32 (N, 2): the advantage and the token weight of each trained token's rollout."""
     rollouts, rollout_N = np.unique(bin.rollout_ids, return_inverse=True)
     values = [[members[int(rollout)].advantage, members[int(rollout)].weight] for rollout in rollouts]

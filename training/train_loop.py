@@ -199,7 +199,9 @@ class TrainLoop:
             if planned is None:
                 raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
             if planned:
-                return store.transaction(lambda connection: plan_loader.load_step_plan(connection, lease.run_id, step))
+                plan = store.transaction(lambda connection: plan_loader.load_step_plan(connection, lease.run_id, step))
+                assert plan is not None, "a plan row is never deleted"
+                return plan
             time.sleep(_POLL_SECONDS)
         return None
 

@@ -232,43 +232,6 @@ async def test_a_run_ends_after_its_last_checkpoint(database: Database, run_id: 
         await activities.advance_run(ViewRunInput(run_id=run_id))
 
 
-@pytest.mark.parametrize(
-    ("staleness", "state", "expected"),
-    [
-        (0, {"published": 0, "planned": 0, "num_open": 0, "num_ready": 0, "num_seen": 0}, 4),
-        (0, {"published": 0, "planned": 0, "num_open": 2, "num_ready": 1, "num_seen": 0}, 1),
-        (
-            0,
-            {"published": 0, "planned": 1, "num_open": 0, "num_ready": 0, "num_seen": 0},
-            0,
-        ),  # its tokens would be too old for step 2
-        (1, {"published": 0, "planned": 1, "num_open": 0, "num_ready": 0, "num_seen": 0}, 4),
-        (1, {"published": 0, "planned": 0, "num_open": 0, "num_ready": 3, "num_seen": 0}, 5),
-        (
-            0,
-            {"published": 0, "planned": 0, "num_open": 1, "num_ready": 1, "num_seen": 4},
-            0,
-        ),  # six groups seen: those on their way are enough
-        (
-            0,
-            {"published": 0, "planned": 0, "num_open": 0, "num_ready": 1, "num_seen": 5},
-            1,
-        ),  # six seen, but a step needs two with signal
-        (
-            0,
-            {"published": 9, "planned": 10, "num_open": 0, "num_ready": 0, "num_seen": 0},
-            0,
-        ),  # the last step is planned
-        (1, {"published": 8, "planned": 9, "num_open": 1, "num_ready": 0, "num_seen": 0}, 3),  # only one step is left
-    ],
-)
-def test_no_group_starts_that_no_step_can_take(staleness: int, state: dict[str, int], expected: int) -> None:
-    training = make_config(
-        training={"steps": 10, "max_staleness": staleness, "groups_per_step": 4, "max_groups_seen": 6, "min_groups": 2}
-    )
-    assert group_selection.groups_to_start(training.training, **state) == expected
-
-
 async def test_staleness(database: Database, run_id: str) -> None:
     """Step 4 trains weights 3: with a bound of 1, tokens of version 2 are not too old, those of version 1 are."""
     config = make_config(training={"max_staleness": 1, "groups_per_step": 1})
