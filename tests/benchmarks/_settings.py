@@ -1,8 +1,7 @@
-"""What a benchmark tells the learner: the fields of a run's config that it reads.
+"""The config fields that the learner reads, with their defaults, for benchmarks.
 
-Why here: a machine with a card may have torch and transformers alone, and the config itself needs pydantic. A test holds the values
-below against the config's own.
-Called by: `training.py` and `_sizes.py` beside this file, `tests/unit/training/test_benchmark.py`.
+A machine with a GPU may have torch and transformers alone, and the config needs pydantic. A test compares the values
+with the config's.
 """
 
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ TRAINING = {
 
 
 def settings(**training: Any) -> "RunConfig":
-    """The defaults, but for `training`. A field that the learner reads and that is missing here is an AttributeError."""
+    """The defaults, changed by `training`. Raises AttributeError in the learner for a field that is missing here."""
     return cast(
         "RunConfig", SimpleNamespace(loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training}))
     )

@@ -1,11 +1,13 @@
-"""The learner at sizes that people train, on one device: tokens a second, MFU, memory, beside a plain Hugging Face loop on the same batch.
+"""The learner at sizes that people train, on one device: tokens per second, MFU and memory, compared with a plain
+Hugging Face loop.
 
-Why here: prefix trees are no help on one long chain; this is what the step itself is worth. Random weights in the shapes of Qwen3.
-Called by: `tests/benchmarks/training.py --device cuda`; `--size toy` runs on a CPU, to see that it does.
+Prefix trees do not help on one long chain, so this measures the training step itself, with random weights in the shapes
+of Qwen3. Run by `tests/benchmarks/training.py --device cuda`; `--size toy` runs on a CPU.
 
-A step is forward, backward and the optimiser's update over one chain, three quarters of its tokens trained, bfloat16 over float32 master
-weights, each layer computed again in the backward pass. The plain loop has bfloat16 weights, transformers' own attention and checkpointing,
-and all logits at once: what one writes first. Both say the same chain's logprobs before the first step. Nothing of this has been measured on a GPU yet.
+A step is forward, backward and the optimiser's update over one chain, three quarters of whose tokens are trained:
+bfloat16 with float32 master weights, each layer recomputed in the backward pass. The plain loop has bfloat16 weights,
+transformers' own attention and checkpointing, and computes all logits at once. Both compute the logprobs of the same
+chain before the first step. Not measured on a GPU yet.
 """
 
 import gc
@@ -183,7 +185,7 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
                 arguments = (there, way, Path(directory), length, SIZES[size]["vocab_size"], rounds)
                 process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
                 process.start()
-                there.close()  # so that a process that dies is an end of file
+                there.close()  # so that the death of the process is an end of file
                 ways[way.__name__.lower()], found = here.recv()
                 logprobs.append(found)
                 process.join()
@@ -194,7 +196,7 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def _difference(ours: Array | None, plain: Array | None) -> dict[str, float]:
-    """Of the trained tokens' logprobs under the very same bfloat16 weights: rounding, where nothing is wrong."""
+    """Differences of the trained tokens' logprobs with the same bfloat16 weights: only rounding is expected."""
     if ours is None or plain is None:
         return {}
     gaps = np.abs(ours - plain)

@@ -1,10 +1,11 @@
-"""An engine for load: holds every call for a random moment, answers with the next of its texts, and remembers digests, not ids.
+"""An engine for load tests: holds each call for a random time, answers with the next of its texts, and records digests
+instead of ids.
 
-Why here: a thousand sessions' prompts would fill the memory of the scripted engine, which keeps them whole.
-Called by: the adapter's benchmark, as `python -m tests.standins.bulk_engine PORT`.
+The scripted engine keeps all prompts, which would fill the memory with a thousand sessions. Run as `python -m
+tests.standins.bulk_engine PORT`.
 
     POST /texts {"outputs": [[id, ...], ...], "hold_seconds": [least, most]}
-    GET  /calls     {request id: [digest of the prompt's ids, digest of the answer's ids, seconds held]}, and `num_calls`
+    GET  /calls     {request id: [digest of the prompt's ids, digest of the answer's, seconds held]}, and `num_calls`
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""A Chat Completions server that answers from a script: what the adapter would say, without an adapter or an engine.
+"""A Chat Completions server that answers from a script, in place of an adapter and its engine.
 
-Why here: the agent has to be seen to handle refusals, drops and odd answers that no real part gives on demand.
-Called by: tests of harnesses.
+Tests of harnesses need refusals, dropped connections and odd answers, which no real server gives on demand.
 """
 
 import json
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 DROP = (0, {})
-"""The connection is closed without an answer, as by a killed adapter."""
+"""Close the connection without an answer, as a killed adapter does."""
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -54,7 +53,7 @@ class Request:
 
 @dataclass
 class ChatEngine:
-    """Gives the answers in order, the last one for ever; `requests` holds what came in. Port 0 picks a free one."""
+    """Gives the answers in order and repeats the last one. `requests` has all requests. Port 0 picks a free port."""
 
     answers: Sequence[Answer]
     port: int = 0

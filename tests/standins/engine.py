@@ -1,13 +1,14 @@
-"""A scripted engine: a process that speaks the part of vLLM's HTTP that we use, and answers what a test told it to.
+"""A scripted engine: a process with the part of vLLM's HTTP API that we use, and answers that a test sets.
 
-Why here: deaths, pauses and held calls cannot be asked of the real one; it replaces the process, never a function.
-Called by: the adapter's integration tests, as `python -m tests.standins.engine PORT`.
+A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT`.
 
-    POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200, "logprobs": [...]}]}
-    POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}   what it says about a prompt; how weight updates and pauses end
-    POST /release {"hold": "name"}      lets held calls go
-    POST /reset                         forgets everything
-    GET  /calls                         every generate request seen, in order; pauses and weight updates; the NCCL group it was told to join
+    POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200,
+                               "logprobs": [...]}]}
+    POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
+                                        prompt logprobs; how weight updates and pauses end
+    POST /release {"hold": "name"}      ends the hold of calls
+    POST /reset                         restores the initial state
+    GET  /calls                         all generate requests in order, pauses, weight updates, the NCCL group to join
 """
 
 import asyncio
@@ -43,7 +44,8 @@ class Engine:
     async def script(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         self.outputs += body.get("outputs", [])
-        self.scores, self.update_ends = body.get("scores", self.scores), body.get("update", "")
+        self.scores = body.get("scores", self.scores)
+        self.update_ends = body.get("update", "")
         self.pause_ends = body.get("pause", "")
         for output in body.get("outputs", []):
             if output.get("hold"):
@@ -106,7 +108,7 @@ class Engine:
         return JSONResponse({"choices": [choice], "prompt_logprobs": [None, *positions]})
 
     async def init_weight_transfer(self, request: Request) -> Response:
-        """As vLLM does, it answers once all ranks of the group are there: rank 0 listens."""
+        """Answer when all ranks of the group are there, as vLLM does; rank 0 listens."""
         self.group = orjson.loads(await request.body())["init_info"].get("nccl")
         while self.group is not None:
             try:

@@ -1,8 +1,4 @@
-"""A run's own reward functions as people write them.
-
-Why here: they are named by import path, as a config names them.
-Called by: `tests/integration/workflows/test_rollout.py`.
-"""
+"""A reward function of a user, named in a config by its import path."""
 
 from activities.graders.base import Verdict
 from activities.graders.rewards import Components, RewardFacts

@@ -1,7 +1,7 @@
-"""A model directory made in seconds: random Qwen3 weights, a byte-level BPE with Qwen's control tokens, a Qwen3-like chat template.
+"""A model directory that is made in seconds: random Qwen3 weights, a byte-level BPE with Qwen's control tokens, a
+Qwen3-like template.
 
-Why here: tests need real tokenizer, template and weight files on a clean machine; nothing is learned, every id can be sampled.
-Called by: the adapter's fixtures and, with weights, the slow tests that start the real vLLM.
+Tests need real tokenizer, template and weight files on a machine without downloads.
 """
 
 import json
@@ -21,7 +21,9 @@ TEMPLATE = """\
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(last_query=-1) %}
-{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last_query = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set ns.last_query = loop.index0 %}{%- endif %}
+{%- endfor %}
 {%- for message in messages %}
     {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -35,7 +37,8 @@ TEMPLATE = """\
             {%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
             {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
             {%- for name, value in call.function.arguments.items() %}
-                {{- '<parameter=' + name + '>\\n' + (value if value is string else value | tojson) + '\\n</parameter>\\n' }}
+                {{- '<parameter=' + name + '>\\n' + (value if value is string else value | tojson) }}
+                {{- '\\n</parameter>\\n' }}
             {%- endfor %}
             {{- '</function>\\n</tool_call>' }}
         {%- endfor %}
@@ -55,7 +58,10 @@ QWEN_SPLIT = (
 
 
 def make_tokenizer(directory: Path, vocab_size: int = 600, texts: list[str] | None = None) -> None:
-    """tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json. `texts`: what it is trained on."""
+    """Write tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json.
+
+    `texts`: what the tokenizer is trained on.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -82,7 +88,7 @@ def make_tokenizer(directory: Path, vocab_size: int = 600, texts: list[str] | No
 
 
 def make_weights(directory: Path, seed: int = 0, scale: float = 0.08) -> None:
-    """Random Qwen3 weights beside the tokenizer of `make_tokenizer`."""
+    """Write random Qwen3 weights beside the tokenizer of `make_tokenizer`."""
     import torch
     from tokenizers import Tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM

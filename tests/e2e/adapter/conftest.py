@@ -1,7 +1,6 @@
-"""Real agent programs on this machine against a real adapter and a scripted engine: no box, no workflow.
+"""Real agent programs on this machine with a real adapter and a scripted engine: no sandbox and no workflow.
 
-Why here: what a CLI does with our wire must be seen with the CLI; all that is scripted is what the model says.
-Called by: the tests of this folder.
+How a CLI uses the adapter's protocols can only be seen with the CLI; only the model's output is scripted.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from tests.integration.conftest import postgres_url  # noqa: F401  # a fixture
 
 @dataclass(frozen=True)
 class Cli:
-    """One agent program. `tool`, `argument`: its shell tool."""
+    """One agent program. `tool` and `argument`: the names of its shell tool and of the tool's argument."""
 
     harness: type[BaseHarness]
     fetch: str
@@ -65,15 +64,15 @@ CODEX = Cli(Codex, "codex", "exec_command", "cmd")
 
 
 @dataclass
-class Running:
-    """A CLI at work in a repository of its own."""
+class RunningCli:
+    """A CLI that runs in a new repository."""
 
     process: subprocess.Popen[bytes]
     workdir: Path
     output: Path
 
     async def end(self) -> list[dict[str, Any]]:
-        """Its events, once it has ended by itself."""
+        """Wait until the CLI has ended by itself, and return its events."""
         try:
             await asyncio.wait_for(asyncio.to_thread(self.process.wait), 1500)
         finally:
@@ -81,10 +80,13 @@ class Running:
         return json_lines(self.output.read_bytes())
 
 
-def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -> Running:
-    """The harness's own command and configuration, with this machine's path of the program instead of the box's."""
+def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -> RunningCli:
+    """Start a CLI with the harness's command and configuration, with the program's path on this machine instead of the
+    box's.
+    """
     program = require_program(cli.fetch)
-    workdir, folder = directory / "repo", directory / "run"
+    workdir = directory / "repo"
+    folder = directory / "run"
     for one in (workdir, folder, directory / "home"):
         one.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", str(workdir)], check=True)
@@ -105,20 +107,24 @@ def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -
         process = subprocess.Popen(
             ["/bin/sh", str(folder / "command.sh")], cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT
         )
-    return Running(process, workdir, output)
+    return RunningCli(process, workdir, output)
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """Outside of pytest's own directory, which other sessions of pytest clear away under a program at work."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-cli-", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
+def directory() -> Iterator[Path]:
+    """A directory outside of pytest's own, which other pytest sessions delete while a program runs."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-cli-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 @dataclass
-class Stage:
-    """An adapter of its own process, a scripted engine, and sessions one after the other: starting an adapter takes longer than most
-    conversations with it."""
+class Testbed:
+    """An adapter process, a scripted engine, and one session after the other.
+
+    Shared by the tests, because starting an adapter takes longer than most conversations with it.
+    """
+
+    __test__ = False
 
     database: Database
     engine: ScriptedEngine
@@ -130,7 +136,10 @@ class Stage:
         return f"http://127.0.0.1:{self.settings.port}"
 
     async def open(self, **limits: Any) -> Opened:
-        """With room for these programs' 50 KB of instructions in the test tokenizer's small tokens. The engine has nothing to say."""
+        """Open a session and reset the engine.
+
+        The context has room for the CLIs' 50 KB of instructions, which are many tokens of the small test vocabulary.
+        """
         self.num_rollouts += 1
         async with httpx.AsyncClient() as http:
             await http.post(self.engine.address + "/reset")
@@ -139,7 +148,7 @@ class Stage:
         )
 
     async def rows(self, opened: Opened) -> list[Any]:
-        """The session's turns, after a look at whether each holds the very prompt that the engine saw."""
+        """The session's turns, after checking that each has exactly the prompt that the engine saw."""
         rows = await opened.turns()
         calls = {one["request_id"]: one["ids"] for one in (await self.engine.seen())["calls"]}
         for row in rows:
@@ -148,7 +157,7 @@ class Stage:
         return rows
 
     async def wait_for_calls(self, number: int) -> None:
-        """Until that many calls have reached the engine, however slowly the program starts."""
+        """Wait until that many calls have reached the engine."""
         async with asyncio.timeout(1500):
             while len((await self.engine.seen())["calls"]) < number:
                 await asyncio.sleep(0.1)
@@ -159,14 +168,15 @@ def cli_settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa
 
 
 @pytest.fixture(scope="module")
-async def stage(
+async def testbed(
     postgres_url: str,  # noqa: F811
     model_dir: Path,  # noqa: F811
     renderer: Renderer,  # noqa: F811
     shared_engine: tuple[str, subprocess.Popen[bytes]],  # noqa: F811
-) -> AsyncIterator[Stage]:
-    database, settings = Database(postgres_url), cli_settings(postgres_url, model_dir)
+) -> AsyncIterator[Testbed]:
+    database = Database(postgres_url)
+    settings = cli_settings(postgres_url, model_dir)
     engine = await register(database, renderer, *shared_engine)
     async with adapter_process(settings):
-        yield Stage(database, engine, settings)
+        yield Testbed(database, engine, settings)
     await database.close()

@@ -1,7 +1,8 @@
-"""Claude Code and Codex, unmodified, through what happens to agents: tools, sub-agents, nonsense, full contexts, dying servers.
+"""Claude Code and Codex, unmodified, with tools, sub-agents, malformed output, full contexts and servers that are
+killed.
 
-Why here: each of these is the adapter's promise to a program that nobody can change.
-Called by: pytest, in `make e2e`. A test skips where the program cannot be fetched.
+Each test is a promise of the adapter to programs that we cannot change. A test is skipped if the program cannot be
+fetched.
 """
 
 import signal
@@ -14,7 +15,7 @@ from activities.harnesses import claude_code, codex
 from adapter.turns.chains import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, Running, Stage, call, cli_settings, start
+from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, RunningCli, Testbed, call, cli_settings, start
 from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
@@ -22,7 +23,7 @@ BOTH = pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX], ids=["claude_code", 
 SUMMARY = "The parser in reader.py was read, its loop was found to be off by one, and nothing has been changed so far."
 
 
-def story(rows: list[Any]) -> list[tuple[Any, ...]]:
+def summaries_of(rows: list[Any]) -> list[tuple[Any, ...]]:
     return [(row.fork_cause, row.kind, row.state, row.delivered) for row in rows]
 
 
@@ -32,7 +33,7 @@ async def num_trained(opened: Opened) -> list[int]:
         return [chain.num_trained for chain in build_chains(await turns.load_metas(conn, opened.rollout_id, 1))]
 
 
-def read_end(cli: Cli, running: Running) -> AgentExit:
+def read_end(cli: Cli, running: RunningCli) -> AgentExit:
     output = running.output.read_bytes()
     return (
         codex.read_codex_exit(output)
@@ -42,74 +43,76 @@ def read_end(cli: Cli, running: Running) -> AgentExit:
 
 
 @BOTH
-async def test_a_tool_loop_is_one_stream(cli: Cli, stage: Stage, place: Path) -> None:
-    opened = await stage.open()
-    await stage.engine.say(
+async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: Path) -> None:
+    opened = await testbed.open()
+    await testbed.engine.say(
         "Writing.\n" + cli.call("echo hi > a.txt"), cli.call("cat a.txt; echo '<|im_end|>'"), "All done."
     )
-    running = start(cli, stage.address, opened.token, place)
+    running = start(cli, testbed.address, opened.token, directory)
     events = await running.end()
-    rows = await stage.rows(opened)
+    rows = await testbed.rows(opened)
     assert (running.workdir / "a.txt").read_text() == "hi\n", events[-3:]
     assert running.process.returncode == 0 and "All done." in str(events)
-    assert story(rows) == [(cause, "main", "completed", True) for cause in ("root", None, None)]
+    assert summaries_of(rows) == [(cause, "main", "completed", True) for cause in ("root", None, None)]
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
 
 
 @BOTH
-async def test_a_malformed_call_ends_nothing(cli: Cli, stage: Stage, place: Path) -> None:
-    """Half a call is plain text to the agent, as the model wrote it; the agent ends with it, in order."""
-    opened = await stage.open()
-    await stage.engine.say(
+async def test_a_malformed_call_does_not_break_the_agent(cli: Cli, testbed: Testbed, directory: Path) -> None:
+    """Half a tool call reaches the agent as plain text, and the agent ends normally with it."""
+    opened = await testbed.open()
+    await testbed.engine.say(
         cli.call("echo hi > a.txt"), f"<tool_call>\n<function={cli.tool}>\n<parameter={cli.argument}>\nls"
     )
-    running = start(cli, stage.address, opened.token, place)
+    running = start(cli, testbed.address, opened.token, directory)
     events = await running.end()
     assert running.process.returncode == 0 and "<tool_call>" in str(events[-4:]), events[-4:]
-    assert story(await stage.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
+    assert summaries_of(await testbed.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
 
 
 @BOTH
-async def test_a_stream_that_is_dropped_is_asked_for_again_and_answered_once(
-    cli: Cli, stage: Stage, place: Path
+async def test_a_dropped_stream_is_retried_by_the_client_and_answered_once(
+    cli: Cli, testbed: Testbed, directory: Path
 ) -> None:
-    """The network, not the adapter, goes away while the model thinks: the call goes on, and the program's retry gets its answer."""
-    opened = await stage.open()
-    await stage.engine.script({"ids": stage.engine.ids(cli.call("echo hi > a.txt")), "hold": "gate"})
-    await stage.engine.say("All done.")
-    async with line_to(stage.settings.port) as (port, line):
-        running = start(cli, f"http://127.0.0.1:{port}", opened.token, place)
-        await stage.wait_for_calls(1)
+    """The network fails while the model generates. The call goes on, and the program's retry gets its answer."""
+    opened = await testbed.open()
+    await testbed.engine.script({"ids": testbed.engine.ids(cli.call("echo hi > a.txt")), "hold": "gate"})
+    await testbed.engine.say("All done.")
+    async with line_to(testbed.settings.port) as (port, line):
+        running = start(cli, f"http://127.0.0.1:{port}", opened.token, directory)
+        await testbed.wait_for_calls(1)
         line.cut()
         line.mend()
-        await stage.engine.release("gate")
+        await testbed.engine.release("gate")
         events = await running.end()
     assert running.process.returncode == 0 and (running.workdir / "a.txt").is_file(), events[-3:]
-    assert story(await stage.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
-    assert len((await stage.engine.seen())["calls"]) == 2
+    assert summaries_of(await testbed.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
+    assert len((await testbed.engine.seen())["calls"]) == 2
 
 
 @BOTH
-async def test_a_full_context_is_understood_as_such(cli: Cli, stage: Stage, place: Path) -> None:
-    """The program ends on it, which the harness reads as such, and was given no turn."""
-    opened = await stage.open(max_context_tokens=3000)
-    running = start(cli, stage.address, opened.token, place)
+async def test_a_full_context_is_recognised(cli: Cli, testbed: Testbed, directory: Path) -> None:
+    """The program ends because of it, the harness recognises that exit, and no turn was made."""
+    opened = await testbed.open(max_context_tokens=3000)
+    running = start(cli, testbed.address, opened.token, directory)
     events = await running.end()
     assert read_end(cli, running) is AgentExit.CONTEXT_FULL, events[-3:]
-    assert await opened.turns() == [] and (await stage.engine.seen())["calls"] == []
+    assert await opened.turns() == [] and (await testbed.engine.seen())["calls"] == []
 
 
 @pytest.mark.parametrize(
     ("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 26_500, 1)], ids=["claude_code", "codex"]
 )
-async def test_a_program_that_compacts_goes_on(cli: Cli, limit: int, words: int, stage: Stage, place: Path) -> None:
-    """It is told the size of the context: it asks for a summary before it is full, and the conversation goes on from that."""
-    opened = await stage.open(max_context_tokens=limit)
+async def test_a_program_that_compacts_continues(
+    cli: Cli, limit: int, words: int, testbed: Testbed, directory: Path
+) -> None:
+    """It is given the size of the context, asks for a summary before it is full, and continues from the summary."""
+    opened = await testbed.open(max_context_tokens=limit)
     results = [cli.call(f"printf 'some words of code %.0s' $(seq {number})") for number in (800, words)]
-    await stage.engine.say(*results, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
-    running = start(cli, stage.address, opened.token, place, max_context_tokens=limit, max_response_tokens=2000)
+    await testbed.engine.say(*results, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
+    running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()
-    rows = await stage.rows(opened)
+    rows = await testbed.rows(opened)
     assert read_end(cli, running) is AgentExit.DONE and "All done." in str(events[-2:]), events[-3:]
     assert [(row.fork_cause, row.kind) for row in rows] == [
         ("root", "main"),
@@ -122,9 +125,9 @@ async def test_a_program_that_compacts_goes_on(cli: Cli, limit: int, words: int,
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage, place: Path) -> None:
-    """Two at the same time with equal prompts: two samples, two lanes; the main conversation stays one stream."""
-    opened = await stage.open()
+async def test_sub_agents_have_lanes_of_their_own(background: bool, testbed: Testbed, directory: Path) -> None:
+    """Two at the same time with equal prompts: two samples in two lanes; the main conversation stays one stream."""
+    opened = await testbed.open()
     task = call(
         "Agent",
         description="look",
@@ -132,12 +135,13 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage
         subagent_type="investigator",
         run_in_background=background,
     )
-    await stage.engine.say(task + "\n" + task, *["Nothing found, all is well."] * 12)
-    running = start(CLAUDE_CODE, stage.address, opened.token, place)
+    await testbed.engine.say(task + "\n" + task, *["Nothing found, all is well."] * 12)
+    running = start(CLAUDE_CODE, testbed.address, opened.token, directory)
     events = await running.end()
-    rows = await stage.rows(opened)
+    rows = await testbed.rows(opened)
     assert running.process.returncode == 0, events[-3:]
-    subs, mains = [row for row in rows if row.lane], [row for row in rows if not row.lane]
+    subs = [row for row in rows if row.lane]
+    mains = [row for row in rows if not row.lane]
     assert len({row.lane for row in subs}) == 2 and {row.kind for row in subs} == {"sub_agent"}
     assert [row.fork_cause for row in subs].count("sub_agent") == 2 and {row.fork_cause for row in subs} <= {
         "sub_agent",
@@ -150,11 +154,14 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, stage: Stage
 
 @BOTH
 async def test_an_adapter_killed_twice_in_mid_call(
-    cli: Cli, stage: Stage, place: Path, postgres_url: str, model_dir: Path
+    cli: Cli, testbed: Testbed, directory: Path, postgres_url: str, model_dir: Path
 ) -> None:
-    """Behind one address another process takes over each time. Only the calls in flight are made again, and the chain is that of a
-    calm day."""
-    opened, engine = await stage.open(), stage.engine
+    """Each time, another process behind the same address takes over.
+
+    Only the calls in flight are made again, and the chain is the same as without the kills.
+    """
+    opened = await testbed.open()
+    engine = testbed.engine
     await engine.say(cli.call("echo one > a.txt"))
     await engine.script({"ids": engine.ids("lost"), "hold": "first"})
     await engine.say(cli.call("echo two > b.txt"))
@@ -166,15 +173,15 @@ async def test_an_adapter_killed_twice_in_mid_call(
         adapter_process(settings[1]) as second,
         line_to(settings[0].port) as (port, line),
     ):
-        running = start(cli, f"http://127.0.0.1:{port}", opened.token, place)
-        await stage.wait_for_calls(2)
+        running = start(cli, f"http://127.0.0.1:{port}", opened.token, directory)
+        await testbed.wait_for_calls(2)
         line.port = settings[1].port
-        killed(first)
-        await stage.wait_for_calls(4)
-        line.port = stage.settings.port
-        killed(second)
+        kill(first)
+        await testbed.wait_for_calls(4)
+        line.port = testbed.settings.port
+        kill(second)
         events = await running.end()
-        rows = await stage.rows(opened)
+        rows = await testbed.rows(opened)
     assert [(running.workdir / name).is_file() for name in ("a.txt", "b.txt", "c.txt")] == [True] * 3, events[-3:]
     assert running.process.returncode == 0
     assert [(row.fork_cause, row.state, row.ordinal) for row in rows] == [("root", "completed", 0)] + [
@@ -184,6 +191,6 @@ async def test_an_adapter_killed_twice_in_mid_call(
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
 
 
-def killed(process: Any) -> None:
+def kill(process: Any) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()

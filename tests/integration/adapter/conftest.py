@@ -1,7 +1,6 @@
 """Real Postgres, a tiny model directory, scripted engines and adapters for the adapter's integration tests.
 
-Why here: module-level fixtures until the suite has shared ones; every process started here is ended here.
-Called by: the tests of this folder.
+Every process that is started here is ended here.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ def renderer(model_dir: Path) -> Renderer:
 
 @dataclass
 class ScriptedEngine:
-    """A running stand-in engine, registered as ready."""
+    """A running scripted engine, registered as ready."""
 
     id: int
     address: str
@@ -50,9 +49,10 @@ class ScriptedEngine:
     renderer: Renderer
 
     def ids(self, text: str, stop: bool = True) -> list[int]:
-        """The ids of `text` with its tokens under their own names, and the stop id."""
-        end: list[int] = [self.renderer.tokenizer.plain.token_to_id("<|im_end|>")] if stop else []  # type: ignore[list-item]
-        return [*self.renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids, *end]
+        """The ids of `text`, in which control tokens have their own names, and the stop id."""
+        tokenizer = self.renderer.tokenizer.plain
+        end = [tokenizer.token_to_id("<|im_end|>")] if stop else []
+        return [*tokenizer.encode(text, add_special_tokens=False).ids, *end]
 
     async def script(self, *outputs: dict[str, Any]) -> None:
         async with httpx.AsyncClient() as http:
@@ -66,7 +66,7 @@ class ScriptedEngine:
             await http.post(self.address + "/release", json={"hold": hold})
 
     async def hold_updates(self) -> None:
-        """Weight updates last until `release("update")`."""
+        """Let weight updates last until `release("update")`."""
         async with httpx.AsyncClient() as http:
             await http.post(self.address + "/script", json={"update": "hold"})
 
@@ -97,7 +97,7 @@ async def engine_process() -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]
 async def register(
     database: Database, renderer: Renderer, address: str, process: subprocess.Popen[bytes], *texts: str
 ) -> ScriptedEngine:
-    """Ready for an hour, told to say `texts` and nothing else."""
+    """Register an engine that is ready for an hour, and that answers with `texts` and nothing else."""
     async with httpx.AsyncClient() as http:
         await http.post(address + "/reset")
     engine = ScriptedEngine(0, address, process, renderer)
@@ -149,14 +149,15 @@ def adapter_settings(postgres_url: str, model_dir: Path, **changes: Any) -> Adap
 
 @contextlib.asynccontextmanager
 async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
-    """The app on a real socket, in this process."""
+    """Serve the app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
     app = create_adapter_app(settings, database)
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # signals stay with pytest
+    # type: ignore[method-assign, assignment]  # signals stay with pytest
+    server.capture_signals = contextlib.nullcontext
     task = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(300):
@@ -185,14 +186,15 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
 
 
 class Line:
-    """The network between two processes: bytes both ways, until it is cut. New connections go to `port`."""
+    """A network line between two processes that can be cut. New connections go to `port`."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.whole = port, True
+        self.port = port
+        self.is_whole = True
         self.open: set[asyncio.StreamWriter] = set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.whole:
+        if not self.is_whole:
             writer.close()
             return
         there = await asyncio.open_connection("127.0.0.1", self.port)
@@ -207,17 +209,17 @@ class Line:
         writer.close()
 
     def cut(self) -> None:
-        self.whole = False
+        self.is_whole = False
         for writer in self.open:
             writer.transport.abort()
 
     def mend(self) -> None:
-        self.whole = True
+        self.is_whole = True
 
 
 @contextlib.asynccontextmanager
 async def line_to(port: int) -> AsyncIterator[tuple[int, Line]]:
-    """The port of a line to `port`, and the line."""
+    """Open a line to `port`; yields the port of the line, and the line."""
     line = Line(port)
     server = await asyncio.start_server(line.connect, "127.0.0.1", 0)
     try:
@@ -229,10 +231,10 @@ async def line_to(port: int) -> AsyncIterator[tuple[int, Line]]:
 
 @contextlib.asynccontextmanager
 async def cut_off(url: str) -> AsyncIterator[tuple[str, Line]]:
-    """The store by an address whose line can be cut."""
+    """Give the store an address behind a line that can be cut; yields both."""
     port = int(httpx.URL(url).port or 0)
-    async with line_to(port) as (its_port, line):
-        yield url.replace(f":{port}/", f":{its_port}/"), line
+    async with line_to(port) as (line_port, line):
+        yield url.replace(f":{port}/", f":{line_port}/"), line
 
 
 @pytest.fixture
@@ -243,7 +245,7 @@ async def adapter(postgres_url: str, model_dir: Path, database: Database) -> Asy
 
 @pytest.fixture
 async def thinking(postgres_url: str, model_dir: Path, database: Database) -> AsyncIterator[str]:
-    """An adapter that reads tool calls and thinking with vLLM's parsers."""
+    """An adapter that parses tool calls and thinking with vLLM's parsers."""
     settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
     async with adapter_here(settings) as address:
         yield address

@@ -1,7 +1,6 @@
-"""Whatever a client sends, it gets its vendor's own error with a sentence, never a 500, and its session stays usable.
+"""Any request gets the vendor's error with a sentence, never a 500, and its session stays usable.
 
-Why here: the agent's box is not ours, and anything in it may talk to this port.
-Called by: pytest.
+The sandbox is not trusted, and any program in it may send requests to this port.
 """
 
 import asyncio
@@ -92,15 +91,16 @@ VALID: dict[str, dict[str, Any]] = {
 VALID["/v1/messages/count_tokens"] = {key: value for key, value in VALID["/v1/messages"].items() if key != "max_tokens"}
 KEYS = st.sampled_from(["type", "role", "content", "text", "id"]) | st.text(max_size=4)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def refused_well(path: str, reply: httpx.Response) -> bool:
-    """A vendor's error: its shape, a sentence, a status that its SDK understands."""
+def is_answer_or_vendor_error(path: str, reply: httpx.Response) -> bool:
+    """Whether the reply is an answer, or the vendor's error with a sentence and a status that its SDK knows."""
     if reply.status_code == 200:
         return True
     body = reply.json()
@@ -118,7 +118,7 @@ async def post(
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a body, its own root left out."""
+    """The paths of all values in a body, without its root."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return ([at] if at else []) + [place for key, one in inner for place in places(one, (*at, key))]
 
@@ -142,7 +142,7 @@ async def test_any_value_in_any_place(
     for _ in range(data.draw(st.integers(1, 2))):
         body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(JSON))
     reply = await post(adapter, opened.token, path, json.dumps(body).encode())
-    assert refused_well(path, reply), (reply.status_code, reply.text[:300], body)
+    assert is_answer_or_vendor_error(path, reply), (reply.status_code, reply.text[:300], body)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -158,7 +158,7 @@ async def test_broken_bytes(
             st.binary(max_size=3) | st.sampled_from([b'"', b"\\ud800", b"NaN", b"1e999"])
         )
     reply = await post(adapter, opened.token, path, bytes(body))
-    assert refused_well(path, reply), (reply.status_code, reply.text[:300], bytes(body))
+    assert is_answer_or_vendor_error(path, reply), (reply.status_code, reply.text[:300], bytes(body))
 
 
 HEADERS = (
@@ -183,7 +183,7 @@ async def test_any_header(adapter: str, engine: ScriptedEngine, opened: Opened, 
         sent = {"authorization": f"Bearer {opened.token}"} | headers
         raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
         reply = await http.post(path, json=VALID[path], headers=raw)
-    assert refused_well(path, reply), (reply.status_code, reply.text[:300], headers)
+    assert is_answer_or_vendor_error(path, reply), (reply.status_code, reply.text[:300], headers)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -201,11 +201,11 @@ async def test_ten_megabytes_of_nesting(
     adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: bytes
 ) -> None:
     reply = await post(adapter, opened.token, path, body)
-    assert reply.status_code == 400 and refused_well(path, reply), reply.text[:300]
+    assert reply.status_code == 400 and is_answer_or_vendor_error(path, reply), reply.text[:300]
     assert (await post(adapter, opened.token, path, json.dumps(VALID[path]).encode())).status_code == 200
 
 
-async def test_deep_but_well_formed_values_reach_no_recursion(
+async def test_deeply_nested_valid_values_cause_no_recursion_error(
     adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     """Deep tool arguments and schemas inside an otherwise valid request."""
@@ -223,26 +223,29 @@ async def test_deep_but_well_formed_values_reach_no_recursion(
             (r'"{\"command\": \"ls\"}"', json.dumps(text)),
         ):
             reply = await post(adapter, opened.token, path, body.replace(old, new).encode())
-            assert refused_well(path, reply), (path, old, reply.status_code, reply.text[:300])
+            assert is_answer_or_vendor_error(path, reply), (path, old, reply.status_code, reply.text[:300])
 
 
+NONSENSE = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+CALL = {"type": "tool_use", "id": "c1", "name": "bash", "input": {}}
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 BAD: list[tuple[str, str, tuple[Any, ...], Any, str]] = [
     ("unknown model", "*", ("model",), "claude-9", "not served"),
-    ("no schema", "/v1/messages", ("tools", 0, "input_schema"), {"type": "object", "properties": {"a": {"type": "nonsense"}}}, "JSON schema"),
-    ("no schema", "/v1/chat/completions", ("tools", 0, "function", "parameters"), {"type": "object", "required": 3}, "JSON schema"),
-    ("no schema", "/v1/responses", ("tools", 0, "parameters"), {"type": "object", "properties": 1}, "JSON schema"),
-    ("image", "/v1/messages", ("messages", 0, "content"), [{"type": "image", "source": {}}], "text only"),
-    ("image", "/v1/chat/completions", ("messages", 1, "content"), [{"type": "image_url", "image_url": {"url": "x"}}], "text only"),
-    ("image", "/v1/responses", ("input", 0, "content"), [{"type": "input_image", "image_url": "x"}], "text only"),
-    ("assistant first", "/v1/messages", ("messages",), [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}], "first"),
-    ("empty content", "/v1/messages", ("messages", 0, "content"), [], "non-empty"),
-    ("empty content", "/v1/chat/completions", ("messages", 1, "content"), None, "null"),
-    ("two equal ids", "/v1/messages", ("messages", 1, "content"), [{"type": "tool_use", "id": "c1", "name": "bash", "input": {}}] * 2, "unique"),
-    ("result without a call", "/v1/messages", ("messages", 1, "content"), "x", "no corresponding"),
-    ("result without a call", "/v1/chat/completions", ("messages", 3, "tool_call_id"), "c9", "no corresponding"),
-    ("result without a call", "/v1/responses", ("input", 3, "call_id"), "c9", "no corresponding"),
-    ("no limit", "/v1/chat/completions", ("max_tokens",), 0, "at least 1"),
-]  # fmt: skip
+    ("no schema", MESSAGES, ("tools", 0, "input_schema"), NONSENSE, "JSON schema"),
+    ("no schema", CHAT, ("tools", 0, "function", "parameters"), {"type": "object", "required": 3}, "JSON schema"),
+    ("no schema", RESPONSES, ("tools", 0, "parameters"), {"type": "object", "properties": 1}, "JSON schema"),
+    ("image", MESSAGES, ("messages", 0, "content"), [{"type": "image", "source": {}}], "text only"),
+    ("image", CHAT, ("messages", 1, "content"), [{"type": "image_url", "image_url": {"url": "x"}}], "text only"),
+    ("image", RESPONSES, ("input", 0, "content"), [{"type": "input_image", "image_url": "x"}], "text only"),
+    ("assistant first", MESSAGES, ("messages", 0), {"role": "assistant", "content": "x"}, "first"),
+    ("empty content", MESSAGES, ("messages", 0, "content"), [], "non-empty"),
+    ("empty content", CHAT, ("messages", 1, "content"), None, "null"),
+    ("two equal ids", MESSAGES, ("messages", 1, "content"), [CALL, CALL], "unique"),
+    ("result without a call", MESSAGES, ("messages", 1, "content"), "x", "no corresponding"),
+    ("result without a call", CHAT, ("messages", 3, "tool_call_id"), "c9", "no corresponding"),
+    ("result without a call", RESPONSES, ("input", 3, "call_id"), "c9", "no corresponding"),
+    ("no limit", CHAT, ("max_tokens",), 0, "at least 1"),
+]
 
 
 @pytest.mark.parametrize(("what", "path", "place", "value", "word"), BAD, ids=[f"{one[0]} {one[1]}" for one in BAD])
@@ -258,9 +261,8 @@ async def test_each_mistake_is_named(
 ) -> None:
     for one in PATHS if path == "*" else (path,):
         reply = await post(adapter, opened.token, one, json.dumps(changed(VALID[one], place, value)).encode())
-        assert (
-            reply.status_code in (400, 404) and refused_well(one, reply) and word in reply.json()["error"]["message"]
-        ), reply.text
+        assert reply.status_code in (400, 404) and is_answer_or_vendor_error(one, reply), reply.text
+        assert word in reply.json()["error"]["message"]
         assert (await post(adapter, opened.token, one, json.dumps(VALID[one]).encode())).status_code == 200
 
 
@@ -330,12 +332,12 @@ OPENAPI = {
 }
 
 
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "breaking"])
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 @pytest.mark.parametrize("path", list(OPENAPI["paths"]))
 async def test_schemathesis(
     adapter: str, engine: ScriptedEngine, opened: Opened, path: str, mode: GenerationMode
 ) -> None:
-    """Requests drawn from a schema of the protocol, and requests drawn to break it."""
+    """Requests generated from a schema of the protocol, and requests generated to violate it."""
     operation = schemathesis.openapi.from_dict(OPENAPI)[path]["POST"]
 
     @given(case=operation.as_strategy(generation_mode=mode))

@@ -1,7 +1,6 @@
-"""The vendors' own SDKs against the adapter: streaming and not, tools, errors, token counts, pings.
+"""The vendors' own SDKs against the adapter: streaming and not, tools, errors, token counts.
 
-Why here: a protocol is what its SDK accepts.
-Called by: pytest. The parsers of vLLM are imported once for this file (about 13 CPU seconds).
+A protocol is what its SDK accepts. vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
 from collections.abc import AsyncIterator
@@ -24,7 +23,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
 
-CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls -a\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+CALL = (
+    "<tool_call>\n<function=bash>\n<parameter=command>\nls -a\n</parameter>\n"
+    "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+)
 THOUGHT = "<think>\nfirst look\n</think>\n\n"
 SCHEMA = {
     "type": "object",
@@ -50,7 +52,7 @@ def anthropic_client(address: str, token: str, retries: int = 0) -> anthropic.As
 
 
 def stream_of(turns: list[Any], turn: Any) -> np.ndarray:
-    """prompt ++ sampled, from the rows alone."""
+    """Prompt and sampled ids of a turn, computed from the rows alone."""
     parent = next((one for one in turns if one.id == turn.parent_turn_id), None)
     kept = np.zeros(0, np.int32) if parent is None else stream_of(turns, parent)[: turn.kept_tokens]
     return np.concatenate([kept, ids_from_bytes(turn.suffix_ids), ids_from_bytes(turn.sampled_ids)])
@@ -67,7 +69,8 @@ async def test_chat_tool_loop_is_one_exact_stream(
         assert choice.finish_reason == "tool_calls" and choice.message.content == "Looking."
         assert choice.message.tool_calls is not None
         assert choice.message.tool_calls[0].function.name == "bash"  # type: ignore[union-attr]
-        assert choice.message.tool_calls[0].function.arguments == '{"command":"ls -a","n":3}'  # type: ignore[union-attr]
+        # type: ignore[union-attr]
+        assert choice.message.tool_calls[0].function.arguments == '{"command":"ls -a","n":3}'
         messages += [
             choice.message.model_dump(),
             {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "a.py"},
@@ -90,9 +93,8 @@ async def test_chat_tool_loop_is_one_exact_stream(
     )
     assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == len(calls[1]["ids"])
     assert logprobs_from_bytes(turns[0].logprobs).tolist() == [-1.0] * turns[0].num_sampled
-    assert (
-        int((np.array(calls[0]["ids"]) == renderer.tokenizer.plain.token_to_id("<|im_end|>")).sum()) == 2
-    )  # not three: text stays text
+    num_ends = int((np.array(calls[0]["ids"]) == renderer.tokenizer.plain.token_to_id("<|im_end|>")).sum())
+    assert num_ends == 2  # not three: the user's text did not become a control token
 
 
 async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opened: Opened) -> None:
@@ -109,7 +111,7 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
         text, tool = first.content
         assert text.type == "text" and text.text == "Looking."
         assert tool.type == "tool_use" and tool.input == {"command": "ls -a", "n": 3}
-        messages[0] = {"role": "user", "content": "fix"}  # the same message in another shape
+        messages[0] = {"role": "user", "content": "fix"}  # the same message in another form
         messages += [{"role": "assistant", "content": [block.model_dump() for block in first.content]}]
         messages += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": tool.id, "content": "a.py"}]}]
         count = await client.messages.count_tokens(
@@ -127,16 +129,18 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
 async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(
     thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """Thinking, text and a tool's input, begun, growth and ended one after the other; a failure in the stream is an exception."""
+    """Thinking, text and a tool's input are started, filled and stopped in turn; a failure in the stream is an
+    exception.
+    """
     await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
     await engine.script({"status": 400})
     messages: list[Any] = [{"role": "user", "content": "go"}]
     async with anthropic_client(thinking, opened.token) as client:
 
         def ask() -> Any:
-            wish: Any = {"type": "enabled", "budget_tokens": 1024}
+            options: Any = {"type": "enabled", "budget_tokens": 1024}
             return client.messages.stream(
-                model="policy", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=2000, thinking=wish
+                model="policy", messages=messages, tools=ANTHROPIC_TOOLS, max_tokens=2000, thinking=options
             )
 
         async with ask() as stream:
@@ -196,7 +200,7 @@ async def test_a_malformed_tool_call_is_plain_text(
     assert [turn.fork_cause for turn in await opened.wait_delivered(2)] == ["root", None]
 
 
-async def test_unknown_token_is_refused_in_the_vendors_shape(adapter: str, engine: ScriptedEngine) -> None:
+async def test_an_unknown_token_gets_the_vendors_error(adapter: str, engine: ScriptedEngine) -> None:
     messages: Any = [{"role": "user", "content": "x"}]
     async with chat_client(adapter, "wrong") as chat, anthropic_client(adapter, "wrong") as claude:
         with pytest.raises(openai.AuthenticationError, match="unknown"):

@@ -1,7 +1,6 @@
-"""Kills, retries, seals, pauses: one row per call, whatever happens.
+"""Kills, retries, seals, pauses: one row per call in each case.
 
-Why here: what is a retry and what is a new call (docs/adapter.md), each clause once.
-Called by: pytest.
+Each clause of what is a retry and what is a new call (docs/adapter.md) is tested once.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
         with pytest.raises(httpx.TransportError):
             await lost
     async with adapter_here(settings) as address:
-        # no word from the SDK that this is a retry: the dead process shows by its lease
+        # Without the SDK's retry header: the killed process is recognised by its lease.
         reply = await ask(address, opened.token)
     assert reply.json()["choices"][0]["message"]["content"] == "kept"
     rows = await opened.wait_delivered(1)
@@ -62,7 +61,7 @@ async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
     assert len(calls) == 2 and calls[0]["ids"] == calls[1]["ids"]
 
 
-async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: Database, opened: Opened) -> None:
+async def test_writes_in_one_transaction_have_the_same_result_as_alone(database: Database, opened: Opened) -> None:
     """Several sessions, the same call twice, a closed session, answers of several policy versions."""
     other, closed = await open_rollout(database, 1), await open_rollout(database, 2)
     spans = [
@@ -119,9 +118,8 @@ async def test_what_is_written_in_one_transaction_stands_as_if_alone(database: D
         ).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
     async with database.begin() as conn:
-        assert (await turns.write_turns(conn, [], [done(second, opened, 1)], [], 60)).completed == [
-            False
-        ]  # of another session
+        of_another_session = [done(second, opened, 1)]
+        assert (await turns.write_turns(conn, [], of_another_session, [], 60)).completed == [False]
         answers = [done(first, opened, 0), done(second, other, 1)]
         assert (await turns.write_turns(conn, [], answers, [first], 60)).completed == [True, True]
         assert (await turns.write_turns(conn, [], answers[:1], [], 60)).completed == [False]
@@ -178,7 +176,7 @@ async def test_a_lost_clients_retry_joins_or_gets_the_stored_answer(
         first = asyncio.create_task(ask(adapter, opened.token))
         await engine.wait_for_calls(1)
         first.cancel()
-        async with asyncio.timeout(300):  # the hang-up reaches the store
+        async with asyncio.timeout(300):  # the disconnect reaches the store
             while (await opened.turns())[0].lease_owner is not None:
                 await asyncio.sleep(0.02)
         joined = asyncio.create_task(ask(second, opened.token))
@@ -189,10 +187,13 @@ async def test_a_lost_clients_retry_joins_or_gets_the_stored_answer(
     assert len(await opened.wait_delivered(1)) == 1
 
 
-async def test_a_client_that_leaves_while_it_is_told_apart_leaves_nothing_behind(
+async def test_a_client_that_disconnects_while_its_request_is_resolved_leaves_nothing_behind(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """Its retry waited for a dead process's lease. The next one gets the row's answer: it is no second client beside a first."""
+    """Its retry waited for a killed process's lease.
+
+    The next one gets the row's answer, and is not taken for a second call.
+    """
     settings = adapter_settings(postgres_url, model_dir, lease_seconds=6.0)
     await engine.script(
         {"ids": engine.ids("lost"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")}
@@ -205,7 +206,7 @@ async def test_a_client_that_leaves_while_it_is_told_apart_leaves_nothing_behind
             await lost
     async with adapter_here(settings) as address:
         gone = asyncio.create_task(ask(address, opened.token))
-        await asyncio.sleep(0.5)  # into the wait for the lease
+        await asyncio.sleep(0.5)  # time to reach the wait for the lease
         gone.cancel()
         reply = await ask(address, opened.token)
     assert reply.json()["choices"][0]["message"]["content"] == "kept"
@@ -213,22 +214,22 @@ async def test_a_client_that_leaves_while_it_is_told_apart_leaves_nothing_behind
     assert len((await engine.seen())["calls"]) == 2
 
 
-async def test_a_store_that_cannot_be_reached_loses_nothing(
+async def test_an_unavailable_store_loses_nothing(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """New calls are refused with a hint to try again; a sample that is paid for waits for the store, and is delivered once."""
-    await engine.script({"ids": engine.ids("paid for"), "hold": "gate"}, {"ids": engine.ids("later")})
+    """New calls are refused with `retry-after`; a computed sample waits for the store, and is delivered once."""
+    await engine.script({"ids": engine.ids("computed"), "hold": "gate"}, {"ids": engine.ids("later")})
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
-        held = asyncio.create_task(ask(address, opened.token))
+        waiting = asyncio.create_task(ask(address, opened.token))
         await engine.wait_for_calls(1)
         line.cut()
         refused = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1", refused.text
         await engine.release("gate")
         await asyncio.sleep(0.5)  # gives a wrong implementation the time to answer what is not stored
-        assert not held.done() and [row.state for row in await opened.turns()] == ["in_flight"]
+        assert not waiting.done() and [row.state for row in await opened.turns()] == ["in_flight"]
         line.mend()
-        assert (await held).json()["choices"][0]["message"]["content"] == "paid for"
+        assert (await waiting).json()["choices"][0]["message"]["content"] == "computed"
         again = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
         assert again.json()["choices"][0]["message"]["content"] == "later"
         rows = await opened.wait_delivered(2)
@@ -252,7 +253,7 @@ async def test_two_processes_serve_one_conversation(
     assert len(chains) == 1 and chains[0].num_trained == sum(row.num_sampled for row in rows)
 
 
-async def test_a_seal_ends_what_is_in_flight(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_seal_ends_calls_in_flight(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
     call = asyncio.create_task(ask(adapter, opened.token))
     await engine.wait_for_calls(1)
@@ -310,7 +311,9 @@ async def test_an_engine_that_dies_is_replaced(
         assert row.engine_id == other.id
 
 
-async def test_what_the_engine_refuses_is_the_clients_400(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+async def test_a_refusal_of_the_engine_is_a_400_for_the_client(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
     await engine.script({"status": 400})
     async with chat_client(adapter, opened.token) as client:
         with pytest.raises(openai.BadRequestError, match="refused"):
@@ -332,10 +335,10 @@ async def test_sub_agents_have_their_own_lane(adapter: str, engine: ScriptedEngi
     assert (await ask(adapter, opened.token, messages=[{"role": "user", "content": "4th"}])).status_code == 403
 
 
-async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(
+async def test_the_last_allowed_turn_can_be_requested_again(
     adapter: str, engine: ScriptedEngine, database: Database
 ) -> None:
-    """Its connection broke: the retry is no turn more. A new sample of it is, and so is any other call."""
+    """The connection broke. The retry does not count as a turn; a new sample does, and so does any other call."""
     opened = await open_rollout(database, max_turns=1)
     await engine.script({"ids": engine.ids("one"), "hold": "gate"}, {"ids": engine.ids("two")})
     lost = asyncio.create_task(ask(adapter, opened.token))
@@ -358,10 +361,12 @@ async def test_the_last_turn_that_is_allowed_can_be_asked_for_again(
     assert len(await opened.turns()) == len((await engine.seen())["calls"]) == 1
 
 
-async def test_many_conversations_at_once_lose_and_double_nothing(
+async def test_many_conversations_at_once_lose_and_repeat_nothing(
     adapter: str, engine: ScriptedEngine, database: Database
 ) -> None:
-    """Completing, renewing and waiting lock the same rows: no deadlock, one row per call, one chain per conversation."""
+    """Completing, renewing leases and recording waits lock the same rows, without a deadlock: one row per call, one
+    chain each.
+    """
     await engine.say(*["fine"] * 60)
     async with database.begin() as conn:
         assert await engines.begin_engine_pause(conn, engine.id, 60)
@@ -375,7 +380,7 @@ async def test_many_conversations_at_once_lose_and_double_nothing(
             messages += [reply.json()["choices"][0]["message"], {"role": "user", "content": "on"}]
 
     talks = asyncio.gather(*(talk(opened) for opened in members))
-    await asyncio.sleep(1.2)  # all of them wait for more than one round of the lease loop
+    await asyncio.sleep(1.2)  # more than one round of the lease loop
     async with database.begin() as conn:
         assert await engines.end_engine_pause(conn, engine.id, None)
     await talks

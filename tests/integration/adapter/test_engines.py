@@ -1,7 +1,6 @@
-"""An engine that nobody hears is not an engine that is gone: the store was away, or a large policy is being loaded.
+"""An engine without heartbeats is not always gone: the store was unavailable, or the engine loads a large policy.
 
-Why here: calls in flight were paid for, and a healthy engine's would be cancelled.
-Called by: pytest.
+Its calls in flight have used GPU time, and would be cancelled although the engine is healthy.
 """
 
 import asyncio
@@ -11,9 +10,9 @@ from sqlalchemy import func, insert, text, update
 
 from adapter.turns.routing import EngineRouter
 from engine.client import EngineClient
+from engine.policy_files import file_sha256
 from engine.process import EngineSettings
 from engine.wrapper import EngineWrapper
-from engine.policy_files import file_sha256
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
@@ -26,7 +25,7 @@ async def change(database: Database, engine: ScriptedEngine, **values: object) -
         await conn.execute(update(EngineTable).where(EngineTable.id == engine.id).values(**values))
 
 
-async def test_silence_counts_once_the_store_was_there_to_hear(
+async def test_missing_heartbeats_count_only_while_the_store_was_available(
     database: Database, postgres_url: str, engine: ScriptedEngine
 ) -> None:
     long_ago = func.now() - text("interval '30 seconds'")
@@ -35,24 +34,24 @@ async def test_silence_counts_once_the_store_was_there_to_hear(
         await router.pick(1)
         line.cut()
         router.avoid(engine.id)
-        await router.pick(1)  # by the last view, after it asked the store in vain
+        await router.pick(1)  # from the last view, because the store is unavailable
         await change(database, engine, heartbeat_at=long_ago)
         line.mend()
         gone = asyncio.create_task(router.wait_until_gone(engine.id))
         while router.serves(engine.id):  # until the store has been read again
             await asyncio.sleep(0.02)
         await asyncio.sleep(0)
-        assert not gone.done(), "its calls go on"
+        assert not gone.done(), "its calls must go on"
         await change(database, engine, state=EngineState.STARTING)
         await gone
         await change(database, engine, state=EngineState.READY)
-        await EngineRouter(database).wait_until_gone(engine.id)  # who could hear all the time believes it
+        await EngineRouter(database).wait_until_gone(engine.id)  # a router whose store was available returns at once
 
 
-async def test_an_engine_is_heard_while_it_loads(
+async def test_an_engine_sends_heartbeats_while_it_loads(
     database: Database, postgres_url: str, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    """After a silence it catches up first, out of service; from then on it is heard, however long that takes."""
+    """After missed heartbeats it first catches up, out of service, and sends heartbeats for as long as that takes."""
     directory = tmp_path / "policies" / "run-1" / "1.e1"
     directory.mkdir(parents=True)
     (directory / "model.safetensors").write_bytes(b"weights")

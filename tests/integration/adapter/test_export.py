@@ -1,7 +1,6 @@
-"""A run's samples written in every form and loaded back by the libraries that others use.
+"""A run's samples, written in every format and loaded again with the libraries that others use.
 
-Why here: what leaves the store must say the same as the store, token for token.
-Called by: pytest.
+An export must have the same tokens as the store.
 """
 
 import asyncio
@@ -27,12 +26,15 @@ from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_roll
 from tests.integration.adapter.test_durability import ask
 from training.sample_export import export_run
 
-REWARD, ADVANTAGE = 1.0, 0.25
+REWARD = 1.0
+ADVANTAGE = 0.25
 
 
 @pytest.fixture
 async def finished(adapter: str, engine: ScriptedEngine, database: Database, opened: Opened) -> list[Any]:
-    """A main conversation of two turns, a sub-agent's of one, and a title: three chains, of which two are trained. Its rows."""
+    """The rows of a main conversation of two turns, a sub-agent's of one, and a title: three chains, two of them
+    trained.
+    """
     await engine.say("main one", "sub agent", "a title", "main two")
     first: list[Any] = [{"role": "user", "content": "fix the thing"}]
     reply = (await ask(adapter, opened.token, messages=first)).json()["choices"][0]["message"]
@@ -40,7 +42,7 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
     await ask(adapter, opened.token, messages=[{"role": "user", "content": "Generate a short title for this"}])
     await ask(adapter, opened.token, messages=[*first, reply, {"role": "user", "content": "go on"}])
     rows = await opened.wait_delivered(4)
-    second = await open_rollout(database, 1)  # without a verdict: it is in no export
+    second = await open_rollout(database, 1)  # it has no outcome, so it is not exported
     async with database.begin() as conn:
         built = build_chains(await turns.load_metas(conn, opened.rollout_id, 1))
         await chains.replace_chains(conn, opened.rollout_id, built)
@@ -59,25 +61,29 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
     return rows
 
 
-async def written(database: Database, out: Path, *formats: str) -> dict[Path, int]:
+async def export(database: Database, out: Path, *formats: str) -> dict[Path, int]:
     async with database.begin() as conn:
         return await export_run(conn, "run-1", formats, out)
 
 
 def check(samples: list[dict[str, Any]], rows: list[Any], tokens: str = "tokens") -> None:
-    """Each sampled token stands where it was sampled, with its logprob, trained once; the samples of a rollout add up to its reward."""
+    """Each sampled token is at its place with its logprob and is trained once; rewards of samples add up to the
+    rollout's.
+    """
     main, sub, title, again = rows
     by_turn = {row.id: row for row in rows}
     assert len(samples) == 3 and [sum(one["loss_mask"]) > 0 for one in samples].count(True) == 2
     trained = {one.id: 0 for one in rows}
     for sample in samples:
-        ids, length = np.asarray(sample[tokens]), sample["response_length"]
+        ids = np.asarray(sample[tokens])
+        length = sample["response_length"]
         assert len(sample["loss_mask"]) == len(sample["rollout_log_probs"]) == len(sample["turn_ids"]) == length
         response = {
             name: np.asarray(sample[name]) for name in ("loss_mask", "rollout_log_probs", "turn_ids", "policy_steps")
         }
         for turn_id in dict.fromkeys(response["turn_ids"].tolist()):
-            row, here = by_turn[turn_id], response["turn_ids"] == turn_id
+            row = by_turn[turn_id]
+            here = response["turn_ids"] == turn_id
             sampled = ids_from_bytes(row.sampled_ids)
             assert ids[-length:][here][-len(sampled) :].tolist() == sampled.tolist()
             assert (
@@ -98,15 +104,15 @@ def check(samples: list[dict[str, Any]], rows: list[Any], tokens: str = "tokens"
 
 
 async def test_json_lines(finished: list[Any], database: Database, tmp_path: Path) -> None:
-    assert await written(database, tmp_path, "jsonl") == {tmp_path / "samples.jsonl": 3}
+    assert await export(database, tmp_path, "jsonl") == {tmp_path / "samples.jsonl": 3}
     check([orjson.loads(line) for line in (tmp_path / "samples.jsonl").read_bytes().splitlines()], finished)
 
 
-async def test_debug_dumps_load_without_trusting_them(finished: list[Any], database: Database, tmp_path: Path) -> None:
+async def test_debug_dumps_load_with_weights_only(finished: list[Any], database: Database, tmp_path: Path) -> None:
     import torch
 
     path = tmp_path / "rollout_dumps" / "rollout_3.pt"
-    assert await written(database, tmp_path, "pt") == {path: 3}
+    assert await export(database, tmp_path, "pt") == {path: 3}
     loaded = torch.load(path, weights_only=True)
     assert loaded["rollout_id"] == 3 and loaded["samples"][0]["tokens"].dtype is torch.int32
     assert loaded["samples"][0]["metadata"]["outcome"] == "graded"
@@ -117,7 +123,7 @@ async def test_debug_dumps_load_without_trusting_them(finished: list[Any], datab
 async def test_parquet_opens_in_datasets(finished: list[Any], database: Database, tmp_path: Path) -> None:
     from datasets import load_dataset
 
-    assert await written(database, tmp_path, "parquet") == {tmp_path / "samples.parquet": 3}
+    assert await export(database, tmp_path, "parquet") == {tmp_path / "samples.parquet": 3}
     loaded = load_dataset(
         "parquet", data_files=str(tmp_path / "samples.parquet"), cache_dir=str(tmp_path / "cache"), split="train"
     )
@@ -167,14 +173,14 @@ async def test_drift_and_unexplained_chains_raise_an_alarm(finished: list[Any], 
     assert len(alarms) == 2 and "1 of 4 turns drifted" in alarms[0] and f"{finished[0].rollout_id} (K=6)" in alarms[1]
 
 
-async def test_an_unknown_run_is_a_sentence(database: Database, tmp_path: Path) -> None:
+async def test_an_unknown_run_is_refused_with_a_sentence(database: Database, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run 'run-1'"):
-        await written(database, tmp_path, "jsonl")
+        await export(database, tmp_path, "jsonl")
     assert not list(tmp_path.iterdir())
 
 
-async def test_the_commands_do_the_same(finished: list[Any], postgres_url: str, tmp_path: Path) -> None:
-    """As an operator runs them: other processes, which know nothing but the store's address."""
+async def test_the_commands_give_the_same_results(finished: list[Any], postgres_url: str, tmp_path: Path) -> None:
+    """As an operator runs them: in other processes that have only the store's address."""
 
     async def ratchet(*arguments: str) -> Any:
         environment = {**os.environ, "RATCHET_DATABASE_URL": postgres_url, "RATCHET_HOME": str(tmp_path / "home")}

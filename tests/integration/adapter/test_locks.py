@@ -1,7 +1,7 @@
-"""Rows that somebody else has locked, and clients that leave in the middle of a statement: nobody else waits, nothing is left behind.
+"""Rows locked by other transactions, and clients that disconnect during a statement: no other call waits, and nothing
+is left behind.
 
-Why here: the order of locks and of cancellations is what no reading of the code shows.
-Called by: pytest.
+Mistakes in the order of locks and cancellations cannot be found by reading the code.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MORE: Any = [*ASK, {"role": "assistant", "content": "fine"}, {"role": "user", "c
 
 
 async def wait_for_a_lock(database: Database) -> None:
-    """Until some transaction waits for another's row."""
+    """Wait until a transaction waits for a row that another one has locked."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     async with asyncio.timeout(900):
         while True:
@@ -33,15 +33,15 @@ async def wait_for_a_lock(database: Database) -> None:
 
 
 @contextlib.asynccontextmanager
-async def held(opened: Opened) -> AsyncIterator[AsyncConnection]:
-    """The rollout and its session as a finalise locks them, which has chains to derive before it commits."""
+async def locked_by_finalise(opened: Opened) -> AsyncIterator[AsyncConnection]:
+    """Lock the rollout and its session, as a finalise does until it has built the chains and commits."""
     async with opened.database.begin() as conn:
         await rollouts.lock_rollout(conn, opened.rollout_id)
         await rollouts.close_sessions(conn, opened.rollout_id)
         yield conn
 
 
-async def test_a_session_that_a_finalise_holds_holds_up_nobody_else(
+async def test_a_session_that_a_finalise_has_locked_delays_no_other_session(
     adapter: str, engine: ScriptedEngine, database: Database
 ) -> None:
     ending, other = await open_rollout(database), await open_rollout(database, 1)
@@ -49,7 +49,7 @@ async def test_a_session_that_a_finalise_holds_holds_up_nobody_else(
     await engine.say("fine", "fine")
     completing = asyncio.create_task(ask(adapter, ending.token))
     await engine.wait_for_calls(1)
-    async with asyncio.timeout(900), held(ending):
+    async with asyncio.timeout(900), locked_by_finalise(ending):
         opening = asyncio.create_task(ask(adapter, ending.token, messages=MORE))
         await wait_for_a_lock(database)
         assert (await ask(adapter, other.token)).status_code == 200
@@ -61,12 +61,14 @@ async def test_a_session_that_a_finalise_holds_holds_up_nobody_else(
     assert [row.state for row in await other.wait_delivered(2)] == ["completed"] * 2
 
 
-async def test_what_was_written_apart_is_written_once(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
-    """Whoever held the session did not close it: the call goes on."""
+async def test_a_write_that_waited_for_a_lock_is_written_once(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """The transaction that had locked the session is rolled back, so the call goes on."""
     await engine.say("fine")
     async with asyncio.timeout(900):
         with contextlib.suppress(InterruptedError):
-            async with held(opened):
+            async with locked_by_finalise(opened):
                 call = asyncio.create_task(ask(adapter, opened.token))
                 await wait_for_a_lock(opened.database)
                 raise InterruptedError  # rolled back
@@ -77,7 +79,10 @@ async def test_what_was_written_apart_is_written_once(adapter: str, engine: Scri
 async def test_a_turn_is_opened_while_its_rollout_is_locked(
     adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """It refers to the rollout and holds the session; finalise holds the rollout and takes the session next: neither waits in a circle."""
+    """The insert refers to the rollout and locks the session; a finalise locks the rollout, then the session.
+
+    No deadlock.
+    """
     await engine.say("fine", "fine")
     assert (await ask(adapter, opened.token)).status_code == 200
     async with asyncio.timeout(900), opened.database.begin() as conn:
@@ -85,11 +90,15 @@ async def test_a_turn_is_opened_while_its_rollout_is_locked(
         assert (await ask(adapter, opened.token, messages=MORE)).status_code == 200
 
 
-async def test_a_client_that_leaves_while_its_row_is_made_leaves_a_turn_for_its_retry(
+async def test_a_client_that_disconnects_during_the_insert_leaves_a_turn_for_its_retry(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """Its new row waited for a lock when it left. The row is generated all the same, and its next retry gets that: no second sample, and
-    nothing in flight that nobody works on."""
+    """Its new row waited for a lock when it disconnected.
+
+    The row is generated all the same, and the next retry gets its answer.
+
+    There is no second sample, and no row in flight without a process that generates it.
+    """
     await engine.script(
         {"ids": engine.ids("aborted"), "hold": "gate"}, {"ids": engine.ids("kept")}, {"ids": engine.ids("twice")}
     )
@@ -102,14 +111,14 @@ async def test_a_client_that_leaves_while_its_row_is_made_leaves_a_turn_for_its_
             httpx.AsyncClient(base_url=second, headers=headers, timeout=300) as http,
             http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as reply,
         ):
-            received = reply.aiter_bytes()  # kept: the connection ends with it
-            await anext(received)  # the call has begun, and waits for that of the other process
+            received = reply.aiter_bytes()  # a reference, because the connection ends with it
+            await anext(received)  # the call has begun and waits for the other process's call
             locking = await opened.database.engine.connect()
             await locking.exec_driver_sql(f"SELECT id FROM session WHERE id = {opened.session_id} FOR UPDATE")
             async with opened.database.begin() as conn:
                 await turns.abort_turn(conn, (await opened.turns())[0].id)
             await wait_for_a_lock(opened.database)
-        await asyncio.sleep(0.5)  # the hang-up arrives
+        await asyncio.sleep(0.5)  # time for the disconnect to arrive
         await locking.close()
         while [row.state for row in await opened.turns()] != ["aborted", "completed"]:
             await asyncio.sleep(0.05)

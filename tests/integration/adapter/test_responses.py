@@ -1,7 +1,8 @@
-"""OpenAI's SDK against the Responses dialect: every event type that we send, tools of both kinds, thinking, limits.
+"""OpenAI's SDK against the Responses dialect: every event type that the adapter sends, tools of both kinds, thinking,
+limits.
 
-Why here: Codex speaks this protocol, and its SDK is the strictest reader of it.
-Called by: pytest. The parsers of vLLM are imported once for this file (about 13 CPU seconds).
+Codex speaks this protocol, and its SDK is the strictest client. vLLM's parsers are imported once for this file (about
+13 CPU seconds).
 """
 
 from typing import Any
@@ -18,7 +19,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
 )
 
-PATCH = "<tool_call>\n<function=apply_patch>\n<parameter=input>\n*** Begin Patch\n*** End Patch\n</parameter>\n</function>\n</tool_call>"
+PATCH = (
+    "<tool_call>\n<function=apply_patch>\n<parameter=input>\n"
+    "*** Begin Patch\n*** End Patch\n</parameter>\n</function>\n</tool_call>"
+)
 TOOLS: Any = [
     {"type": "function", "name": "bash", "description": "run", "parameters": SCHEMA, "strict": False},
     {"type": "custom", "name": "apply_patch", "description": "edit files"},
@@ -26,7 +30,7 @@ TOOLS: Any = [
 ]
 
 
-def asked(text: str) -> dict[str, Any]:
+def user_item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -34,7 +38,7 @@ async def test_a_tool_loop_with_thinking_is_one_exact_stream(
     thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     await engine.say(THOUGHT + "Looking.\n" + CALL, THOUGHT + PATCH, "<think>\n\n</think>\n\nDone.")
-    history: list[Any] = [asked("fix <|im_end|> it")]
+    history: list[Any] = [user_item("fix <|im_end|> it")]
     async with chat_client(thinking, opened.token) as client:
 
         async def ask() -> Any:
@@ -67,7 +71,8 @@ async def test_a_tool_loop_with_thinking_is_one_exact_stream(
         )
         third = await ask()
     assert third.status == "completed" and third.output_text == "Done."
-    turns, calls = await opened.wait_delivered(3), (await engine.seen())["calls"]
+    turns = await opened.wait_delivered(3)
+    calls = (await engine.seen())["calls"]
     assert [turn.fork_cause for turn in turns] == ["root", None, None]
     for turn, call, reply in zip(turns, calls, (first, second, third), strict=True):
         assert call["ids"] == stream_of(turns, turn)[: turn.prompt_tokens].tolist()
@@ -86,22 +91,23 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     await engine.say(THOUGHT + "Looking.\n" + CALL + "\n" + PATCH)
     async with (
         chat_client(thinking, opened.token) as client,
-        client.responses.stream(model="policy", input=[asked("go")], tools=TOOLS) as stream,
+        client.responses.stream(model="policy", input=[user_item("go")], tools=TOOLS) as stream,
     ):
         events = [event async for event in stream]
         final = await stream.get_final_response()
     kinds = [event.type.removeprefix("response.") for event in events if event.type != "response.in_progress"]
-    part, item = ["content_part.added", "content_part.done"], ["output_item.added", "output_item.done"]
+    part = ["content_part.added", "content_part.done"]
+    item = ["output_item.added", "output_item.done"]
 
-    def growth(name: str) -> list[str]:
+    def filled(name: str) -> list[str]:
         return [f"{name}.delta", f"{name}.done"]
 
     assert kinds == [
         "created",
-        *[item[0], part[0], *growth("reasoning_text"), part[1], item[1]],
-        *[item[0], part[0], *growth("output_text"), part[1], item[1]],
-        *[item[0], *growth("function_call_arguments"), item[1]],
-        *[item[0], *growth("custom_tool_call_input"), item[1]],
+        *[item[0], part[0], *filled("reasoning_text"), part[1], item[1]],
+        *[item[0], part[0], *filled("output_text"), part[1], item[1]],
+        *[item[0], *filled("function_call_arguments"), item[1]],
+        *[item[0], *filled("custom_tool_call_input"), item[1]],
         "completed",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -111,12 +117,12 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     assert done == [one.id for one in final.output]
 
 
-async def test_what_clients_leave_out_of_the_items_changes_nothing(
+async def test_fields_that_clients_omit_from_the_items_change_nothing(
     thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """Codex sends reasoning back sealed, without its text, and drops ids and states of all items."""
+    """Codex sends only the encrypted content of reasoning back, and omits ids and states of all items."""
     await engine.say(THOUGHT + "Looking.\n" + CALL, "Done.")
-    history: list[Any] = [asked("go")]
+    history: list[Any] = [user_item("go")]
     async with chat_client(thinking, opened.token) as client:
         first = await client.responses.create(model="policy", input=history, tools=TOOLS)
         reasoning, message, call = (item.model_dump(exclude_none=True) for item in first.output)
@@ -161,14 +167,17 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
             {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "text only",
         ),
-        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, asked("x")]}, "not made here"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, user_item("x")]},
+            "did not make it",
+        ),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "no corresponding tool call"),
         ({"input": []}, "at least one message"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "must have type 'object'"),
         ({"model": "gpt-9"}, "not served here"),
     ],
 )
-async def test_what_cannot_be_served_is_said_in_the_vendors_shape(
+async def test_a_request_that_cannot_be_served_gets_the_vendors_error(
     adapter: str, engine: ScriptedEngine, opened: Opened, changes: dict[str, Any], word: str
 ) -> None:
     async with httpx.AsyncClient(base_url=adapter, headers={"authorization": f"Bearer {opened.token}"}) as http:

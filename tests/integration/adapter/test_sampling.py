@@ -1,7 +1,7 @@
-"""What clients wish for acts on text and never on the sampler; what the engine gives is trained only where it is whole.
+"""Client options act on the text and never on the sampler; an output is trained only if its logprobs are complete.
 
-Why here: a wish that reached the logits, or a logprob that is none, would make the recorded numbers mean something else.
-Called by: pytest. The parsers of vLLM are imported once for the process (about 13 CPU seconds).
+An option that reached the sampler, or a clamped logprob, would change what the recorded numbers mean. vLLM's parsers
+are imported once for the process (about 13 CPU seconds).
 """
 
 import socket
@@ -22,21 +22,24 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ASK: Any = [{"role": "user", "content": "go"}]
-WISHES: list[tuple[str, dict[str, Any]]] = [
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/chat/completions",
-        {"messages": ASK, "temperature": 0, "top_p": 0.1, "frequency_penalty": 2, "presence_penalty": 2, "seed": 1, "max_tokens": 20}
-        | {"logit_bias": {"5": 100}, "stop": ["x"], "tools": CHAT_TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"messages": ASK, "temperature": 0, "top_p": 0.1, "frequency_penalty": 2, "presence_penalty": 2, "seed": 1}
+        | {"max_tokens": 20, "logit_bias": {"5": 100}, "stop": ["x"], "tools": CHAT_TOOLS, "tool_choice": "required"}
+        | {"response_format": {"type": "json_object"}},
     ),
     (
         "/v1/messages",
-        {"messages": ASK, "temperature": 0, "top_p": 0.1, "top_k": 1, "stop_sequences": ["x"], "tool_choice": {"type": "any"}, "max_tokens": 20}
+        {"messages": ASK, "temperature": 0, "top_p": 0.1, "top_k": 1, "stop_sequences": ["x"], "max_tokens": 20}
+        | {"tool_choice": {"type": "any"}}
         | {"tools": [{"name": "bash", "input_schema": SCHEMA}], "thinking": {"type": "enabled", "budget_tokens": 1024}},
     ),
     (
         "/v1/responses",
-        {"input": "go", "temperature": 0, "top_p": 0.1, "reasoning": {"effort": "low"}, "tool_choice": "required", "max_output_tokens": 20}
-        | {"tools": [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": True}], "text": {"format": {"type": "json_object"}}},
+        {"input": "go", "temperature": 0, "top_p": 0.1, "reasoning": {"effort": "low"}, "tool_choice": "required"}
+        | {"max_output_tokens": 20, "text": {"format": {"type": "json_object"}}}
+        | {"tools": [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": True}]},
     ),
 ]  # fmt: skip
 
@@ -48,11 +51,13 @@ async def post(address: str, opened: Opened, path: str, body: dict[str, Any]) ->
         return await http.post(path, json={"model": "policy"} | body)
 
 
-@pytest.mark.parametrize(("path", "body"), WISHES, ids=[path for path, _ in WISHES])
-async def test_what_a_client_wishes_never_reaches_the_sampler(
+@pytest.mark.parametrize(("path", "body"), OPTIONS, ids=[path for path, _ in OPTIONS])
+async def test_client_options_never_reach_the_sampler(
     adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: dict[str, Any]
 ) -> None:
-    """The session's temperature, the client's limit of tokens, the model's stop ids; all else off."""
+    """The sampler gets the session's temperature, the client's limit of tokens and the model's stop ids; all else is
+    off.
+    """
     assert (await post(adapter, opened, path, body)).status_code == 200
     (call,) = (await engine.seen())["calls"]
     stop_ids = call["sampling"].pop("stop_token_ids")
@@ -89,7 +94,8 @@ async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(
     messages = [*ASK, {"role": "assistant", "content": stopped["content"]}, {"role": "user", "content": "on"}]
     assert (await post(adapter, opened, "/v1/messages", {"messages": messages, "max_tokens": 50})).status_code == 200
     rows = await opened.wait_delivered(2)
-    assert [row.fork_cause for row in rows] == ["root", None]  # it came back as it was sent: as it was sampled
+    # the answer came back as it was sent, so its sampled ids are used
+    assert [row.fork_cause for row in rows] == ["root", None]
     assert rows[0].num_sampled == len(engine.ids("one STOP two"))
     chat = (
         await post(
@@ -99,10 +105,8 @@ async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(
     assert (chat["choices"][0]["finish_reason"], chat["choices"][0]["message"]["content"]) == ("stop", "one ")
 
 
-async def test_wishes_about_tools_act_on_what_was_sampled(
-    thinking: str, engine: ScriptedEngine, opened: Opened
-) -> None:
-    """None wanted: text. One at a time: the first. A strict schema that the call breaks: text."""
+async def test_tool_options_act_on_the_sampled_text(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """`none`: text. No parallel calls: the first call. A call that violates a strict schema: text."""
     strict = [{"type": "function", "function": CHAT_TOOLS[0]["function"] | {"strict": True}}]
     strict[0]["function"]["parameters"] = SCHEMA | {
         "additionalProperties": False,
@@ -125,7 +129,10 @@ async def test_wishes_about_tools_act_on_what_was_sampled(
 
 
 async def test_a_strict_schema_fetches_nothing(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
-    """It comes from the box, and the adapter reaches what no box may reach. A call that cannot be checked goes back as text."""
+    """The schema comes from the sandbox, and the adapter can reach more than a sandbox.
+
+    A call that cannot be checked is text.
+    """
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         reference = {"$ref": f"http://127.0.0.1:{elsewhere.getsockname()[1]}/schema.json"}
         function = CHAT_TOOLS[0]["function"] | {
@@ -142,7 +149,7 @@ async def test_a_strict_schema_fetches_nothing(thinking: str, engine: ScriptedEn
 
 
 @pytest.mark.parametrize("logprobs", [[-9999.0] * 2, [None, -1.0], [-1.0]], ids=["clamped", "missing", "too few"])
-async def test_logprobs_that_are_not_whole_are_kept_and_never_trained(
+async def test_a_turn_with_incomplete_logprobs_is_stored_and_never_trained(
     adapter: str, engine: ScriptedEngine, opened: Opened, logprobs: list[float | None]
 ) -> None:
     await engine.script({"ids": engine.ids("x"), "logprobs": logprobs})
@@ -160,30 +167,32 @@ async def test_a_body_beyond_the_limit_is_413(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened, path: str
 ) -> None:
     async with adapter_here(adapter_settings(postgres_url, model_dir, max_body_bytes=20_000)) as address:
-        small = dict(WISHES)[path]
-        large = {name: json_of(20_000) if name in ("messages", "input") else value for name, value in small.items()}
+        small = dict(OPTIONS)[path]
+        large = {
+            name: long_message(20_000) if name in ("messages", "input") else value for name, value in small.items()
+        }
         refused = await post(address, opened, path, large)
         assert refused.status_code == 413 and "20000 bytes" in refused.json()["error"]["message"], refused.text
         assert (await post(address, opened, path, small)).status_code == 200
 
 
-def json_of(num_chars: int) -> list[dict[str, str]]:
+def long_message(num_chars: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": "x" * num_chars}]
 
 
-SIGNS = [
+PINGS = [
     ("/v1/messages", "event: ping"),
     ("/v1/chat/completions", ": ping"),
     ("/v1/responses", "event: response.in_progress"),
 ]
 
 
-@pytest.mark.parametrize(("path", "sign"), SIGNS, ids=[path for path, _ in SIGNS])
+@pytest.mark.parametrize(("path", "ping"), PINGS, ids=[path for path, _ in PINGS])
 async def test_a_silent_stream_is_pinged(
-    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, sign: str
+    adapter: str, engine: ScriptedEngine, opened: Opened, path: str, ping: str
 ) -> None:
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
-    body = dict(WISHES)[path] | {"stream": True, "model": "policy"}
+    body = dict(OPTIONS)[path] | {"stream": True, "model": "policy"}
     lines: list[str] = []
     async with (
         httpx.AsyncClient(base_url=adapter, headers={"x-api-key": opened.token}, timeout=300) as http,
@@ -191,6 +200,6 @@ async def test_a_silent_stream_is_pinged(
     ):
         async for line in reply.aiter_lines():
             lines.append(line)
-            if lines.count(sign) == 3 and line == sign:
+            if lines.count(ping) == 3 and line == ping:
                 await engine.release("gate")
-    assert lines.count(sign) >= 3 and "late" in "".join(lines[-20:])
+    assert lines.count(ping) >= 3 and "late" in "".join(lines[-20:])
