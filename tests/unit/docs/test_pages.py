@@ -1,0 +1,99 @@
+"""Files, functions and links that the pages name exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+CODE = re.compile(r"`([^`\n]+)`")
+NAMED_DEFINITION = re.compile(r"^(?P<file>[\w/]+\.py):(?P<name>[A-Za-z_][\w.]*)$")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+@cache
+def definitions(file: Path) -> frozenset[str]:
+    """`function`, `Class` and `Class.method` of a file, and names assigned at its top level."""
+    names = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{member.name}"
+                for member in node.body
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return frozenset(names)
+
+
+def named_paths(page: Path) -> Iterator[str]:
+    """Paths in backticks that start at the repository's root; `a|b` in a path stands for both."""
+    for code in CODE.findall(prose(page)):
+        path = NAMED_DEFINITION.sub(r"\g<file>", code)
+        if path.split("/")[0] in TOP_FOLDERS and "/" in path and re.fullmatch(r"[\w./|*-]+", path):
+            yield path
+
+
+def alternatives(path: str) -> list[str]:
+    """`a/b|c` as `a/b` and `a/c`."""
+    head, slash, last = path.rpartition("/")
+    return [f"{head}{slash}{one}".strip("/") for one in last.split("|")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    missing = []
+    for path in named_paths(page):
+        head, _, alternatives = path.rpartition("/") if "|" in path else ("", "", path)
+        for one in alternatives.split("|"):
+            if not any(ROOT.glob(f"{head}/{one}".strip("/"))):
+                missing.append(path)  # noqa: PERF401    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_definitions_exist(page: Path) -> None:
+    found = [match for code in CODE.findall(page.read_text()) if (match := NAMED_DEFINITION.match(code))]
+    missing = [
+        match[0]
+        for match in found
+        if not (ROOT / match["file"]).is_file() or match["name"] not in definitions(ROOT / match["file"])
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target, anchor in LINK.findall(page.read_text()):
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def test_the_walks_name_functions() -> None:
+    """Otherwise an edit of the format could leave `test_named_definitions_exist` without anything to check."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for walk in page.split("\n## ")[2:]:
+        assert len([code for code in CODE.findall(walk) if NAMED_DEFINITION.match(code)]) >= 8, walk.splitlines()[0]
