@@ -37,7 +37,10 @@ class SessionAuth:
         self._cache: OrderedDict[bytes, _CachedSession] = OrderedDict()
 
     async def authenticate(self, headers: Mapping[str, str]) -> SessionRow:
-        """Raises UnauthorisedError, or StoreUnavailableError if the store is needed and unavailable."""
+        """Return the session of a request's token.
+
+        Raises UnauthorisedError, or StoreUnavailableError if the store is needed and unavailable.
+        """
         digest = token_hash(_token(headers))
         cached = self._cache.get(digest)
         if cached is not None and cached.expires_at > time.monotonic():

@@ -25,9 +25,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`role`: system, user, assistant or tool. Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`.
+    """One message of a history. `role` is system, user, assistant or tool.
 
-    `beside_tool`: a user's text that was sent in one message with a tool result, so that it is not a new question.
+    Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
+    in one message with a tool result, so that it is not a new question.
     """
 
     role: str

@@ -27,9 +27,10 @@ _THREAD_FROM_TOKENS = 500  # decoding fewer a dozen times takes a few millisecon
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """`stop_sequence`: the one that ended the text.
+    """A sampled text as an assistant's message.
 
-    `reasoning_chars`: length of the thinking and its end mark in the sampled text.
+    `stop_sequence`: the one that ended the text. `reasoning_chars`: length of the thinking and its end mark in the
+    text.
     """
 
     message: Message
@@ -39,7 +40,7 @@ class ParsedOutput:
 
 
 class _CutText(NamedTuple):
-    """`stop_sequence`: the one at which the text was cut; None if it is whole."""
+    """A text and the stop sequence at which it was cut, None if it is whole."""
 
     text: str
     stop_sequence: str | None
@@ -54,9 +55,7 @@ class OutputParser:
         return self._renderer.tokenizer.decode(ids)
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
-        """The number of sampled ids that are thinking, its marks included: the shortest prefix that decodes to its
-        length.
-        """
+        """Return how many sampled ids are thinking, its marks included: the shortest prefix that decodes to its length."""
         if not output.reasoning_chars:
             return 0
         if len(ids) < _THREAD_FROM_TOKENS:
@@ -67,7 +66,7 @@ class OutputParser:
         return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.decode(ids[:num])))
 
     async def parse(self, text: str, request: ParsedRequest, stopped: bool) -> ParsedOutput:
-        """`stopped`: the model ended its answer with a stop token.
+        """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
 
         If a tool call is incomplete, names a tool that was not offered, lacks a required argument or violates a strict
         schema, the whole output is returned as plain text; the agent then tells the model that it could not be read.
@@ -103,7 +102,7 @@ def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:
 
 
 def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
-    """None if the call is not valid."""
+    """Return the call with parsed arguments, or None if it is not valid."""
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
@@ -125,7 +124,9 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
 
 
 def _matches_schema(values: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
+    """Whether arguments match a strict schema.
+
+    False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
     fetched.
     """
     try:

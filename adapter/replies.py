@@ -32,14 +32,14 @@ class BodyTooLargeError(Exception):
 
 
 class ClassifiedFailure(NamedTuple):
-    """`message`: what the client is told."""
+    """A failure of the protocols and the message for the client."""
 
     failure: Failure
     message: str
 
 
 def classify(error: BaseException) -> ClassifiedFailure:
-    """Map an exception to a failure of the protocols. Unknown exceptions are logged; the only place that does so."""
+    """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else."""
     match error:
         case UnauthorisedError():
             return ClassifiedFailure(Failure.UNAUTHORISED, "the session token is unknown or its session has ended")

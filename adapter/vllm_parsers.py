@@ -60,9 +60,9 @@ class VllmParsers:
         self._parsers: _Parsers | None = None
 
     def load(self) -> None:
-        """Import the parsers.
+        """Import the parsers. Blocks; safe to call from several threads.
 
-        Blocks; safe to call from several threads. Raises ConfigError if vLLM has no parser of that name.
+        Raises ConfigError if vLLM has no parser of that name.
         """
         with self._lock:
             if self._parsers is None:
@@ -76,7 +76,7 @@ class VllmParsers:
         return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
 
     async def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
-        """Tool calls are parsed only if there are `tools`."""
+        """Split a sampled text. Tool calls are parsed only if there are `tools`."""
         if (self.tool_parser is None or not tools) and self.reasoning_parser is None:
             return ParsedText("", text)
         if self._parsers is None:
@@ -143,7 +143,10 @@ class _ImportedParsers:
         return ParsedText(reasoning, body, found.content or "", parsed)
 
     def _vllm_tools(self, tools: Sequence[Tool]) -> _VllmTools:
-        """Cached by identity: a preamble's tools are one object while the preamble is cached."""
+        """Return vLLM's form of the tools.
+
+        Cached by identity: a preamble's tools are one object while the preamble is cached.
+        """
         known = self._known_tools.get(id(tools))
         if known is None or known.tools is not tools:
             params = [self._tool_param_class.model_validate(tool) for tool in tools]

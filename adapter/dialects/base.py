@@ -60,8 +60,7 @@ class SseWriter(Protocol):
 class Dialect(Protocol):
     """A wire protocol.
 
-    `history`: the name of the field with the messages. `preamble_fields`: the names of those for the preamble.
-
+    `history` names the field with the messages, `preamble_fields` those with system text and tools.
     `too_long_in_stream`: if a stream was asked for, clients expect the failure "prompt too long" as an event and not as
     a status.
     """
@@ -80,18 +79,18 @@ class Dialect(Protocol):
         ...
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        """Raises InvalidRequestError."""
+        """Parse system text and tools. Raises InvalidRequestError."""
         ...
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
-        """Parse items of one side; items[0] is number `first` of the history.
+        """Parse items of one side; items[0] is number `first` of the history. The result is never empty.
 
-        Never empty. Raises InvalidRequestError.
+        Raises InvalidRequestError.
         """
         ...
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
-        """Raises InvalidRequestError."""
+        """Parse all fields but preamble and history, and the headers. Raises InvalidRequestError."""
         ...
 
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:

@@ -21,10 +21,11 @@ class TemplateRefusedError(ValueError):
 
 
 class ChatTemplate:
-    """`kwargs` are the run's template variables; `preserve_thinking` is set if the template has it.
+    """A compiled chat template.
 
-    `digest` identifies the template's text and its variables. `literals`: the string literals in the template.
-    `reads_clock`: its text changes with the time.
+    `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
+    the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
+    changes with the time.
 
     Templates do not expect two things that agents do; for every dialect, they are converted here:
     - A system message after the first message becomes a user message if the template refuses it or leaves it out.
@@ -47,7 +48,7 @@ class ChatTemplate:
         self._appends_to_results = self._drops_thinking_beside_tools()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
-        """Raises TemplateRefusedError."""
+        """Render messages and tools. Raises TemplateRefusedError."""
         from jinja2 import TemplateError
 
         try:

@@ -44,7 +44,7 @@ class FastTokenizer:
         self._encoding = tiktoken.Encoding("policy", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
     def encode(self, text: str) -> Ids | None:
-        """int32 [T] of a text without added tokens; None if the text is too long for this tokenizer."""
+        """Return int32 [T] for a text without added tokens, or None if the text is too long for this tokenizer."""
         if len(text) > _MAX_CHARS:
             return None
         if self._normalizer is not None and not text.isascii():
@@ -53,7 +53,7 @@ class FastTokenizer:
 
 
 def _pattern(description: Mapping[str, Any]) -> str:
-    """The split pattern of a plain byte-level BPE. Raises ValueError for any other tokenizer."""
+    """Return the split pattern of a plain byte-level BPE. Raises ValueError for any other tokenizer."""
     model, normalizer = description["model"], description.get("normalizer")
     if (
         model.get("type") != "BPE"
@@ -84,7 +84,7 @@ def _pattern(description: Mapping[str, Any]) -> str:
 
 
 def _reachable(tokenizer: Any, model: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens that their own bytes merge to, with their ids.
+    """Return the tokens that their own bytes merge to, with their ids.
 
     Raises ValueError if ids are not in the order of merges, or if a byte has no token.
     """
@@ -106,8 +106,9 @@ def _reachable(tokenizer: Any, model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _byte_of() -> dict[str, int]:
-    """The characters that byte-level vocabularies write for bytes: printable ones for themselves, U+0100 and up for the
-    others.
+    """Return the bytes for the characters of byte-level vocabularies.
+
+    Printable bytes are written as themselves, the others as U+0100 and up.
     """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]

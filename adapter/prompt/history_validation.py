@@ -11,7 +11,10 @@ from adapter.dialects.base import InvalidRequestError
 
 
 def validate_history(runs: Sequence[MessageRun], num_skipped: int) -> None:
-    """`runs` follow `num_skipped` runs that were checked with an earlier request. Raises InvalidRequestError."""
+    """Check a history whose first `num_skipped` runs, those before `runs`, were checked with an earlier request.
+
+    Raises InvalidRequestError.
+    """
     if not num_skipped and runs[0].assistant:
         raise InvalidRequestError("the first message must not be the assistant's")
     if runs[-1].assistant:
@@ -35,7 +38,7 @@ def _call_ids(run: MessageRun) -> set[str]:
 
 
 def _check_results(run: MessageRun, call_ids: set[str] | None) -> None:
-    """`call_ids`: of the answer before the run; None if it was parsed with an earlier request."""
+    """Check tool results. `call_ids`: of the answer before the run; None if it was parsed with an earlier request."""
     answered: set[str] = set()
     for message in run.messages:
         if message.role != "tool":

@@ -35,7 +35,10 @@ _WINDOW_BYTES = 64
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """`end`: offset behind the run. `digest`: of all bytes before it. `is_answer`: the run is the assistant's."""
+    """The end of a run in a body: its offset, and the digest of all bytes before it.
+
+    `is_answer`: the run is the assistant's.
+    """
 
     end: int
     digest: bytes
@@ -46,7 +49,7 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 class _Conversation(msgspec.Struct, gc=False):
     """The last request of one conversation.
 
-    `earlier_fields` stand before its messages; `window`: the bytes before its first mark.
+    `earlier_fields` stand before its messages. `window`: the bytes before its first mark.
     """
 
     earlier_fields: Fields
@@ -72,12 +75,15 @@ class IncrementalParser:
         self._conversations: list[_Conversation] = []
 
     def num_new_bytes(self, body: bytes) -> int:
-        """How many bytes of the body `parse` has to parse."""
+        """Return how many bytes of the body `parse` has to parse."""
         match = self._longest_match(body)
         return len(body) - (match.mark.end if match else 0)
 
     def parse(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> ParsedRequest:
-        """Raises InvalidRequestError. `whole`: parse the whole body."""
+        """Parse a request, from the furthest known mark on.
+
+        `whole`: parse the whole body. Raises InvalidRequestError.
+        """
         match = None if whole else self._longest_match(body)
         request = self._parse_from(match, body, dialect, headers) if match is not None else None
         return request or self._parse_whole(body, dialect, headers)
@@ -102,7 +108,10 @@ class IncrementalParser:
     def _parse_from(
         self, match: _Match, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> ParsedRequest | None:
-        """None if the preamble behind the messages has changed, or if the run before the mark goes on behind it."""
+        """Parse what follows a mark.
+
+        Returns None if the preamble behind the messages has changed, or if the run before the mark goes on behind it.
+        """
         mark = match.mark
         rest = b'{"' + dialect.history.encode() + b'":[' + body[mark.end + 1 :]
         new = decode_body(rest, dialect)
@@ -119,7 +128,7 @@ class IncrementalParser:
         return request
 
     def _longest_match(self, body: bytes) -> _Match | None:
-        """The furthest known mark that more messages follow."""
+        """Return the furthest known mark of the body that more messages follow."""
         best: _Match | None = None
         view = memoryview(body)
         for conversation in self._conversations:
@@ -137,7 +146,7 @@ class IncrementalParser:
         return best
 
     def _remember(self, body: bytes, conversation: _Conversation, earlier: _Conversation | None) -> None:
-        """`earlier`: the entry that this one replaces."""
+        """Store the marks of a request in place of `earlier`, the same conversation's last request."""
         conversation.window = _window(body, conversation.marks[0])
         others = [one for one in self._conversations if one is not earlier]
         self._conversations = [conversation, *others][:_MAX_CONVERSATIONS]
@@ -152,11 +161,10 @@ def _new_marks(
     digest: xxhash.xxh3_128,
     digested: int,
 ) -> list[_Mark]:
-    """Marks behind the last runs of `request`.
+    """Return marks behind the last runs of `request`.
 
-    `source`: the text that was decoded, the end of which is the end of `body`.
-
-    `num_items`: messages before the request's first group. `digest` has read `digested` bytes of the body.
+    `source`: the text that was decoded; its end is the end of `body`. `num_items`: messages before the first group.
+    `digest` has read `digested` bytes of the body.
     """
     shift = len(body) - len(source)
     first_marked = len(groups) - _MAX_MARKS

@@ -11,7 +11,10 @@ from ratchet.errors import ConfigError
 
 
 def read_json(model_path: Path, name: str, required: bool = True) -> Any:
-    """Raises ConfigError if the file is not JSON or is missing; a missing one that is not `required` gives {}."""
+    """Return the parsed file; {} if it is missing and not `required`.
+
+    Raises ConfigError if a required file is missing, or if a file is not JSON.
+    """
     try:
         return json.loads((model_path / name).read_text())
     except FileNotFoundError:

@@ -31,7 +31,7 @@ class PreambleCache:
         self._lock = threading.Lock()
 
     def get(self, dialect: Dialect, fields: Fields) -> Preamble:
-        """The preamble of a request's fields. Raises InvalidRequestError if its tools cannot be used."""
+        """Return the preamble of a request's fields. Raises InvalidRequestError if its tools cannot be used."""
         digest = xxhash.xxh3_128()
         for name in dialect.preamble_fields:
             raw = fields.get(name, b"")
@@ -65,7 +65,7 @@ class PreambleCache:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises InvalidRequestError unless names are unique and parameters are JSON schemas of objects."""
+    """Check that names are unique and parameters are JSON schemas of objects. Raises InvalidRequestError."""
     seen: set[str] = set()
     for tool in tools:
         name = tool["function"]["name"]

@@ -73,7 +73,7 @@ class _StoredPrefix:
 
 @dataclass(frozen=True, slots=True)
 class _TokenizedRequest:
-    """A request and its prompt's ids; the session has not changed yet.
+    """A request and its prompt's ids, before its place in the tree is known.
 
     `new_ids` follow the stream of turn `base`, or are the whole prompt if it is None. `thinks`, `dropped`: see
     `renderer.ComposedPrompt`.
@@ -124,7 +124,7 @@ class PreparedCall:
 
     @property
     def digest(self) -> bytes:
-        """Equal for requests with the same history and kind: by it, a repeated request is found."""
+        """Equal for requests with the same history and kind; a repeated request is recognised by it."""
         return blake2b(self.request.keys[-1] + self.kind.encode(), digest_size=16).digest()
 
 
@@ -142,7 +142,10 @@ class PromptBuilder:
     async def prepare(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> PreparedCall:
-        """Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError."""
+        """Build the prompt of a request and find its place in the tree.
+
+        Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError, StoreUnavailableError.
+        """
         tokenized = await self._tokenize_request(session, body, dialect, headers)
         options = tokenized.request.options
         limits = session.row.limits
@@ -153,7 +156,7 @@ class PromptBuilder:
         return self._place(session, tokenized, min(left, limits["max_response_tokens"], options.max_tokens or left))
 
     async def count(self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
-        """Tokens of the prompt that this call would send, sampled ids included."""
+        """Return the number of tokens of the prompt that this call would send, sampled ids included."""
         return (await self._tokenize_request(session, body, dialect, headers)).num_tokens
 
     def _place(self, session: LiveSession, tokenized: _TokenizedRequest, max_tokens: int) -> PreparedCall:

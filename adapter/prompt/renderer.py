@@ -30,7 +30,7 @@ from ratchet.store.arrays import Ids
 class ContinuedPrompt:
     """The ids that follow a stored stream.
 
-    `drops`: the template drops the stream's thinking because of them. `thinks`: an answer among them shows thinking.
+    `drops`: because of them, the template drops the stream's thinking. `thinks`: an answer among them shows thinking.
     """
 
     ids: Ids
@@ -58,7 +58,10 @@ class Renderer:
     """
 
     def __init__(self, model_path: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Raises ConfigError if the directory cannot be used."""
+        """Read template and tokenizer, and check whether the template can be rendered in segments.
+
+        Raises ConfigError if the directory cannot be used.
+        """
         self.tokenizer = PolicyTokenizer(model_path)
         self.template = ChatTemplate(model_path, self.tokenizer.alias, template_kwargs or {})
         self.segments: TemplateSegments | None = None
@@ -101,9 +104,9 @@ class Renderer:
         return self.tokenizer.encode_whole(self.template.render(messages, preamble.tools, generation_prompt=True))
 
     def continued(self, runs: Sequence[MessageRun], ended: bool) -> ContinuedPrompt:
-        """The ids behind a stored stream whose last answer `runs` follow. `ended`: as of that answer's ids.
+        """Return the ids behind a stored stream whose last answer `runs` follow.
 
-        Raises NotSegmentableError.
+        `ended`: that answer ends with the template's end token. Raises NotSegmentableError.
         """
         segments = self._require_segments()
         texts: list[str] = []
@@ -125,7 +128,7 @@ class Renderer:
         return ContinuedPrompt(self.tokenizer.encode(text), last_drop >= 0, thinks)
 
     def composed(self, preamble: Preamble, runs: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
-        """A whole prompt, with the ids in `sampled` for the answers at these indices.
+        """Return a whole prompt, with the ids in `sampled` for the answers at these indices.
 
         Raises NotSegmentableError, TemplateRefusedError.
         """
@@ -161,8 +164,9 @@ class Renderer:
         return found[0]
 
     def _check(self, segments: TemplateSegments) -> None:
-        """Raises NotSegmentableError unless texts are the sum of their segments and cutting them at added tokens keeps
-        the ids.
+        """Check that texts are the sum of their segments, and that cutting them at added tokens keeps the ids.
+
+        Raises NotSegmentableError.
         """
         self._end_alias(segments)
         for text in segments.check():

@@ -18,8 +18,10 @@ _FIELDS = msgspec.json.Decoder(Fields)
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """`runs` follow `num_skipped` runs that were parsed with an earlier request. keys[i] is the key of the history
-    before runs[i]; the last key is that of the whole history.
+    """A request without the messages that were parsed with an earlier one.
+
+    `runs` follow `num_skipped` runs that are left out. keys[i] is the key of the history before runs[i]; the last key
+    is that of the whole history.
     """
 
     preamble: Preamble
@@ -65,7 +67,7 @@ def parse_request(
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
-    """Raises InvalidRequestError if the body is not a JSON object with messages."""
+    """Decode a body one level deep. Raises InvalidRequestError if it is not a JSON object with messages."""
     try:
         body.decode()  # msgspec does not check the encoding of values that it keeps as bytes
         fields = _FIELDS.decode(body)
@@ -77,12 +79,12 @@ def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
 
 
 def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect) -> list[list[msgspec.Raw]]:
-    """Consecutive messages of one side: the assistant's, or all others."""
+    """Group consecutive messages of one side: the assistant's, or all others."""
     return [list(group) for _, group in groupby(items, dialect.is_answer)]
 
 
 def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect) -> MessageRun:
-    """`first`: the index of items[0] in the body, for error messages."""
+    """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages."""
     where = f"{dialect.history}.{first}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]

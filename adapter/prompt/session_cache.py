@@ -26,9 +26,9 @@ _LOADED_AT_ONCE = 20  # turns between two chances for other calls to run
 
 @dataclass(slots=True)
 class LiveSession:
-    """`num_calls`: turns of the session that are being generated.
+    """A session in memory.
 
-    `loaded`: the tree has been read from the store once.
+    `num_calls`: its turns that are being generated. `loaded`: the tree has been read from the store once.
     """
 
     row: SessionRow
@@ -55,9 +55,9 @@ class SessionCache:
         self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
 
     def get(self, row: SessionRow) -> LiveSession:
-        """The session in memory, made if missing.
+        """Return the session, made if missing.
 
-        The least recently used one without calls is evicted if there are too many.
+        If there are too many, the least recently used one without calls is evicted.
         """
         session = self._sessions.setdefault(row.id, LiveSession(row, IncrementalParser(self._preambles)))
         self._sessions.move_to_end(row.id)
@@ -69,7 +69,7 @@ class SessionCache:
         return session
 
     async def load(self, session: LiveSession) -> None:
-        """Add the completed turns to the tree that the store has and the tree lacks."""
+        """Add to the tree the completed turns that the store has and the tree lacks."""
         async with session.lock:
             template = self._renderer.template
             async with self._database.begin() as conn:

@@ -49,14 +49,14 @@ class ProbeHistory(NamedTuple):
 
 
 class TemplateSegments:
-    """`generation`: the generation prompt.
+    """The segments of one template.
 
-    `end`: the text behind an answer. `drops_thinking`: a later question makes the template leave the thinking of
-    earlier answers out.
+    `generation`: the generation prompt. `end`: the text behind an answer. `drops_thinking`: a later question makes the
+    template leave the thinking of earlier answers out.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
-        """Raises NotSegmentableError."""
+        """Render the stubs. Raises NotSegmentableError if their text cannot be separated."""
         self._template = template
         self._user = self._render([_USER])
         self.generation = _without_prefix(template.render([_USER], generation_prompt=True), self._user)
@@ -72,7 +72,7 @@ class TemplateSegments:
     # ------------------------------------------------------------ segments
 
     def opening(self, preamble: Preamble, run: MessageRun) -> str:
-        """System text, tools and everything before the first answer."""
+        """Return system text, tools and everything before the first answer."""
         return self._template.render([*preamble.messages(), *run.messages], preamble.tools)
 
     def between_answers(self, run: MessageRun) -> BetweenAnswers:
@@ -82,9 +82,9 @@ class TemplateSegments:
         return BetweenAnswers(_without_prefix(text, self._without_thinking), self.drops_thinking)
 
     def answer(self, message: Message, kept: bool) -> str:
-        """The generation prompt, the answer and its end.
+        """Return the generation prompt, the answer and its end.
 
-        `kept`: with its thinking, else as the template shows it without.
+        `kept`: with its thinking, otherwise as the template shows it without.
         """
         keeps = kept and self.drops_thinking
         follower = _TOOL if keeps else _USER
@@ -96,8 +96,10 @@ class TemplateSegments:
         return self.drops_thinking and self.answer(message, True) != self.answer(message, False)
 
     def render_history(self, preamble: Preamble, runs: Sequence[MessageRun]) -> SegmentedHistory:
-        """Raises TemplateRefusedError, and NotSegmentableError, also if the first run has no user message: which
-        thinking the template drops is then unknown.
+        """Return one text per run.
+
+        Raises TemplateRefusedError, and NotSegmentableError, also if the first run has no user message: which thinking
+        the template drops is then unknown.
         """
         texts = [self.opening(preamble, runs[0])]
         last_drop = 0

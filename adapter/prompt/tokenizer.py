@@ -28,7 +28,9 @@ _MAX_CACHED_CHARS = 16_000_000
 
 
 class PolicyTokenizer:
-    """Thread-safe: the cache has a lock, and nothing else changes after construction.
+    """The tokenizer of one model directory.
+
+    Thread-safe: the cache has a lock, and nothing else changes after construction.
 
     `plain`: the tokenizer with the tokens' own names. `alias`: added token → its alias. `added`: matches any alias.
     `slow_reason`: why the fast tokenizer is not used, None if it is.
@@ -62,7 +64,7 @@ class PolicyTokenizer:
         return int(found)
 
     def encode(self, text: str) -> Ids:
-        """int32 [T], equal to `encode_whole` of the text."""
+        """Return int32 [T], equal to `encode_whole` of the text."""
         stretches = self.added.split(text)
         parts: list[Ids] = []
         for stretch, alias in zip_longest(stretches[::2], stretches[1::2]):
@@ -74,7 +76,7 @@ class PolicyTokenizer:
         return np.concatenate(parts)
 
     def _encode_stretch(self, text: str) -> Ids:
-        """`text` has no added tokens."""
+        """Encode a text without added tokens, with the fast tokenizer if it can be used."""
         ids = self._fast.encode(text) if self._fast is not None and text else None
         return self.encode_whole(text) if ids is None else ids
 
@@ -88,7 +90,7 @@ class PolicyTokenizer:
         return np.array(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """Text with the tokens' own names, as output parsers and clients read it."""
+        """Return text with the tokens' own names, as output parsers and clients read it."""
         return str(self.plain.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
     def _encode_cached(self, stretch: str) -> Ids:
@@ -109,7 +111,7 @@ class PolicyTokenizer:
 
 
 def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path) -> dict[str, Any]:
-    """tokenizer.json with aliases as the names of its added tokens.
+    """Return tokenizer.json with aliases as the names of its added tokens.
 
     Raises ConfigError if prompts cannot be cut at one of them.
     """

@@ -145,9 +145,9 @@ class Capture:
                 return await self._writer.deliver(turn_id)
 
     async def detach(self, call: PendingCall) -> None:
-        """The client disconnected, or was sent an error. Its turn goes on, and a retry gets that turn's answer.
+        """Disconnect a client that has gone or was sent an error.
 
-        A call that has no turn yet is cancelled and gets none.
+        Its turn goes on, and a retry gets that turn's answer. A call that has no turn yet is cancelled and gets none.
         """
         running = self._registry.get(call.client.turn_id)
         if running is None or running.task is not call.task:  # the resolver's task; it cannot cancel the turn's task

@@ -1,7 +1,7 @@
-"""Turn tree → chains: which tokens stand in which root-to-leaf sequence, and where each sampled token is trained. Pure.
+"""Turn tree → chains: the token sequences from the root to each leaf, and where each sampled token is trained. Pure.
 
-Why here: this one decision carries the promise that only sampled tokens are trained, each of them once.
-Called by: the finalise activity (its result is stored as `chain` and `chain_span`), the viewer and the tests.
+This one decision makes sure that only sampled tokens are trained, and each of them once. The result is stored as
+`chain` and `chain_span`.
 
     prompt of a turn = parent's stream[:kept_tokens] ++ suffix, stream = prompt ++ sampled ids
 """
@@ -15,13 +15,16 @@ from ratchet.types import ForkCause, TurnKind
 
 Drift = Literal["branch", "drop"]
 _DRIFTS = frozenset({ForkCause.DRIFT, ForkCause.THINKING})
-"""The same messages with other tokens: re-tokenised, or without the thinking that the template dropped."""
+"""The prompt has the same messages with other tokens: re-tokenised, or without thinking that the template dropped."""
 TRAIN_KINDS = frozenset({TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION})
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSpan:
-    """Tokens [start, start + length) of a chain; the fields are those of `chain_span`."""
+    """Tokens [start, start + length) of a chain, with the columns of `chain_span`.
+
+    `source_start`: offset in the suffix or output of the turn.
+    """
 
     turn_id: int
     sampled: bool
@@ -33,7 +36,7 @@ class TrainSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenChain:
-    """`num_trained` 0: the chain is context only and does not count in K."""
+    """One sequence. If `num_trained` is 0, it is context only and does not count in K."""
 
     leaf_turn_id: int
     spans: tuple[TrainSpan, ...]
@@ -48,8 +51,9 @@ class TokenChain:
 
 
 def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS) -> bool:
-    """Delivered to its last byte, with all its logprobs, and of a kind that the run trains. (That its session was open,
-    the store has seen to.)
+    """Whether the turn was delivered to its last byte, has all logprobs, and is of a kind that the run trains.
+
+    The store does not complete a turn after its session was closed, so that need not be checked here.
     """
     return turn.delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
 
@@ -59,13 +63,13 @@ def build_chains(
 ) -> list[TokenChain]:
     """All chains of one attempt, in the order of their leaves.
 
-    `turns` are the completed ones, parents before children. A whole output is trained in the first chain that holds it;
-    an output that a fork cuts through is context there. Under `branch` the cut turn keeps a chain of its own in which
-    it is whole; under `drop` what drifted away is gone.
+    `turns` are the completed ones, parents before children. A whole output is trained in the first chain that has it;
+    an output that a fork cuts is context there. With `branch`, the cut turn keeps a chain of its own in which it is
+    whole; with `drop`, the part that drifted is left out.
     """
     streams: dict[int, tuple[TrainSpan, ...]] = {}
     for turn in turns:
-        streams[turn.id] = _stream(turn, streams)
+        streams[turn.id] = _spans_of(turn, streams)
     by_id = {turn.id: turn for turn in turns}
     trained: set[int] = set()
     chains = []
@@ -82,8 +86,8 @@ def build_chains(
     return chains
 
 
-def _stream(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tuple[TrainSpan, ...]:
-    """The spans of a turn's prompt and output, none of them trained yet; empty ones are left out."""
+def _spans_of(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tuple[TrainSpan, ...]:
+    """The spans of a turn's prompt and output, none of them trained; empty ones are omitted."""
     spans: list[TrainSpan] = []
     if turn.parent_turn_id is not None:
         for span in streams[turn.parent_turn_id]:
@@ -97,7 +101,7 @@ def _stream(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tuple[
 
 
 def _leaves(turns: Sequence[TurnMeta], by_id: dict[int, TurnMeta], drift: Drift) -> list[TurnMeta]:
-    """Turns whose whole stream no other chain holds; under `drop` without those that a drift cut."""
+    """Turns whose whole stream is in no other chain; with `drop`, without those that a drift cut."""
     inner: set[int] = set()
     for turn in turns:
         ancestor = by_id.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None

@@ -49,10 +49,10 @@ def cause_of(
     dropped: bool,
     kind: TurnKind = TurnKind.MAIN,
 ) -> ForkCause | None:
-    """None: the prompt extends a whole stored stream that ends with the template's end token, and no other turn extends
-    it.
+    """Return why the prompt leaves the stored streams.
 
-    `runs` and `keys` as in `ParsedRequest`. `dropped`: the template left the thinking of a sampled answer out.
+    None: it extends a whole stored stream that ends with the template's end token, and no other turn extends it. `runs`
+    and `keys` as in `ParsedRequest`. `dropped`: the template left the thinking of a sampled answer out.
     """
     if lane and lane not in tree.last_answers:
         return ForkCause.SUB_AGENT
@@ -78,7 +78,7 @@ def _cause_of_first_change(
     runs: Sequence[MessageRun],
     keys: Sequence[bytes],
 ) -> ForkCause:
-    """An equal message with other tokens is drift, a different message an edit."""
+    """Distinguish drift from edits: an equal message with other tokens is drift, a different message an edit."""
     for at, run in enumerate(runs):
         if keys[at + 1] in tree.known_keys:
             continue
@@ -92,7 +92,7 @@ def _cause_of_first_change(
 
 
 def _cause_of_opening(tree: TurnTree, lane: str, runs: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:
-    """A conversation whose opening quotes the last answer of its lane continues after a compaction."""
+    """Recognise a compaction: the opening quotes the last answer of the lane, or follows the answer of a compaction."""
     kind, answer = tree.last_answers.get(lane, (None, ""))
     opening = "\n".join(message.text for message in runs[0].messages)
     quotes = any(len(line) >= _QUOTED_LINE_CHARS and line in opening for line in map(str.strip, answer.splitlines()))

@@ -142,7 +142,7 @@ class TurnGenerator:
     async def _ask(
         self, engine: EngineRow, session: LiveSession, prepared: PreparedCall, sampling: Sampling, turn_id: int
     ) -> Generation | None:
-        """The engine's output; None if the engine failed, went away or aborted the call."""
+        """Return the engine's output; None if the engine failed, went away or aborted the call."""
         self._leases.set_engine(turn_id, engine.id)
         prompt = session.ids_json.prompt_json(prepared.stream, prepared.lane)
         generating = asyncio.create_task(
@@ -164,7 +164,7 @@ class TurnGenerator:
     # ------------------------------------------------------------ the store
 
     async def _complete(self, session: LiveSession, answer: Answer, sampled: _SampledOutput) -> bool:
-        """See `TurnWriter.complete`.
+        """Complete the row, see `TurnWriter.complete`.
 
         Repeated while the store is unavailable: the sample has been computed and is kept.
         """

@@ -44,7 +44,7 @@ class Leases:
             self._task.add_done_callback(_log_failure)
 
     def set_engine(self, turn_id: int, engine_id: int | None) -> None:
-        """`engine_id`: the engine that works on the call; None: the call waits for one."""
+        """Record the engine that works on the call; None: the call waits for one, and the waiting time is counted."""
         if turn_id in self._leased:
             self._leased[turn_id].engine_id = engine_id
 

@@ -15,7 +15,10 @@ _LANE_CHARS = 100
 
 
 def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: str) -> NewTurn:
-    """`ordinal`: how many turns of the session and lane have the same digest already."""
+    """Return the row of a call that is opened.
+
+    `ordinal`: how many turns of session and lane have the same digest already.
+    """
     attach_point = prepared.attach_point
     return NewTurn(
         session_id=row.id,
@@ -41,7 +44,7 @@ def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: 
 def completed_turn(
     row: SessionRow, answer: Answer, generation: Generation, engine_id: int, waited_seconds: float
 ) -> CompletedTurn:
-    """`waited_seconds`: the part of the call's time in which no engine worked on it."""
+    """Return the columns of a completed call. `waited_seconds`: time of the call in which no engine worked on it."""
     return CompletedTurn(
         id=answer.turn_id,
         session_id=row.id,

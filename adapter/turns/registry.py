@@ -73,7 +73,7 @@ class TurnRegistry:
     # ------------------------------------------------------------ turns
 
     async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
-        """The newest turn of this session and lane with the same digest."""
+        """Return the newest turn of this session and lane with the same digest."""
         async with self._database.begin() as conn:
             return await turns.find_call(conn, session.row.id, lane_key(prepared.lane), prepared.digest)
 
@@ -114,7 +114,7 @@ class TurnRegistry:
             await turns.attach_client(conn, turn_id, self.process_id, self.lease_seconds)
 
     async def disconnect(self, client: ConnectedClient) -> None:
-        """Write to the row that no client of this process waits any more, if this was the last one."""
+        """Remove a client. If it was the last one, write to the row that no client of this process waits any more."""
         if client.turn_id is None:
             return
         running = self._running.get(client.turn_id)

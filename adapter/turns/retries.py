@@ -23,11 +23,11 @@ class RetryDecision(StrEnum):
 def decide_retry(
     known: KnownCall, num_clients_here: int | None, is_own: bool, is_sdk_retry: bool, in_time: bool
 ) -> RetryDecision:
-    """`known` is the newest turn with the request's digest.
+    """Decide what a request gets whose digest the turn `known` has, the newest one with it.
 
-    `num_clients_here`: clients of this process that wait for it; None if this process does not generate it. `is_own`:
-    this process is the row's lease owner. `in_time`: less than a lease has passed since the request, so the lease of a
-    process that died may not have expired yet.
+    `num_clients_here`: clients of this process that wait for `known`; None if this process does not generate it.
+    `is_own`: this process is the row's lease owner. `in_time`: less than a lease has passed since the request, so the
+    lease of a process that died may not have expired yet.
     """
     if known.state is TurnState.ABORTED or (known.delivered and not is_sdk_retry):
         return RetryDecision.AGAIN

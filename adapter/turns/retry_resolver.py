@@ -70,7 +70,7 @@ class RetryResolver:
             known = latest
 
     async def _wait(self, running: RunningTurn) -> Answer:
-        """Cancelling this client must not cancel the turn, which may have other clients."""
+        """Wait for the turn's answer. Cancelling this client does not cancel the turn, which may have other clients."""
         return await asyncio.shield(running.task)
 
     async def _sample_again(
@@ -106,11 +106,10 @@ class RetryResolver:
                 return None
             stored = await turns.load_prompt(conn, known.id)
         assert stored is not None
-        parent_turn_id, kept_tokens, suffix = stored
-        if parent_turn_id is not None and parent_turn_id not in session.tree.nodes:
+        if stored.parent_turn_id is not None and stored.parent_turn_id not in session.tree.nodes:
             await self._sessions.load(session)
-        attach_point = AttachPoint(parent_turn_id, kept_tokens)
-        stream = session.tree.prompt(attach_point, ids_from_bytes(suffix))
+        attach_point = AttachPoint(stored.parent_turn_id, stored.kept_tokens)
+        stream = session.tree.prompt(attach_point, ids_from_bytes(stored.suffix_ids))
         recorded = replace(prepared, attach_point=attach_point, stream=stream, engine_id=None)
         return self._registry.start(session, recorded, known.id, client)
 

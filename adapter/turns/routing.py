@@ -80,7 +80,7 @@ class EngineRouter:
                 return
 
     def avoid(self, engine_id: int) -> None:
-        """The engine has just failed a call: prefer others for two seconds."""
+        """Prefer other engines for two seconds, because this one has just failed a call."""
         self._avoided_until[engine_id] = time.monotonic() + _AVOID_SECONDS
         self._read_at = float("-inf")
 

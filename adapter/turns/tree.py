@@ -133,7 +133,7 @@ class TurnTree:
         return self._newest(found, lane) if found else None
 
     def _newest(self, turn_ids: Sequence[int], lane: str) -> int:
-        """The last one of the lane, or of all if none is of the lane."""
+        """Return the last turn of the lane, or of all if none is of the lane."""
         same_lane = [turn_id for turn_id in turn_ids if self.nodes[turn_id].lane == lane]
         return (same_lane or turn_ids)[-1]
 

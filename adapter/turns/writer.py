@@ -45,7 +45,7 @@ class TurnWriter:
         return opened
 
     async def complete(self, turn: CompletedTurn) -> bool:
-        """False if the session was sealed, or if another process completed the turn first."""
+        """Complete a row. False if the session was sealed, or if another process completed the turn first."""
         return bool(await self._write(turn))
 
     async def deliver(self, turn_id: int) -> None:
@@ -87,8 +87,9 @@ class TurnWriter:
                 write.result.set_result(result)
 
     async def _commit(self, batch: Sequence[_Write], wait: bool) -> list[Any]:
-        """One result per write, see `turns.WrittenTurns`; `_BUSY` for a write that was skipped because its session is
-        locked.
+        """Write a batch in one transaction and return one result per write, see `turns.WrittenTurns`.
+
+        The result is `_BUSY` for a write that was skipped because its session is locked.
         """
         new = [write.value for write in batch if isinstance(write.value, NewTurn)]
         completed = [write.value for write in batch if isinstance(write.value, CompletedTurn)]
