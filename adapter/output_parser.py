@@ -55,7 +55,7 @@ class OutputParser:
         return self._renderer.tokenizer.decode(ids)
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
-        """Return how many sampled ids are thinking, its marks included: the shortest prefix that decodes to its length."""
+        """Return how many sampled ids are thinking, marks included: the shortest prefix that decodes to its length."""
         if not output.reasoning_chars:
             return 0
         if len(ids) < _THREAD_FROM_TOKENS:
