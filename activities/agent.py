@@ -1,7 +1,7 @@
-"""Stage `run agent`: the agent's program works in the box; this activity starts it once and otherwise only watches.
+"""Stage `agent`: run the agent's program in its box.
 
-Why here: the box decides who starts (the launcher's mkdir), so that any number of tries and workers gives one agent.
-Called by: the `Rollout` workflow. Never ends the agent, whatever its cancellation details say: `capture diff` does.
+The launcher in the box starts the program once (`mkdir` is atomic); any number of tries and workers then wait for the
+same program. This stage never ends the program, whatever cancels it: `diff` does.
 """
 
 import asyncio
@@ -9,16 +9,18 @@ import contextlib
 
 import structlog
 
+from activities.boxes import box_ttl_seconds, connected_box
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
+from activities.stage_context import StageContext
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, StageInput
-from ratchet.store import rollouts, sandboxes, sessions, tasks
+from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
 from ratchet.types import MODEL_NAME, AgentExit
@@ -26,52 +28,53 @@ from ratchet.types import MODEL_NAME, AgentExit
 _LOG = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
-_OWED_SECONDS = 30.0
-_TTL_SHARES = 10
-"""The time to live is set this many times per `rollout.ttl_margin`."""
+_TOLERATED_DEBT_SECONDS = 30.0
+_TTL_UPDATES_PER_MARGIN = 10
+"""How often the time to live is renewed within `rollout.ttl_margin`."""
 
 
 class AgentActivities:
+    """The agent stage. `adapter_url`: the adapter as boxes reach it, without `/v1`."""
+
     def __init__(
         self, database: Database, provider: SandboxProvider, configs: RunConfigs, harnesses: Harnesses, adapter_url: str
     ) -> None:
-        self.database, self.provider, self.configs = database, provider, configs
-        self.harnesses, self.adapter_url = harnesses, adapter_url
+        self.database = database
+        self.provider = provider
+        self.configs = configs
+        self.harnesses = harnesses
+        self.adapter_url = adapter_url
 
     @activity_stage("agent")
     async def agent(self, input: StageInput) -> AgentResult:
-        """Returns how the agent's program ended. Raises SandboxGoneError where the box died under it."""
-        assert input.sandbox_id is not None
-        config = await self.configs.of_rollout(input.rollout_id)
+        """Start the program unless it was started, wait for its end and return how it ended.
+
+        Raises SandboxGoneError if the box dies.
+        """
+        context = await StageContext.load(self.database, self.configs, input)
+        config = context.config
         harness = self.harnesses[config.harness.name]
         async with self.database.begin() as connection:
-            fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
-            provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
-            task = await tasks.task_of_rollout(connection, input.rollout_id)
             session_id = await sessions.session_id_of(connection, input.rollout_id, input.attempt)
             token = await sessions.add_token(connection, session_id)
-        spec = self._spec(config, task)
-        box = await self.provider.connect(provider_id)
-        try:
-            watch = self._watch_agent(box, harness, input, config.limits.stall_seconds)
-            async with (
-                heartbeating(lambda: self._progress(input)),
-                running_beside(watch),
-                running_beside(self._keep_box(box, input, config)),
-            ):
-                await harness.install(box, spec)
-                await harness.start(box, spec, input.attempt, token)
-                ended = await harness.wait(box, input.attempt)
-        finally:
-            with contextlib.suppress(RatchetError):
-                await box.close()
+        spec = self._spec(config, context.task)
+        async with (
+            connected_box(self.provider, context.provider_id) as box,
+            heartbeating(lambda: self._progress(input)),
+            running_beside(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
+            running_beside(self._renew_ttl(box, input, config)),
+        ):
+            await harness.install(box, spec)
+            await harness.start(box, spec, input.attempt, token)
+            ended = await harness.wait(box, input.attempt)
         progress = await self._session_progress(input)
-        exit = (
-            AgentExit.STARVED if cut_short(ended, config.limits.agent_seconds, progress.waited_seconds) else ended.kind
-        )
+        starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
+        exit = AgentExit.STARVED if starved else ended.kind
         async with self.database.begin() as connection:
-            values = {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version}
-            await rollouts.write_attempt(connection, input.rollout_id, input.attempt, fence, values)
+            await context.write_attempt(
+                connection,
+                {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version},
+            )
         return AgentResult(agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds)
 
     def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
@@ -105,40 +108,47 @@ class AgentActivities:
     async def _watch_agent(
         self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None
     ) -> None:
-        """While the agent waits for an engine or for an adapter its clock stands still: the box's deadline moves by what the store says.
-        An agent that has made no model call for `stall_seconds` of its own time, and waits for none, is ended as at its deadline.
+        """Extend the deadline by the time that the agent waits for an engine or an adapter, and end a stalled agent.
+
+        An agent is stalled if it has made no model call for `stall_seconds` of its own time and waits for none; it ends
+        as at its deadline. Runs until it is cancelled.
         """
-        pushed, num_turns, away_then = 0.0, None, 0.0
+        extended_seconds = 0.0
+        num_turns = None
+        away_before_call = 0.0  # time without an adapter before the last call, which is not idle time after it
         while True:
             with contextlib.suppress(RatchetError):
                 progress = await self._session_progress(input)
-                if progress.waited_seconds > pushed + 1:
+                if progress.waited_seconds > extended_seconds + 1:
                     await harness.extend(box, input.attempt, progress.waited_seconds)
-                    pushed = progress.waited_seconds
+                    extended_seconds = progress.waited_seconds
                 if num_turns not in (None, progress.num_turns):
-                    away_then = progress.away_seconds  # what was lost before this call is not idleness after it
+                    away_before_call = progress.away_seconds
                 num_turns = progress.num_turns
-                idle_seconds = progress.idle_seconds - (progress.away_seconds - away_then)
+                idle_seconds = progress.idle_seconds - (progress.away_seconds - away_before_call)
                 if stall_seconds is not None and idle_seconds > stall_seconds:
                     _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
                     await harness.stop(box, input.attempt)
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _keep_box(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
-        """A box's time to live counts outages and queues, too, which no budget does: as long as somebody watches, the box has all of it."""
-        ttl_seconds = self.configs.ttl_seconds(config, self.provider.capabilities.max_ttl_seconds)
+    async def _renew_ttl(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
+        """Renew the box's time to live until cancelled, because it also counts outages and queues, unlike the
+        budgets."""
+        settings = self.configs.settings
+        ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:
             try:
                 await box.set_ttl(ttl_seconds)
             except RatchetError as error:
                 _LOG.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
-            await asyncio.sleep(self.configs.settings.rollout.ttl_margin / _TTL_SHARES)
+            await asyncio.sleep(settings.rollout.ttl_margin / _TTL_UPDATES_PER_MARGIN)
 
 
 def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:
-    """Whether the deadline came while time was owed: the stack was away, so that nobody could move it.
+    """Return whether the deadline ended the agent although it had waiting time left to be credited.
 
-    What was owed in the last moments is left aside; a watcher is always a few seconds late.
+    That happens if no worker ran to extend the deadline. A debt of up to 30 s is ignored, because the watcher extends
+    the deadline a few seconds late.
     """
     by_deadline = ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds >= budget_seconds
-    return by_deadline and waited_seconds - (ended.used_seconds - budget_seconds) > _OWED_SECONDS
+    return by_deadline and waited_seconds - (ended.used_seconds - budget_seconds) > _TOLERATED_DEBT_SECONDS

@@ -1,8 +1,4 @@
-"""Datasets into the store: imported by digest, a chunk at a time, and filtered by what admission found.
-
-Why here: the CLI, admission and runs import the same way.
-Called by: `activities/admission.py`, `activities/run_lifecycle.py` and `ratchet tasks`.
-"""
+"""Import datasets into the store, a chunk at a time, and choose the tasks that a run may take."""
 
 from itertools import islice
 from typing import Protocol
@@ -14,12 +10,13 @@ from activities.graders.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
 from ratchet.store import admissions, tasks
+from ratchet.store.admissions import GraderVersion
 
 _CHUNK = 200
 
 
 class NamesDataset(Protocol):
-    """Whatever names a dataset and its columns."""
+    """An object that names a dataset and its columns."""
 
     @property
     def dataset(self) -> str: ...
@@ -32,18 +29,20 @@ class NamesDataset(Protocol):
 
 
 def dataset_of(named: NamesDataset) -> DatasetConfig:
+    """Return the dataset's section of a config."""
     return DatasetConfig(
         path=named.dataset, input_key=named.input_key, label_key=named.label_key, metadata_key=named.metadata_key
     )
 
 
 async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, digest: str | None = None) -> int:
-    """Imports what is not there yet, without holding the dataset in memory; returns how many rows were new.
+    """Import rows that the store does not have yet, and return their number. The dataset is not held in memory.
 
     Raises DatasetError at the first row that cannot be used, and for a dataset without rows.
     """
     rows = read_rows(dataset, digest or dataset_digest(dataset))
-    seen = added = 0
+    seen = 0
+    added = 0
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
         added += await tasks.import_tasks(connection, chunk)
@@ -52,18 +51,27 @@ async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, di
     return added
 
 
-async def usable(connection: AsyncConnection, dataset: DatasetConfig, digest: str, config: RunConfig) -> list[int]:
-    """Ids of the tasks that a run may take, in file order, by `grading.admission`. Raises DatasetError where none is left."""
+def grader_versions() -> list[GraderVersion]:
+    """Return the present version of every grader."""
+    return [GraderVersion(grader.name, grader.version) for grader in GRADERS.values()]
+
+
+async def usable_task_ids(
+    connection: AsyncConnection, dataset: DatasetConfig, digest: str, config: RunConfig
+) -> list[int]:
+    """Return the tasks that a run may take under `grading.admission`, in file order.
+
+    Raises DatasetError if none is left.
+    """
     found = await tasks.tasks_of_dataset(connection, digest)
-    chosen = [(task_id, label) for task_id, label, number in found if dataset.limit is None or number < dataset.limit]
+    chosen = [task.task_id for task in found if dataset.limit is None or task.row_no < dataset.limit]
     if config.grading.admission == "ignored":
-        return [task_id for task_id, _ in chosen]
-    versions = [(grader.name, grader.version) for grader in GRADERS.values()]
-    examined = await admissions.admissions_of_dataset(connection, digest, versions)
-    admitted = [task_id for task_id, _ in chosen if task_id in examined and examined[task_id].admitted]
+        return chosen
+    examined = await admissions.admissions_of_dataset(connection, digest, grader_versions())
+    admitted = [task_id for task_id in chosen if task_id in examined and examined[task_id].admitted]
     if not admitted:
         raise DatasetError(
-            f"{dataset.path}: none of its {len(chosen)} tasks is admitted ({len(examined)} were examined by the present graders); "
-            f"run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
+            f"{dataset.path}: none of its {len(chosen)} tasks is admitted "
+            f"({len(examined)} were examined by the present graders); run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
         )
     return admitted

@@ -1,34 +1,49 @@
-"""Stage `capture diff`: seals the agent's work, takes the diff, lets the box go.
+"""Stage `diff`: seal the agent's work, take its diff, release the box.
 
-Why here: sealing comes first, so that nothing the agent does later can reach the patch or the trajectory.
-Called by: the `Rollout` workflow. May run twice on one box.
+Sealing comes first: the agent's processes are ended and its session is closed, so that nothing it does afterwards can
+reach the patch or the trajectory. The stage may run twice on one box.
 """
 
 import base64
 import contextlib
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.boot import try_kill_box
+from activities.boxes import connected_box, try_kill_box
 from activities.git_scripts import diff_script
-from activities.grade import grader_of, verdict_row
+from activities.grade import find_grader, grade_row
 from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
+from activities.stage_context import StageContext
 from engine.client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError
 from ratchet.payloads import DiffResult, StageInput
-from ratchet.store import admissions, grades, rollouts, sandboxes, sessions, tasks
+from ratchet.store import admissions, grades, rollouts, sandboxes, sessions
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
+from ratchet.store.rollouts import NewPatch
 from ratchet.store.tasks import TaskRow
+
+_DIFF_SECONDS = 150.0
+
+
+class CapturedDiff(NamedTuple):
+    """The agent's changes. `reason`: why the diff was left out; empty if it was not."""
+
+    diff: bytes
+    num_files: int
+    reason: str
 
 
 class DiffActivities:
+    """The diff stage."""
+
     def __init__(
         self,
         database: Database,
@@ -37,71 +52,71 @@ class DiffActivities:
         harnesses: Harnesses,
         graders: Mapping[str, Grader],
     ) -> None:
-        self.database, self.provider, self.configs, self.harnesses, self.graders = (
-            database,
-            provider,
-            configs,
-            harnesses,
-            graders,
-        )
+        self.database = database
+        self.provider = provider
+        self.configs = configs
+        self.harnesses = harnesses
+        self.graders = graders
 
     @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
-        """Ends the agent's process tree and verifies it, closes the session, stores the patch, releases the box."""
-        assert input.sandbox_id is not None
+        """End the agent's processes, close the session, store the patch and kill the box."""
         started = time.monotonic()
-        config = await self.configs.of_rollout(input.rollout_id)
         async with heartbeating():
-            async with self.database.begin() as connection:
-                stored = await rollouts.patch_of_attempt(connection, input.rollout_id, input.attempt)
-                if stored is not None:  # an earlier try got this far and its completion was lost
-                    given = await grades.first_grade_of_patch(connection, stored.id)
-                    return DiffResult(
-                        patch_id=stored.id, num_bytes=stored.num_bytes, grade_id=given.id if given else None
-                    )
-                fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt)
-                provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
-                task = await tasks.task_of_rollout(connection, input.rollout_id)
-                attempt = await rollouts.get_attempt(connection, input.rollout_id, input.attempt)
-            box = await self.provider.connect(provider_id)
-            try:
-                harness = self.harnesses[config.harness.name]
+            stored = await self._stored_patch(input)
+            if stored is not None:
+                return stored
+            context = await StageContext.load(self.database, self.configs, input)
+            harness = self.harnesses[context.config.harness.name]
+            async with connected_box(self.provider, context.provider_id) as box:
                 await harness.end(box, input.attempt)
                 await self._close_session(input)
-                num_files, diff, reason = await self._take(box, task.workdir, config.limits.max_patch_bytes)
+                captured = await _capture_diff(box, context.task.workdir, context.config.limits.max_patch_bytes)
                 transcript = await harness.collect(box, input.attempt)
-            finally:
-                await box.close()
-            assert attempt.base_commit is not None, "workspace records the base commit before the agent starts"
             async with self.database.begin() as connection:
-                values = {"transcript": pack_text(transcript.data)}
-                await rollouts.write_attempt(connection, input.rollout_id, input.attempt, fence, values)
-                patch_id = await rollouts.store_patch(
-                    connection,
-                    {
-                        "rollout_id": input.rollout_id,
-                        "attempt": input.attempt,
-                        "base_commit": attempt.base_commit,
-                        "diff": pack_text(diff),
-                        "num_bytes": len(diff),
-                        "num_files": num_files,
-                        "reason": reason,
-                    },
-                )
-                grade_id = (
-                    None if diff else await self._empty_verdict(connection, input.rollout_id, patch_id, task, reason)
-                )
-                await sandboxes.want_sandbox_release(connection, input.sandbox_id, "patch stored")
-            await try_kill_box(self.database, self.provider, input.sandbox_id, provider_id)
-        return DiffResult(
-            patch_id=patch_id, num_bytes=len(diff), grade_id=grade_id, used_seconds=time.monotonic() - started
+                await context.write_attempt(connection, {"transcript": pack_text(transcript.data)})
+                patch_id = await self._store_patch(connection, input, captured)
+                grade_id = None
+                if not captured.diff:
+                    grade_id = await self._empty_verdict(
+                        connection, input.rollout_id, patch_id, context.task, captured.reason
+                    )
+                await sandboxes.want_sandbox_release(connection, context.sandbox_id, "patch stored")
+            await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
+        used = time.monotonic() - started
+        return DiffResult(patch_id=patch_id, num_bytes=len(captured.diff), grade_id=grade_id, used_seconds=used)
+
+    async def _stored_patch(self, input: StageInput) -> DiffResult | None:
+        """Return the result of an earlier try that stored the patch and whose completion was lost."""
+        async with self.database.begin() as connection:
+            stored = await rollouts.patch_of_attempt(connection, input.rollout_id, input.attempt)
+            if stored is None:
+                return None
+            given = await grades.first_grade_of_patch(connection, stored.id)
+        return DiffResult(patch_id=stored.id, num_bytes=stored.num_bytes, grade_id=given.id if given else None)
+
+    async def _store_patch(self, connection: AsyncConnection, input: StageInput, captured: CapturedDiff) -> int:
+        attempt = await rollouts.get_attempt(connection, input.rollout_id, input.attempt)
+        assert attempt.base_commit is not None, "workspace records the base commit before the agent starts"
+        patch = NewPatch(
+            rollout_id=input.rollout_id,
+            attempt=input.attempt,
+            base_commit=attempt.base_commit,
+            diff=pack_text(captured.diff),
+            num_bytes=len(captured.diff),
+            num_files=captured.num_files,
+            reason=captured.reason,
         )
+        return await rollouts.store_patch(connection, patch)
 
     async def _empty_verdict(
         self, connection: AsyncConnection, rollout_id: int, patch_id: int, task: TaskRow, reason: str
     ) -> int | None:
-        """Row or admission say that the unchanged repository fails; a box to see it again would be wasted. None: nobody has said so."""
-        grader = grader_of(self.graders, task.grader)
+        """Store the verdict `not solved` if the task's row or its admission shows that the unchanged code fails.
+
+        Such a patch needs no grading box. Return the grade's id, or None if neither shows it.
+        """
+        grader = find_grader(self.graders, task.grader)
         if task.spec.get("empty_patch_fails"):
             said = "the task's row says (empty_patch_fails)"
         elif await admissions.is_admitted(connection, task.id, grader.name, grader.version):
@@ -111,25 +126,23 @@ class DiffActivities:
         verdict = Verdict(
             False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0
         )
-        return await grades.store_grade(connection, verdict_row(rollout_id, patch_id, grader, verdict, []))
+        return await grades.store_grade(connection, grade_row(rollout_id, patch_id, grader, verdict, []))
 
     async def _close_session(self, input: StageInput) -> None:
         async with self.database.begin() as connection:
             calls = await sessions.close_session(connection, input.rollout_id, input.attempt)
-        for address, request_id in calls:
-            # The turn is aborted already; telling the engine only saves it work.
+        for call in calls:
+            # The turn is aborted in the store already; the engine is told only to save work.
             with contextlib.suppress(EngineUnavailableError, EngineRejectedError):
-                async with EngineClient(address) as engine:
-                    await engine.abort([request_id])
+                async with EngineClient(call.engine_address) as engine:
+                    await engine.abort([call.request_id])
 
-    async def _take(self, box: Sandbox, workdir: str, max_bytes: int) -> tuple[int, bytes, str]:
-        """(changed files, diff, reason why it was left out)."""
-        result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=150)
-        count, _, body = result.stdout.partition("\n")
-        if body.startswith("too_large"):
-            return (
-                0,
-                b"",
-                f"the diff of {body.split()[1]} bytes is above limits.max_patch_bytes ({max_bytes}) and was left out",
-            )
-        return int(count), base64.b64decode(body), ""
+
+async def _capture_diff(box: Sandbox, workdir: str, max_bytes: int) -> CapturedDiff:
+    result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=_DIFF_SECONDS)
+    count, _, body = result.stdout.partition("\n")
+    if body.startswith("too_large"):
+        num_bytes = body.split()[1]
+        reason = f"the diff of {num_bytes} bytes is above limits.max_patch_bytes ({max_bytes}) and was left out"
+        return CapturedDiff(b"", 0, reason)
+    return CapturedDiff(base64.b64decode(body), int(count), "")

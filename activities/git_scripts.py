@@ -1,13 +1,13 @@
-"""The task's repository inside a box, as shell scripts: prepared, diffed, patched. Pure functions, text in and text out.
+"""The task's repository inside a box, as shell scripts: prepared, diffed, patched. Pure functions, text in and text
+out.
 
 Why here: the agent's box and the grading box must hold the same base commit, so both are prepared by the same script.
 Called by: `activities/workspace.py`, `activities/diff.py` and `activities/grade.py`.
 
-The base commit is kept twice: in the working tree's own `.git` for the agent, and in a root-only copy (`BASE_GIT`) that the agent
-cannot reach. Diffs are taken with the copy, so whatever the agent does to its `.git` (commits, amends, hooks, config, deletion)
-changes neither what is seen nor what is run. Bytes are bytes: `info/attributes`, which rules over any file of the tree, switches off line
-ends, filters and encodings.
-"""
+The base commit is kept twice: in the working tree's own `.git` for the agent, and in a root-only copy (`BASE_GIT`) that
+the agent cannot reach. Diffs are taken with the copy, so whatever the agent does to its `.git` (commits, amends, hooks,
+config, deletion) changes neither what is seen nor what is run. Bytes are bytes: `info/attributes`, which rules over any
+file of the tree, switches off line ends, filters and encodings. """
 
 import base64
 import shlex
@@ -45,7 +45,8 @@ if ! grep -q '^agent:' /etc/passwd; then
   mkdir -p /home/agent && chown agent: /home/agent
 fi
 """
-"""Agents and tests run as this user, and few images have it. By hand, because every distribution has another tool for it."""
+"""Agents and tests run as this user, and few images have it. By hand, because every distribution has another tool for
+it."""
 
 
 def _git_with_base(workdir: str) -> str:
@@ -57,20 +58,20 @@ def _encoded(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """`text` (but for line ends at its end) as one word of the shell: quoted, which starts no program, unless apostrophes make that long:
-    a script is one argument of at most 128 KiB.
-    """
+    """`text` (but for line ends at its end) as one word of the shell: quoted, which starts no program, unless
+    apostrophes make that long: a script is one argument of at most 128 KiB. """
     return min(shlex.quote(text), f'"$(printf %s {_encoded(text)} | base64 -d)"', key=len)
 
 
 def prepare_script(
     workdir: str, pre_commands: list[str], statement: str | None, *, archive: bool = False, keep_history: bool = False
 ) -> str:
-    """Unpacks the row's archive if it has one, runs `pre_commands` in order, makes one base commit of what is there, prints its id.
+    """Unpacks the row's archive if it has one, runs `pre_commands` in order, makes one base commit of what is there,
+    prints its id.
 
-    `statement` is written beside the sources for the agent (None in a grading box) and is never part of a diff. `keep_history`: a grading
-    box keeps the repository's own history where only root can read it; in an agent's box it is gone.
-    """
+    `statement` is written beside the sources for the agent (None in a grading box) and is never part of a diff.
+    `keep_history`: a grading box keeps the repository's own history where only root can read it; in an agent's box it
+    is gone. """
     directory = shlex.quote(workdir)
     lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {GIT_STATE}", f"chmod 700 {GIT_STATE}"]
     if archive:
@@ -112,20 +113,21 @@ def prepare_script(
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:
-    """Prints two lines: number of changed files, then the binary-safe diff in base64; `too_large <bytes>` instead of the second
-    where the diff is larger than `max_bytes`.
+    """Prints two lines: number of changed files, then the binary-safe diff in base64; `too_large <bytes>` instead of
+    the second where the diff is larger than `max_bytes`.
 
-    The index is that of the base commit, so staged, committed, new, deleted, binary and mode changes all come from the files
-    themselves; ignored files stay out. Repositories that the agent made inside count as the files in them. Every try has files of its
-    own ($$): one whose worker died still runs in the box, and its lock on the index must not be in the way.
-    """
+    The index is that of the base commit, so staged, committed, new, deleted, binary and mode changes all come from the
+    files themselves; ignored files stay out. Repositories that the agent made inside count as the files in them. Every
+    try has files of its own ($$): one whose worker died still runs in the box, and its lock on the index must not be in
+    the way. """
     git, directory = _git_with_base(workdir), shlex.quote(workdir)
     patch = f"{PATCH}.$$"
     return "\n".join(
         [
             "set -e",
             _ENVIRONMENT,
-            # A working tree that the agent removed altogether, or put a link in the place of, is a diff that deletes everything.
+            # A working tree that the agent removed altogether, or put a link in the place of, is a diff that deletes
+            # everything.
             f"if [ -L {directory} ] || [ ! -d {directory} ]; then rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
@@ -175,7 +177,8 @@ def apply_script(
 
 
 def protect_script(workdir: str, test_files: Iterable[str]) -> str:
-    """The task's tests belong to root: what runs in the box can add files beside them, and can neither change nor move them."""
+    """The task's tests belong to root: what runs in the box can add files beside them, and can neither change nor move
+    them."""
     files = sorted(f"./{path}" for path in test_files)
     own = dict.fromkeys(str(PurePosixPath(path).parent) for path in files)
     above = sorted({str(parent) for path in files for parent in PurePosixPath(path).parents})

@@ -1,7 +1,7 @@
-"""A grading box made ready: base commit, what the rules let through of the patch, and the task's own tests on top.
+"""Prepare a grading box: the base commit, the screened patch, and the task's tests on top.
 
-Why here: the order is the point: screened on the host, applied by root, runner settings put back, tests restored last and kept from change.
-Called by: `activities/grade.py` and the admission of tasks.
+The order matters for integrity: the patch is screened on the host, applied by root, the tests are put in after it and
+protected from change, and the runner's settings are restored last.
 """
 
 import base64
@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 
 from activities import git_scripts
 from activities.graders.base import TestFiles
-from activities.graders.config_sections import put_back
-from activities.graders.integrity import Finding, PatchPolicy, Screened, needs_packages, screen_patch
+from activities.graders.diff_sections import FileChange, join_diff, split_diff
 from activities.graders.integrity_rules import RULES
-from activities.graders.patches import FileChange, join, split
+from activities.graders.patch_screening import (
+    Finding,
+    PatchPolicy,
+    ScreenedPatch,
+    needs_python_files,
+    screen_patch,
+)
+from activities.graders.runner_settings import restore_runner_settings
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.store.tasks import TaskRow
@@ -21,7 +27,11 @@ from ratchet.store.tasks import TaskRow
 
 @dataclass(slots=True)
 class PreparedBox:
-    """`may_have_broken_the_command`: the patch removes files or changes their kind, so a command that cannot start is its own deed."""
+    """Result of the preparation. `applies`: whether the patch applied; `log`: git's message if not.
+
+    `may_have_broken_the_command`: the patch removes files or changes their kind, so the patch is to blame if the test
+    command cannot start.
+    """
 
     applies: bool = True
     log: str = ""
@@ -30,13 +40,17 @@ class PreparedBox:
 
 
 class BoxPreparation:
+    """Prepares one box for one task. `seconds`: time limit of each script."""
+
     def __init__(self, box: Sandbox, task: TaskRow, seconds: float) -> None:
-        self.box, self.task, self.seconds = box, task, seconds
+        self.box = box
+        self.task = task
+        self.seconds = seconds
 
     async def run(self, tests: TestFiles, base_commit: str | None, diff: bytes) -> PreparedBox:
-        """Raises GraderFailedError where the row's own commands or tests are at fault."""
-        changes = split(diff)
-        await self._base(base_commit, bool(changes))
+        """Prepare the box for `diff`. Raises GraderFailedError if the row's own commands or tests fail."""
+        changes = split_diff(diff)
+        await self._make_base(base_commit, bool(changes))
         screened = screen_patch(
             changes, PatchPolicy.of_task(self.task.spec, tests.paths), await self._python_files(changes)
         )
@@ -47,10 +61,10 @@ class BoxPreparation:
         failed = await self._apply(screened.kept, tests)
         if failed is not None:
             return PreparedBox(False, failed, screened.findings)
-        await self._put_back(screened)
+        await self._restore_settings(screened)
         return prepared
 
-    async def _base(self, base_commit: str | None, has_patch: bool) -> None:
+    async def _make_base(self, base_commit: str | None, has_patch: bool) -> None:
         await upload_archive(self.box, self.task)
         script = git_scripts.prepare_script(
             self.task.workdir, self.task.spec["pre_commands"], None, archive=has_archive(self.task), keep_history=True
@@ -62,11 +76,12 @@ class BoxPreparation:
         found = result.stdout.strip().splitlines()[-1]
         if has_patch and base_commit is not None and found != base_commit:
             raise GraderFailedError(
-                f"pre_commands made base commit {found[:12]} here and {base_commit[:12]} in the agent's box; make them deterministic"
+                f"pre_commands made base commit {found[:12]} here and {base_commit[:12]} in the agent's box; "
+                "make them deterministic"
             )
 
     async def _python_files(self, changes: list[FileChange]) -> frozenset[str]:
-        if not needs_packages(changes):
+        if not needs_python_files(changes):
             return frozenset()
         listed = await self.box.exec(
             git_scripts.python_files_script(self.task.workdir), user="root", timeout=self.seconds
@@ -74,9 +89,9 @@ class BoxPreparation:
         return frozenset(listed.stdout.splitlines())
 
     async def _apply(self, kept: list[FileChange], tests: TestFiles) -> str | None:
-        """What git said where the patch does not apply, None if all is in. A box without patch and tests needs nothing."""
+        """Apply the patch and the tests. Return git's message if the patch does not apply, None if all is applied."""
         uploads = {
-            git_scripts.PATCH: join(kept),
+            git_scripts.PATCH: join_diff(kept),
             git_scripts.TEST_PATCH: tests.patch,
             git_scripts.TEST_ARCHIVE: tests.archive,
         }
@@ -107,8 +122,9 @@ class BoxPreparation:
             raise GraderFailedError(f"{what}: {result.stderr.strip()[-400:]}")
         return None
 
-    async def _put_back(self, screened: Screened) -> None:
-        """The runner's part of changed settings files becomes the base's again; adds a finding for each that differed."""
+    async def _restore_settings(self, screened: ScreenedPatch) -> None:
+        """Restore the runner's part of changed settings files from the base, and add a finding for each that
+        differed."""
         paths = sorted(screened.sections)
         if not paths:
             return
@@ -118,10 +134,11 @@ class BoxPreparation:
         lines = read.stdout.splitlines()
         restore: list[str] = []
         for number, path in enumerate(paths):
-            base, patched = _text(lines[2 * number]), _text(lines[2 * number + 1])
+            base = _decoded(lines[2 * number])
+            patched = _decoded(lines[2 * number + 1])
             if patched is None:
                 continue
-            merged = put_back(screened.sections[path], path, base, patched)
+            merged = restore_runner_settings(screened.sections[path], path, base, patched)
             if merged is None:
                 restore.append(path)
             elif merged != patched:
@@ -138,19 +155,23 @@ def _rule_of(kind: str) -> str:
     return next(rule.name for rule in RULES if rule.sections == kind)
 
 
-def _text(line: str) -> str | None:
+def _decoded(line: str) -> str | None:
     return None if line == "-" else base64.b64decode(line).decode(errors="surrogateescape")
 
 
 def has_archive(task: TaskRow) -> bool:
+    """Return whether the row brings the repository's files."""
     return bool(task.spec.get("repository_archive"))
 
 
 async def upload_archive(box: Sandbox, task: TaskRow) -> None:
-    """`metadata.repository_archive` (tar.gz, base64): the repository's files for images that do not hold them."""
+    """Upload `metadata.repository_archive` (tar.gz, base64), for images without the repository.
+
+    Raises GraderFailedError if it is not base64.
+    """
     if has_archive(task):
         try:
             content = base64.b64decode(task.spec["repository_archive"], validate=True)
         except binascii.Error as error:
-            raise GraderFailedError(f"metadata.repository_archive is no base64: {error}") from error
+            raise GraderFailedError(f"metadata.repository_archive is not base64: {error}") from error
         await box.write_file(git_scripts.ARCHIVE, content, user="root")

@@ -1,7 +1,7 @@
-"""Stages `learn.plan`, `learn.step`, `learn.sync`: a batch is fixed, trained by the learner, and its weights reach the engines.
+"""Stages `learn.plan`, `learn.step` and `learn.sync`: plan a step, wait for the learner, bring the engines to its
+weights.
 
-Why here: the learner is called by nobody, it reads plan rows; these activities write the row, watch it, and carry the weights over.
-Called by: the `TrainRun` workflow.
+No activity calls the learner: it reads plan rows from Postgres. These activities write the row and watch its state.
 """
 
 import asyncio
@@ -24,29 +24,31 @@ _LOG = structlog.get_logger()
 
 _POLL_SECONDS = 0.3
 _LEARNER_LEASE_SECONDS = 180.0
-_PUSHING_LEASE_SECONDS = 20.0
-_WATCH_SECONDS = 10.0
+_BROADCAST_LEASE_SECONDS = 20.0
+_FORK_REPORT_SECONDS = 10.0
 
 
 class LearnActivities:
+    """Plan and watch a step, and update engines."""
+
     def __init__(self, database: Database, configs: RunConfigs) -> None:
-        self.database, self.configs = database, configs
+        self.database = database
+        self.configs = configs
 
     @activity_stage("learn.plan")
     async def plan(self, input: RunInput) -> Planned:
-        """Writes the next plan row in one transaction, or finds the one that is not trained yet. `step` None: not enough groups."""
+        """Write the next plan row in one transaction, or return the one that is not trained yet."""
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             step = await planner.plan_step(connection, input.run_id, config)
         if step is not None:
-            await self._watch_forks(input.run_id, step)
+            await self._record_forks(input.run_id, step)
         return Planned(step=step)
 
-    async def _watch_forks(self, run_id: str, step: int) -> None:
-        """What `ratchet forks` shows, of this step's rollouts: beside its other numbers and, where something looks wrong, in the log.
-        No step waits for its numbers."""
+    async def _record_forks(self, run_id: str, step: int) -> None:
+        """Record the fork report of the step's rollouts as metrics and log its alarms; give up after 10 s."""
         try:
-            async with asyncio.timeout(_WATCH_SECONDS), self.database.begin() as connection:
+            async with asyncio.timeout(_FORK_REPORT_SECONDS), self.database.begin() as connection:
                 found = await fork_report.fork_report(connection, run_id, step)
                 await metrics.record_metrics(connection, run_id, step, found.numbers())
         except (TimeoutError, StoreUnavailableError) as error:
@@ -57,7 +59,10 @@ class LearnActivities:
 
     @activity_stage("learn.step")
     async def step(self, input: StepInput) -> StageResult:
-        """Waits until the learner has trained the step and published its weights. Raises LearnerLostError where it is silent."""
+        """Wait until the learner has trained the step and published its weights.
+
+        Raises LearnerLostError if the learner sends no heartbeat for 180 s.
+        """
         started = asyncio.get_running_loop().time()
         while True:
             async with self.database.begin() as connection:
@@ -79,8 +84,10 @@ class LearnActivities:
 
     @activity_stage("learn.engines")
     async def find_engines(self, input: RunInput) -> EngineList:
-        """Engines that must be brought to a new version; waits for the first one. A silent one is left out: whenever its wrapper is heard
-        of again it brings itself to the newest version first."""
+        """Return the engines that must receive new weights; wait until there is one.
+
+        Engines without a recent heartbeat are left out; their wrappers load the newest version when they return.
+        """
         while True:
             async with self.database.begin() as connection:
                 found = await engines.list_engines(connection)
@@ -92,13 +99,14 @@ class LearnActivities:
 
     @activity_stage("learn.sync")
     async def sync(self, input: SyncInput) -> StageResult:
-        """Brings one engine to the step's version in place; idempotent by version. An engine that is gone needs nothing:
-        its wrapper starts the next one from the newest published version.
+        """Bring one engine to the step's version in place; safe to repeat.
+
+        An unreachable engine is skipped, because its wrapper starts from the newest published version.
         """
         async with heartbeating():
             started = asyncio.get_running_loop().time()
             config = await self.configs.of_run(input.run_id)
-            while config.training.weight_transport == "nccl" and await self._is_pushed(input):
+            while config.training.weight_transport == "nccl" and await self._is_broadcasting(input):
                 await asyncio.sleep(_POLL_SECONDS)
             async with self.database.begin() as connection:
                 engine = await engines.get_engine(connection, input.engine_id)
@@ -113,10 +121,10 @@ class LearnActivities:
                 )
             return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
-    async def _is_pushed(self, input: SyncInput) -> bool:
-        """Whether the learner is still at sending these weights itself (`training/weight_broadcast.py`)."""
+    async def _is_broadcasting(self, input: SyncInput) -> bool:
+        """Return whether the learner still broadcasts these weights itself (`training/weight_broadcast.py`)."""
         async with self.database.begin() as connection:
             learner = await learners.get_learner(connection, input.run_id)
-        if learner is None or learner.silent_seconds > _PUSHING_LEASE_SECONDS:
+        if learner is None or learner.silent_seconds > _BROADCAST_LEASE_SECONDS:
             return False
         return (learner.phase, learner.step) == (learners.PUBLISHING, input.step)

@@ -1,11 +1,9 @@
-"""What a rollout's stored grade and turns come to: verdict, chains, outcome and reward.
+"""Turn a stored grade and stored turns into a rollout's chains, outcome and reward.
 
-Why here: rewards are functions of verdicts, and a run can be paid anew from what is stored.
-Called by: `activities/rollout_records.py` and `activities/regrade.py`.
-"""
+Rewards are functions of stored verdicts, so a rollout's reward can be computed again from the store (`ratchet
+regrade`). """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,16 +12,53 @@ from activities.graders.rewards import RewardFacts, compute_reward
 from adapter.turns.chains import TokenChain, build_chains
 from ratchet.config import RunConfig
 from ratchet.store import turns
+from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import Outcome
 
 
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return None if value is None else (int(value[0]), int(value[1]))
+class RolloutChains(NamedTuple):
+    """The chains of an attempt, and the counts that the rollout's row keeps."""
+
+    chains: list[TokenChain]
+    num_turns: int
+    num_trained_tokens: int
+
+    def counts(self) -> OutcomeValues:
+        """Return the columns of the rollout's row."""
+        return {
+            "num_turns": self.num_turns,
+            "num_chains": sum(1 for chain in self.chains if chain.num_trained),
+            "num_trained_tokens": self.num_trained_tokens,
+        }
 
 
-def verdict_of_grade(grade: GradeTable) -> Verdict:
-    """Without the log, which no reward may depend on."""
+async def build_rollout_chains(
+    connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig
+) -> RolloutChains:
+    """Build the chains of an attempt's completed turns; the caller stores them."""
+    metas = await turns.load_metas(connection, rollout_id, attempt)
+    built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
+    return RolloutChains(built, len(metas), sum(chain.num_trained for chain in built))
+
+
+def compute_outcome(
+    function: str, grade: GradeTable, patch: PatchTable, agent_exit: str | None, built: RolloutChains
+) -> OutcomeValues:
+    """Return outcome and reward of a rollout with this grade. Raises ConfigError if the run's reward function fails."""
+    facts = RewardFacts(agent_exit, built.num_turns, built.num_trained_tokens, patch.num_bytes, patch.num_files)
+    reward = compute_reward(function, _verdict_of(grade), facts)
+    return {
+        "outcome": Outcome.REJECTED if grade.rejected else Outcome.GRADED,
+        "outcome_reason": grade.reason,
+        "reward": reward.value,
+        "reward_components": reward.components,
+        "grade_id": grade.id,
+    }
+
+
+def _verdict_of(grade: GradeTable) -> Verdict:
+    """Return the stored verdict without its log, on which no reward may depend."""
     return Verdict(
         solved=grade.solved,
         reason=grade.reason,
@@ -32,35 +67,10 @@ def verdict_of_grade(grade: GradeTable) -> Verdict:
         rejected=grade.rejected,
         rule=grade.rule,
         tests={str(name): str(outcome) for name, outcome in grade.tests.items()},
-        fail_to_pass=_pair(grade.fail_to_pass),
-        pass_to_pass=_pair(grade.pass_to_pass),
+        fail_to_pass=_count_pair(grade.fail_to_pass),
+        pass_to_pass=_count_pair(grade.pass_to_pass),
     )
 
 
-async def chains_of(
-    connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig
-) -> tuple[list[TokenChain], dict[str, int]]:
-    """The chains of an attempt's turns, to be stored, and the counts that its rollout's row keeps."""
-    metas = await turns.load_metas(connection, rollout_id, attempt)
-    built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
-    counts = {
-        "num_turns": len(metas),
-        "num_chains": sum(1 for chain in built if chain.num_trained),
-        "num_trained_tokens": sum(chain.num_trained for chain in built),
-    }
-    return built, counts
-
-
-def compute_outcome(
-    function: str, grade: GradeTable, patch: PatchTable, agent_exit: str | None, counts: Mapping[str, int]
-) -> dict[str, Any]:
-    """Outcome and reward of a rollout that is paid by this grade. Raises ConfigError where the run's own reward function breaks."""
-    facts = RewardFacts(agent_exit, counts["num_turns"], counts["num_trained_tokens"], patch.num_bytes, patch.num_files)
-    value, components = compute_reward(function, verdict_of_grade(grade), facts)
-    return {
-        "outcome": Outcome.REJECTED if grade.rejected else Outcome.GRADED,
-        "outcome_reason": grade.reason,
-        "reward": value,
-        "reward_components": components,
-        "grade_id": grade.id,
-    }
+def _count_pair(value: list[int] | None) -> tuple[int, int] | None:
+    return None if value is None else (int(value[0]), int(value[1]))

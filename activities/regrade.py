@@ -1,7 +1,6 @@
-"""The stages of regrading: stored patches are judged again, and a run may be paid by the new verdict.
+"""The activities of the Regrade workflow: list stored patches, and settle the new verdicts on each.
 
-Why here: a grader that was wrong costs grades, never model calls.
-Called by: the `Regrade` workflow, which boots and grades with the stages of a rollout.
+A faulty grader costs grades, but no model calls. The workflow boots and grades with the stages of a rollout.
 """
 
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.graders.registry import GRADERS
-from activities.outcomes import chains_of, compute_outcome
+from activities.outcomes import build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.config import RunConfig
@@ -17,6 +16,7 @@ from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
 from ratchet.store import chains, grades, groups, rollouts
 from ratchet.store.database import Database
+from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.schema import GradeTable
 from ratchet.temporal_settings import TemporalSettings
 
@@ -25,7 +25,7 @@ _PAGE = 200
 
 @dataclass(slots=True, frozen=True)
 class RewardSpread:
-    """Verdicts of one patch: what most of them say, and whether they agree."""
+    """The verdicts on one patch: how many say solved, and the grade that decides."""
 
     decisive: GradeTable
     solved: int
@@ -33,7 +33,10 @@ class RewardSpread:
 
 
 def reward_spread(verdicts: list[GradeTable]) -> RewardSpread:
-    """The decisive one is the first of the majority; a draw counts as not solved, a rejection as more than either."""
+    """Count the verdicts and choose the decisive one, the first of the majority.
+
+    A draw counts as not solved; a single rejection decides.
+    """
     rejected = [grade for grade in verdicts if grade.rejected]
     solved = [grade for grade in verdicts if grade.solved and not grade.rejected]
     others = [grade for grade in verdicts if not grade.solved and not grade.rejected]
@@ -42,70 +45,75 @@ def reward_spread(verdicts: list[GradeTable]) -> RewardSpread:
 
 
 class RegradeActivities:
+    """List patches and settle their new verdicts."""
+
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
-        self.database, self.settings, self.configs = database, settings, configs
+        self.database = database
+        self.settings = settings
+        self.configs = configs
 
     @activity_stage("regrade_page")
     async def regrade_page(self, input: RegradeInput) -> RegradePage:
-        """The next patches in order of their rollouts' ids. Raises ConfigError where there is nothing at all to grade."""
+        """Return the next patches, in order of their rollouts. Raises ConfigError if there is nothing to grade."""
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
         async with self.database.begin() as connection:
-            found = [
-                row
-                for row in await grades.patches_to_regrade(connection, input.run_id, input.rollout_id)
-                if row[0] > input.after
-            ]
-        if not found and input.after == 0:
+            stored = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id)
+        remaining = [patch for patch in stored if patch.rollout_id > input.after]
+        if not remaining and input.after == 0:
             raise ConfigError(
-                f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; `ratchet rollouts` lists them"
+                f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; "
+                "`ratchet rollouts` lists them"
             )
-        if not found:
+        if not remaining:
             return RegradePage(patches=[], stages={}, grade_tries=self.settings.rollout.grade_tries)
-        config = await self.configs.of_rollout(found[0][0])
+        config = await self.configs.of_rollout(remaining[0].rollout_id)
         return RegradePage(
-            patches=found[:_PAGE],
+            patches=remaining[:_PAGE],
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
             grade_tries=self.settings.rollout.grade_tries,
         )
 
     @activity_stage("settle_regrade")
     async def settle_regrade(self, input: RegradedInput) -> RegradedResult:
-        """The spread of the new verdicts; with `adopt` the rollout is paid by it, unless a step has used its group."""
+        """Count the new verdicts; with `adopt`, let them decide the reward, unless a step has used the group."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
             given = [await grades.get_grade(connection, grade_id) for grade_id in input.grade_ids]
             if not given:
                 return RegradedResult(rollout_id=input.rollout_id, graded=0, solved=0, changed=False, adopted=False)
-            found = reward_spread(given)
+            spread = reward_spread(given)
             old = await rollouts.rewarding_grade(connection, input.rollout_id)
             before = await grades.get_grade(connection, old) if old is not None else None
-            now = (found.decisive.solved, found.decisive.rejected)
+            now = (spread.decisive.solved, spread.decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
-            adopted = input.adopt and await self._adopt(connection, input, found.decisive, config, facts.group_id)
+            adopted = input.adopt and await _adopt(connection, input, spread.decisive, config, facts.group_id)
         return RegradedResult(
-            rollout_id=input.rollout_id, graded=found.graded, solved=found.solved, changed=changed, adopted=adopted
+            rollout_id=input.rollout_id, graded=spread.graded, solved=spread.solved, changed=changed, adopted=adopted
         )
 
-    async def _adopt(
-        self,
-        connection: AsyncConnection,
-        input: RegradedInput,
-        grade: GradeTable,
-        config: RunConfig,
-        group_id: int | None,
-    ) -> bool:
-        """The chains are those of the turns that made the patch: whoever ended the rollout without a verdict may have stored none."""
-        patch = await rollouts.get_patch(connection, input.patch_id)
-        built, counts = await chains_of(connection, input.rollout_id, patch.attempt, config)
-        exited = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
-        paid = compute_outcome(config.grading.reward, grade, patch, exited, counts)
-        if not await rollouts.update_reward(
-            connection, input.rollout_id, counts | paid | ({"agent_exit": exited} if exited else {})
-        ):
-            return False
-        await chains.replace_chains(connection, input.rollout_id, built)
-        if group_id is not None:
-            await groups.settle_group_again(connection, group_id)
-        return True
+
+async def _adopt(
+    connection: AsyncConnection, input: RegradedInput, grade: GradeTable, config: RunConfig, group_id: int | None
+) -> bool:
+    """Store outcome, reward and chains by this grade; return False if the rollout or its group cannot change any more.
+
+    The chains are built from the turns that made the patch, because a rollout that ended without a verdict may have
+    stored none.
+    """
+    patch = await rollouts.get_patch(connection, input.patch_id)
+    built = await build_rollout_chains(connection, input.rollout_id, patch.attempt, config)
+    agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
+    values: OutcomeValues = {
+        **built.counts(),
+        **compute_outcome(config.grading.reward, grade, patch, agent_exit, built),
+    }
+    if agent_exit:
+        values["agent_exit"] = agent_exit
+    if not await rollouts.update_reward(connection, input.rollout_id, values):
+        return False
+    await chains.replace_chains(connection, input.rollout_id, built.chains)
+    if group_id is not None:
+        await groups.settle_group_again(connection, group_id)
+    return True

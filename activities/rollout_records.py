@@ -1,44 +1,44 @@
-"""Stages `claim` and `finalise`, and the group's book-keeping: the transactions that make a rollout count exactly once.
+"""Stages `claim` and `finalise`: the transactions that give a rollout its owner and its outcome.
 
-Why here: these are the only places where a rollout gets an owner or an outcome.
-Called by: the `Rollout`, `RolloutGroup` and `Evaluate` workflows.
+No other code does either (the sweep ends rollouts without a workflow), so a rollout counts exactly once.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.outcomes import chains_of, compute_outcome
+from activities.boxes import guard_seconds
+from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, ConfigError
-from ratchet.payloads import (
-    Claim,
-    FinaliseInput,
-    GroupInput,
-    GroupPlan,
-    GroupResult,
-    MemberInput,
-    Replacement,
-    RolloutInput,
-    RolloutResult,
-)
-from ratchet.store import chains, grades, groups, rollouts, tasks
+from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
+from ratchet.store import chains, grades, rollouts, tasks
 from ratchet.store.database import Database
+from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import AgentExit, Outcome
 
 
-class RecordActivities:
+class _GradedPatch(NamedTuple):
+    grade: GradeTable
+    patch: PatchTable
+
+
+class RolloutRecordActivities:
+    """Claim and finalise a rollout."""
+
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
-        self.database, self.settings, self.configs = database, settings, configs
+        self.database = database
+        self.settings = settings
+        self.configs = configs
 
     @activity_stage("claim")
     async def claim(self, input: RolloutInput) -> Claim:
-        """Takes the rollout for this workflow run and returns its limits; a rollout that has ended is returned as it is."""
+        """Make this workflow run the rollout's owner and return its limits; an ended rollout is returned unchanged."""
         info = activity.info()
         assert info.workflow_run_id is not None
         if input.rollout_id is None:
@@ -47,7 +47,7 @@ class RecordActivities:
         async with self.database.begin() as connection:
             claimed = await rollouts.claim_rollout(connection, input.rollout_id, info.workflow_run_id)
             task = await tasks.task_of_rollout(connection, input.rollout_id)
-        limits, numbers = config.limits, self.settings.rollout
+        limits = config.limits
         return Claim(
             rollout_id=input.rollout_id,
             run_id=claimed.run_id,
@@ -59,106 +59,69 @@ class RecordActivities:
             patch_id=claimed.patch_id,
             agent_budget_seconds=limits.agent_seconds,
             eval_budget_seconds=limits.eval_seconds,
-            guard_seconds=self.configs.guard_seconds(config),
-            box_tries=numbers.box_tries,
-            grade_tries=numbers.grade_tries,
+            guard_seconds=guard_seconds(config, self.settings),
+            box_tries=self.settings.rollout.box_tries,
+            grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),
             summary=f"{config.harness.name} on {task.label}",
         )
 
     @activity_stage("finalise")
     async def finalise(self, input: FinaliseInput) -> RolloutResult:
-        """One transaction: sessions closed, chains rebuilt from the attempt that was graded, else the last, the outcome set, the group's rule applied."""
+        """Give the rollout its outcome in one transaction; an ended rollout keeps the one it has.
+
+        Closes the sessions, stores the chains of the attempt that was graded (without a grade: of the last attempt),
+        sets outcome and reward, and applies the group's rule. """
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
-            ended = rollouts.ended_result(facts)
-            if ended is not None:
-                outcome, value, agent_exit = ended
-                return RolloutResult(rollout_id=input.rollout_id, outcome=outcome, reward=value, agent_exit=agent_exit)
+            if facts.outcome is not None:
+                return _result(input.rollout_id, facts.outcome, facts.reward, facts.agent_exit)
             await rollouts.close_sessions(connection, input.rollout_id)
-            graded = await self._graded(connection, input)
-            # A workflow that was started anew goes on from the stored patch: its turns are those of the attempt that made it.
-            attempt = graded[1].attempt if graded else facts.attempt
-            built, counts = await chains_of(connection, input.rollout_id, attempt, config)
-            await chains.replace_chains(connection, input.rollout_id, built)
-            exited = await rollouts.agent_exit_of(connection, input.rollout_id, attempt)
-            timings = {name: round(used, 3) for name, used in input.used_seconds.items()}
-            values = (
-                counts | {"agent_exit": exited, "timings": timings} | _outcome(input, config, graded, exited, counts)
-            )
+            graded = await _graded_patch(connection, input)
+            # A workflow that continued from a stored patch has a later attempt than the one whose turns made the patch.
+            attempt = graded.patch.attempt if graded else facts.attempt
+            built = await build_rollout_chains(connection, input.rollout_id, attempt, config)
+            await chains.replace_chains(connection, input.rollout_id, built.chains)
+            agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, attempt)
+            values: OutcomeValues = {
+                **built.counts(),
+                "agent_exit": agent_exit,
+                "timings": {name: round(used, 3) for name, used in input.used_seconds.items()},
+                **_outcome(input, config, graded, agent_exit, built),
+            }
             await rollouts.set_outcome(connection, input.rollout_id, values)
-        return RolloutResult(
-            rollout_id=input.rollout_id,
-            outcome=Outcome(values["outcome"]),
-            reward=values.get("reward"),
-            agent_exit=AgentExit(exited) if exited else None,
-        )
+        return _result(input.rollout_id, values["outcome"], values.get("reward"), agent_exit)
 
-    async def _graded(self, connection: AsyncConnection, input: FinaliseInput) -> tuple[GradeTable, PatchTable] | None:
-        if input.grade_id is None:
-            return None
-        grade = await grades.get_grade(connection, input.grade_id)
-        return grade, await rollouts.get_patch(connection, grade.patch_id)
 
-    @activity_stage("plan_group")
-    async def plan_group(self, input: GroupInput) -> GroupPlan:
-        """The members that still have to run, and the group's rule."""
-        async with self.database.begin() as connection:
-            group = await groups.get_group(connection, input.group_id)
-            members = await groups.open_group_members(connection, input.group_id)
-        config = await self.configs.of_run(group.run_id)
-        limits = config.limits
-        return GroupPlan(
-            group_id=input.group_id,
-            run_id=group.run_id,
-            task=group.task_label,
-            harness=config.harness.name,
-            step=group.started_step,
-            members=members,
-            stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),
-            summary=f"{group.size} × {group.task_label}",
-        )
+def _result(rollout_id: int, outcome: str, reward: float | None, agent_exit: str | None) -> RolloutResult:
+    return RolloutResult(
+        rollout_id=rollout_id,
+        outcome=Outcome(outcome),
+        reward=reward,
+        agent_exit=AgentExit(agent_exit) if agent_exit else None,
+    )
 
-    @activity_stage("replace_member")
-    async def replace_member(self, input: MemberInput) -> Replacement:
-        """A new member for one that ended without a verdict, as long as the run's `max_replacements` allows."""
-        config = await self.configs.of_rollout(input.rollout_id)
-        async with self.database.begin() as connection:
-            if input.elsewhere and await rollouts.is_rollout_open(connection, input.rollout_id):
-                return Replacement(running=True)
-            new = await groups.replace_member(connection, input.rollout_id, config.training.max_replacements)
-        return Replacement(member=new)
 
-    @activity_stage("settle_group")
-    async def settle_group(self, input: GroupInput) -> GroupResult:
-        """All members have ended and none will be replaced: the group is ready or failed."""
-        async with self.database.begin() as connection:
-            state = await groups.settle_group(connection, input.group_id, accept_failed=True)
-            num_graded = await groups.count_rewarded_members(connection, input.group_id)
-        return GroupResult(group_id=input.group_id, state=state, num_graded=num_graded)
-
-    @activity_stage("cancel_group")
-    async def cancel_group(self, input: GroupInput) -> GroupResult:
-        """The group was cancelled: it will never be trained on."""
-        async with self.database.begin() as connection:
-            await groups.cancel_group(connection, input.group_id)
-            group = await groups.get_group(connection, input.group_id)
-        return GroupResult(group_id=input.group_id, state=group.state, num_graded=0)
+async def _graded_patch(connection: AsyncConnection, input: FinaliseInput) -> _GradedPatch | None:
+    if input.grade_id is None:
+        return None
+    grade = await grades.get_grade(connection, input.grade_id)
+    return _GradedPatch(grade, await rollouts.get_patch(connection, grade.patch_id))
 
 
 def _outcome(
     input: FinaliseInput,
     config: RunConfig,
-    graded: tuple[GradeTable, PatchTable] | None,
+    graded: _GradedPatch | None,
     agent_exit: str | None,
-    counts: dict[str, int],
-) -> dict[str, Any]:
-    """A reward exists only where a verdict was given."""
+    built: RolloutChains,
+) -> OutcomeValues:
+    """Return outcome and reward; without a verdict there is no reward."""
     if graded is None:
         assert input.failure is not None, "no verdict and no failure"
         return {"outcome": Outcome(input.failure), "outcome_reason": input.reason}
     try:
-        return compute_outcome(config.grading.reward, *graded, agent_exit, counts)
-    except ConfigError as error:  # the grade stays: `ratchet regrade --adopt` pays once the function is mended
+        return compute_outcome(config.grading.reward, graded.grade, graded.patch, agent_exit, built)
+    except ConfigError as error:  # the grade is kept: `ratchet regrade --adopt` computes the reward once it is fixed
         return {"outcome": Outcome.GRADER_FAILED, "outcome_reason": str(error)}

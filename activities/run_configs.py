@@ -1,11 +1,7 @@
-"""The resolved config of a run, read once per worker: a run's config never changes.
-
-Why here: every stage needs it, and a query per activity would be one too many.
-Called by: the activities.
-"""
+"""The resolved configs of runs, read once per worker process, because a run's config never changes."""
 
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, ConfigError
+from ratchet.errors import BugError
 from ratchet.store import rollouts, runs
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
@@ -14,12 +10,16 @@ _MAX_ROLLOUTS = 10_000
 
 
 class RunConfigs:
+    """Configs by run and by rollout, with the settings of temporal.yaml beside them."""
+
     def __init__(self, database: Database, settings: TemporalSettings) -> None:
-        self.database, self.settings = database, settings
+        self.database = database
+        self.settings = settings
         self._configs: dict[str, RunConfig] = {}
-        self._runs: dict[int, str] = {}
+        self._run_of_rollout: dict[int, str] = {}
 
     async def of_run(self, run_id: str) -> RunConfig:
+        """Return the run's config. Raises BugError if the run has no row."""
         if run_id not in self._configs:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
@@ -29,23 +29,10 @@ class RunConfigs:
         return self._configs[run_id]
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:
-        if rollout_id not in self._runs:
-            if len(self._runs) >= _MAX_ROLLOUTS:
-                self._runs.clear()
+        """Return the config of the rollout's run."""
+        if rollout_id not in self._run_of_rollout:
+            if len(self._run_of_rollout) >= _MAX_ROLLOUTS:
+                self._run_of_rollout.clear()
             async with self.database.begin() as connection:
-                self._runs[rollout_id] = await rollouts.run_of_rollout(connection, rollout_id)
-        return await self.of_run(self._runs[rollout_id])
-
-    def ttl_seconds(self, config: RunConfig, max_ttl_seconds: int) -> int:
-        """How long a rollout's box lives without being asked for again. Raises ConfigError where the service allows less than a rollout may take."""
-        guard = self.guard_seconds(config)
-        if max_ttl_seconds < guard:
-            raise ConfigError(
-                f"a rollout may take {guard:.0f} s (its limits), and boxes of this service live {max_ttl_seconds} s at most"
-                " (RATCHET_SANDBOX_MAX_TTL_SECONDS); lower limits.agent_seconds, eval_seconds or guard_seconds"
-            )
-        return int(min(max_ttl_seconds, guard + self.settings.rollout.ttl_margin))
-
-    def guard_seconds(self, config: RunConfig) -> float:
-        limits = config.limits
-        return limits.guard_seconds or limits.agent_seconds + limits.eval_seconds + self.settings.rollout.guard_margin
+                self._run_of_rollout[rollout_id] = await rollouts.run_of_rollout(connection, rollout_id)
+        return await self.of_run(self._run_of_rollout[rollout_id])

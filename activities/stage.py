@@ -1,7 +1,6 @@
-"""Where errors of ours become decisions of Temporal, and where long stages heartbeat.
+"""The decorator of every activity, which classifies errors for Temporal, and the heartbeats of long activities.
 
-Why here: retry is opt-in by error class, in one place: whatever `ratchet.errors` does not mark retryable ends the activity for good.
-Called by: every activity of this folder.
+Only errors that `ratchet.errors` marks as retryable are retried; any other error fails the activity for good.
 """
 
 import asyncio
@@ -26,10 +25,11 @@ R = TypeVar("R")
 
 
 def _as_application_error(error: RatchetError) -> ApplicationError:
-    delay, category = None, ApplicationErrorCategory.UNSPECIFIED
+    delay = None
+    category = ApplicationErrorCategory.UNSPECIFIED
     if isinstance(error, SandboxBusyError):
-        category = ApplicationErrorCategory.BENIGN  # expected under load: no stack trace in the worker's log
-        # Jitter: a service that turned forty boots away must not see the forty again in the same second.
+        category = ApplicationErrorCategory.BENIGN  # expected under load, so the worker logs no stack trace
+        # Jitter, so that many refused boots do not come back in the same second.
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
     return ApplicationError(
         str(error),
@@ -41,7 +41,10 @@ def _as_application_error(error: RatchetError) -> ApplicationError:
 
 
 def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """Declares an activity method called `name` and classifies what it raises; the one catch-all of the activities."""
+    """Declare a method as the activity type `name`, and turn what it raises into ApplicationError.
+
+    An exception that is no RatchetError is logged and becomes a BugError.
+    """
 
     def declare(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @functools.wraps(method)
@@ -61,17 +64,17 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
 
 @contextlib.asynccontextmanager
 async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> AsyncIterator[None]:
-    """Heartbeats three times per heartbeat timeout while the block runs. `details` are for display only: throttled and stale."""
+    """Send heartbeats while the block runs, three per heartbeat timeout. `details` are for display only."""
     timeout = activity.info().heartbeat_timeout
     interval = timeout.total_seconds() / 3 if timeout else 10.0
 
     async def beat() -> None:
         while True:
-            shown: tuple[Any, ...] = ()
+            displayed: tuple[Any, ...] = ()
             if details is not None:
-                with contextlib.suppress(RatchetError):  # a display that cannot be made must not end the stage
-                    shown = (await details(),)
-            activity.heartbeat(*shown)
+                with contextlib.suppress(RatchetError):  # failing details must not end the activity
+                    displayed = (await details(),)
+            activity.heartbeat(*displayed)
             await asyncio.sleep(interval)
 
     async with running_beside(beat()):

@@ -281,10 +281,10 @@ def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dat
 @tasks_app.command()
 def rules(json: Json = False) -> None:
     """Print the integrity rules."""
-    from activities.graders.integrity_rules import table
+    from activities.graders.integrity_rules import rules_table
     from cli.console import print_json, print_table
 
-    found = table()
+    found = rules_table()
     if json:
         print_json(found)
     else:

@@ -1,8 +1,4 @@
-"""Work that goes on beside a block of code and ends with it.
-
-Why here: heartbeats and leases are kept by the same few lines, in activities and in the learner.
-Called by: `activities/stage.py`, `activities/agent.py`, `engine/weight_update.py`, `engine/server.py`.
-"""
+"""Run a coroutine beside a block of code, such as a heartbeat or the renewal of a lease."""
 
 import asyncio
 import contextlib
@@ -12,7 +8,7 @@ from typing import Any
 
 @contextlib.asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work`, which never ends by itself, for as long as the block runs. An error of its own is raised when the block ends."""
+    """Run `work`, which does not end by itself, until the block ends; an error of `work` is raised then."""
     task = asyncio.create_task(work)
     try:
         yield

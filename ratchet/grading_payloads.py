@@ -1,10 +1,6 @@
-"""What crosses Temporal when tasks are admitted and stored patches are graded again.
+"""Arguments and results of `AdmitTasks` and `Regrade`; the rules of `payloads.py` apply."""
 
-Why here: as in `payloads.py`, for `AdmitTasks` and `Regrade`.
-Called by: `workflows/admit_tasks.py`, `workflows/regrade.py`, their activities, and the CLI.
-"""
-
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -12,9 +8,10 @@ from ratchet.payloads import Payload, StageOptions
 
 
 class AdmitInput(Payload):
-    """Which tasks of a dataset to examine, and how often each patch is graded.
+    """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
-    `labels` empty: all. `again`: also tasks that the present version of their grader has examined. `after` is set by continue-as-new.
+    `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined. `after` and
+    `counts` are set by continue-as-new.
     """
 
     dataset: str
@@ -32,17 +29,24 @@ class AdmitInput(Payload):
     counts: dict[str, int] = Field(default_factory=dict)
 
 
-class AdmitPage(Payload):
-    """The next tasks, (task id, label) in file order; `last` is the row number of the last, None at the end."""
+class LabelledTask(NamedTuple):
+    """A task's id in the store and its label."""
 
-    tasks: list[tuple[int, str]]
+    task_id: int
+    label: str
+
+
+class AdmitPage(Payload):
+    """The next tasks in file order. `last`: row number of the last one, None at the end of the dataset."""
+
+    tasks: list[LabelledTask]
     last: int | None
     trial: StageOptions
     record: StageOptions
 
 
 class TrialInput(Payload):
-    """One grade of the gold or of the empty patch of a task, in a box of its own."""
+    """One grade of a task's gold or empty patch, in a new box."""
 
     task_id: int
     patch: Literal["gold", "empty"]
@@ -52,7 +56,8 @@ class TrialInput(Payload):
 
 
 class TrialResult(Payload):
-    """`failed`: expected tests that did not pass, at most fifty of them. `error`: no verdict could be given."""
+    """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `error`: why there is no
+    verdict."""
 
     patch: Literal["gold", "empty"]
     solved: bool = False
@@ -63,25 +68,31 @@ class TrialResult(Payload):
 
 
 class AdmissionInput(Payload):
+    """All trials of one task."""
+
     task_id: int
     trials: list[TrialResult]
 
 
 class AdmissionResult(Payload):
+    """The decision on one task; `reason` is empty if it was admitted."""
+
     admitted: bool
     reason: str
 
 
 class AdmitResult(Payload):
+    """Number of tasks that AdmitTasks has admitted and quarantined."""
+
     admitted: int
     quarantined: int
 
 
 class RegradeInput(Payload):
-    """Stored patches are graded again: of a whole run or of one rollout.
+    """Argument of Regrade: grade the stored patches of a run or of one rollout again.
 
-    `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward where no step has used its group yet.
-    `after` is set by continue-as-new.
+    `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward, unless a step has used its
+    group. `after` and `counts` are set by continue-as-new.
     """
 
     run_id: str | None = None
@@ -100,15 +111,25 @@ class RegradeInput(Payload):
         return self
 
 
-class RegradePage(Payload):
-    """(rollout id, attempt, patch id) of what is to be graded again; empty at the end."""
+class StoredPatch(NamedTuple):
+    """A patch and the attempt that made it."""
 
-    patches: list[tuple[int, int, int]]
+    rollout_id: int
+    attempt: int
+    patch_id: int
+
+
+class RegradePage(Payload):
+    """The next patches to grade again; empty at the end."""
+
+    patches: list[StoredPatch]
     stages: dict[str, StageOptions]
     grade_tries: int
 
 
 class RegradedInput(Payload):
+    """The new verdicts on one patch."""
+
     rollout_id: int
     patch_id: int
     grade_ids: list[int]
@@ -116,7 +137,7 @@ class RegradedInput(Payload):
 
 
 class RegradedResult(Payload):
-    """`solved` of `graded` repeats; `changed`: the verdict differs from the one that the rollout was paid for."""
+    """`solved` of `graded` repeats. `changed`: the verdict differs from the one that decided the rollout's reward."""
 
     rollout_id: int
     graded: int
@@ -126,6 +147,8 @@ class RegradedResult(Payload):
 
 
 class RegradeResult(Payload):
+    """Number of rollouts graded again, and of those with a changed, flaky, adopted or missing verdict."""
+
     rollouts: int
     changed: int
     flaky: int

@@ -1,8 +1,4 @@
-"""Which directory a config's model is, and what it must hold to be a policy: weights' config and a chat template.
-
-Why here: asked before anything is started, and again when a run is made.
-Called by: `stack.serving_plan` and `activities/run_lifecycle.py`.
-"""
+"""Find the directory of a config's model, and check that it holds a model config and a chat template."""
 
 import json
 from pathlib import Path
@@ -13,12 +9,12 @@ from ratchet.errors import ConfigError
 
 
 def model_of(config: RunConfig) -> Path:
-    """The directory that `model` names, there or not."""
+    """Return the directory that `model` names, whether or not it exists."""
     return paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
 
 
 def require_model(model: Path) -> None:
-    """Raises ConfigError naming what is missing and what to do."""
+    """Raise ConfigError if the directory is not usable as a policy, naming what is missing and what to do."""
     if not (model / "config.json").is_file():
         raise ConfigError(f"model: {model} has no config.json; name a Hugging Face model directory")
     if not _has_chat_template(model):

@@ -1,41 +1,39 @@
-"""Where state and caches live on this machine.
-
-Why here: one place names the directories; nothing else builds such a path.
-Called by: the CLI, `stack`, the worker and the learner.
-"""
+"""The directories of state and caches on this machine; no other module builds such a path."""
 
 import os
 from pathlib import Path
 
 
 def home() -> Path:
-    """State of this checkout's stack: RATCHET_HOME, else `.ratchet` in the working directory."""
+    """Return the state directory of this checkout: RATCHET_HOME, or `.ratchet` in the working directory."""
     return Path(os.environ.get("RATCHET_HOME") or ".ratchet").expanduser().resolve()
 
 
 def cache() -> Path:
-    """Things that can be made again and are shared between checkouts."""
+    """Return the cache directory, shared between checkouts; its contents can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ratchet"
 
 
 def images() -> Path:
-    """Images for local sandboxes, as `ratchet images import` keeps them."""
+    """Return the directory of images for local sandboxes, as `ratchet images import` writes them."""
     return cache() / "images"
 
 
 def tiny_policy(seed: int) -> Path:
+    """Return the model directory of the tiny policy with this seed."""
     return home() / "models" / f"tiny-{seed}"
 
 
 def policies() -> Path:
-    """Published policy versions, one directory each: `<run_id>/<step>.e<epoch>`."""
+    """Return the root of published policy versions, one directory each: `<run_id>/<step>.e<epoch>`."""
     return home() / "policies"
 
 
 def checkpoints() -> Path:
+    """Return the root of the learner's checkpoints."""
     return home() / "checkpoints"
 
 
 def tensorboard() -> Path:
-    """Event files, one directory per run: `tensorboard --logdir` takes this one."""
+    """Return the argument for `tensorboard --logdir`: event files, one directory per run."""
     return home() / "tensorboard"

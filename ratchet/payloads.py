@@ -1,26 +1,26 @@
-"""What crosses Temporal: arguments and results of workflows and activities, as they stand in histories.
+"""Arguments and results of workflows and activities, as they are stored in histories.
 
-Why here: ids cross, data does not; a field that is added needs a default, for old histories are replayed with new code.
-Called by: `workflows/`, `activities/`, and whoever starts a workflow.
+They carry ids, not data. A new field needs a default, because recorded histories are replayed with new code. Named
+tuples are JSON arrays in a history.
 """
 
-from typing import Any, Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from ratchet.types import AgentExit, GroupState, Outcome, RunState, SandboxRole, Wish
+from ratchet.types import AgentExit, GroupState, JsonObject, Outcome, RunState, SandboxRole, Wish
 
 
 class Payload(BaseModel):
-    """Base of everything that crosses Temporal: frozen, and an unknown field is the caller's mistake."""
+    """Base of all arguments and results: immutable, unknown fields refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class StageOptions(Payload):
-    """Retry and time limits of one stage, resolved from temporal.yaml and recorded in the history.
+    """Time limits and retries of one stage, resolved from temporal.yaml and recorded in the history.
 
-    Seconds throughout. `heartbeat_seconds` None: the stage does not heartbeat. `max_tries` 0: unlimited.
+    `heartbeat_seconds` None: the stage sends no heartbeats. `max_tries` 0: unlimited.
     """
 
     queue: str
@@ -32,12 +32,12 @@ class StageOptions(Payload):
 
 
 class RolloutInput(Payload):
-    """What starts one rollout.
+    """Argument of the Rollout workflow.
 
-    Either `rollout_id` (the row exists: the way groups start it), or a dataset and a task from the stock CLI, which then
-    belongs to run `adhoc`. `task` is the row's label or its number (from 0) in the dataset. `config`: a whole run config, over whose
-    values `dataset`, `model` and `harness` win. `model` and `policy_version`: what the engines must be serving, else it is refused.
-    """
+    Either `rollout_id` of an existing row, as groups start it, or a dataset and a task, as `temporal workflow start`
+    and `ratchet rollout` do; the rollout then belongs to a run `adhoc-…`. `task` is the row's label or its number (from
+    0) in the dataset. `config`: a whole run config, whose values `dataset`, `model` and `harness` override. `model` and
+    `policy_version`: the rollout is refused if the engines serve another one."""
 
     rollout_id: int | None = None
     dataset: str | None = None
@@ -45,7 +45,7 @@ class RolloutInput(Payload):
     policy_version: str | None = None
     model: str | None = None
     harness: str | None = None
-    config: dict[str, Any] | None = None
+    config: JsonObject | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -55,6 +55,8 @@ class RolloutInput(Payload):
 
 
 class RolloutResult(Payload):
+    """How a rollout ended. `reward` is None unless the outcome is graded or rejected."""
+
     rollout_id: int
     outcome: Outcome
     reward: float | None
@@ -62,10 +64,10 @@ class RolloutResult(Payload):
 
 
 class Claim(Payload):
-    """A rollout as its workflow run owns it: what is left to do, and with which limits.
+    """A rollout that a workflow run has claimed: what remains to be done, and the limits.
 
-    `attempt` counts agent boxes and starts at 1. `patch_id`: a stored patch, so the agent's part is done.
-    """
+    `attempt` counts agent boxes from 1. `patch_id`: an earlier workflow run has stored a patch, so only grading
+    remains."""
 
     rollout_id: int
     run_id: str
@@ -85,21 +87,21 @@ class Claim(Payload):
 
 
 class RolloutRow(Payload):
-    """A rollout that has a row: what `prepare_rollout` returns for one that was started from the stock CLI."""
+    """The row that `prepare_rollout` created for a rollout that was started by dataset and task."""
 
     rollout_id: int
     stages: dict[str, StageOptions]
 
 
 class LiveSandbox(Payload):
-    """A row of the sandbox ledger, live."""
+    """A live row of the sandbox ledger."""
 
     sandbox_id: int
     provider_id: str
 
 
 class StageInput(Payload):
-    """Argument of every stage that works in a box. `grader` None: the task's own; `repeat` counts grades of one patch."""
+    """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch."""
 
     rollout_id: int
     attempt: int
@@ -111,18 +113,21 @@ class StageInput(Payload):
 
 
 class StageResult(Payload):
-    """`used_seconds` is measured by the box's own clock where the stage ran in one."""
+    """`used_seconds` counts against the guard; the agent stage measures it by the box's clock."""
 
     used_seconds: float = 0.0
 
 
 class AgentResult(StageResult):
+    """How the agent's program ended, and after how many completed model calls."""
+
     agent_exit: AgentExit
     num_turns: int = 0
 
 
 class DiffResult(StageResult):
-    """`grade_id`: the verdict on an empty patch of an admitted task, which needs no grading box."""
+    """The stored patch. `grade_id`: set if the patch is empty and known to solve nothing, so no grading box is
+    needed."""
 
     patch_id: int
     num_bytes: int
@@ -130,15 +135,18 @@ class DiffResult(StageResult):
 
 
 class GradeResult(StageResult):
+    """The stored verdict."""
+
     grade_id: int
     solved: bool
     rejected: bool = False
 
 
 class FinaliseInput(Payload):
-    """What the workflow knows at the end; `grade_id` None means that no verdict exists and `failure` says why.
+    """How a rollout ended in its workflow. `grade_id` None: there is no verdict, and `failure` is the outcome.
 
-    `used_seconds` by stage, over all its tries; a rollout that went on from a stored patch knows its later stages only.
+    `used_seconds` by stage, summed over its tries. If the rollout continued from a stored patch, it lacks the stages
+    before that.
     """
 
     rollout_id: int
@@ -150,46 +158,59 @@ class FinaliseInput(Payload):
 
 
 class GroupInput(Payload):
+    """Argument of the RolloutGroup workflow and of its activities."""
+
     group_id: int
 
 
+class GroupMember(NamedTuple):
+    """A member of a group and the id of its workflow."""
+
+    rollout_id: int
+    workflow_id: str
+
+
 class GroupPlan(Payload):
-    """A group's open members and its rule. `members` are (rollout_id, workflow_id) pairs."""
+    """The members of a group that have no reward and no replacement yet."""
 
     group_id: int
     run_id: str
     task: str
     harness: str
     step: int
-    members: list[tuple[int, str]]
+    members: list[GroupMember]
     stages: dict[str, StageOptions]
     summary: str
 
 
 class MemberInput(Payload):
-    """A group's member that ended without a reward. `elsewhere`: a workflow that is not this group's child has its id."""
+    """A member that ended without a reward. `elsewhere`: a workflow with its id runs and is not a child of this one."""
 
     rollout_id: int
     elsewhere: bool = False
 
 
 class Replacement(Payload):
-    """(rollout_id, workflow_id) of the new member, None where there is none. `running`: the old one has not ended, look again later."""
+    """The new member, None if the store grants none. `running`: the old member has not ended yet, so ask again
+    later."""
 
-    member: tuple[int, str] | None = None
+    member: GroupMember | None = None
     running: bool = False
 
 
 class GroupResult(Payload):
+    """State of a group after its members have ended, and how many of them have a reward."""
+
     group_id: int
     state: GroupState
     num_graded: int
 
 
 class TrainRunInput(Payload):
-    """Either a whole `config`, or the path of a YAML file as the worker sees it, or (a restart, a continue-as-new) an existing `run_id`."""
+    """Exactly one of: a whole `config`; the path of a YAML file on the worker's machine; the `run_id` of an existing
+    run."""
 
-    config: dict[str, Any] | None = None
+    config: JsonObject | None = None
     config_path: str | None = None
     run_id: str | None = None
 
@@ -201,14 +222,14 @@ class TrainRunInput(Payload):
 
 
 class PrepareRunInput(Payload):
-    """`workflow_id` `run/<run_id>` names the run."""
+    """`run_id` is taken from the workflow's id, `run/<run_id>`."""
 
     input: TrainRunInput
     run_id: str
 
 
 class EvaluationPlan(Payload):
-    """One evaluation: one policy version, one temperature."""
+    """One evaluation of the policy of one step at one temperature."""
 
     label: str
     step: int
@@ -217,7 +238,7 @@ class EvaluationPlan(Payload):
 
 
 class RunPlan(Payload):
-    """What TrainRun decides with, resolved once and recorded in the history."""
+    """The numbers that TrainRun needs, resolved once and recorded in the history."""
 
     run_id: str
     num_steps: int
@@ -229,18 +250,20 @@ class RunPlan(Payload):
 
 
 class RunInput(Payload):
+    """Argument of activities that need only the run."""
+
     run_id: str
 
 
 class ViewRunInput(Payload):
-    """`make_groups` False: only look."""
+    """`make_groups` False: start no new groups; for a run that is being stopped."""
 
     run_id: str
     make_groups: bool = True
 
 
 class StartedGroup(Payload):
-    """A group whose workflow must exist."""
+    """An open group, whose workflow must run."""
 
     group_id: int
     workflow_id: str
@@ -250,10 +273,10 @@ class StartedGroup(Payload):
 
 
 class RunView(Payload):
-    """The run as Postgres shows it now, read on every wake.
+    """The state of a run in Postgres, read each time that TrainRun wakes.
 
-    `step` is trained and published. `open_groups` includes those just made, up to the staleness bound. `plannable`: the next plan row
-    can be written, or is there already.
+    `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
+    row can be written, or exists already.
     """
 
     step: int
@@ -264,41 +287,49 @@ class RunView(Payload):
 
 
 class StepInput(Payload):
+    """One step of a run."""
+
     run_id: str
     step: int
 
 
 class Planned(Payload):
-    """`step` None: there is nothing to plan yet."""
+    """The step that was planned; None if too few groups are ready."""
 
     step: int | None
 
 
 class EngineList(Payload):
+    """Engines that must receive new weights."""
+
     engine_ids: list[int]
 
 
 class SyncInput(Payload):
+    """Bring one engine to the weights of one step."""
+
     run_id: str
     step: int
     engine_id: int
 
 
 class EvaluateInput(Payload):
-    """One evaluation of one policy version, which must not change before it ends."""
+    """Argument of the Evaluate workflow; the policy version must not change before it ends."""
 
     run_id: str
     evaluation: EvaluationPlan
 
 
 class StartedMember(Payload):
+    """A rollout of an evaluation. `task`: its label."""
+
     rollout_id: int
     workflow_id: str
     task: str
 
 
 class EvaluateMembers(Payload):
-    """The rollouts that have to run, at most `window` at a time."""
+    """The rollouts of an evaluation that have no reward yet; at most `window` of them run at once."""
 
     members: list[StartedMember]
     harness: str
@@ -307,7 +338,7 @@ class EvaluateMembers(Payload):
 
 
 class EvaluateResult(Payload):
-    """`solve_rate` None: no rollout of it got a verdict."""
+    """Result of an evaluation. `solve_rate` None: no rollout has a verdict."""
 
     label: str
     num_rollouts: int
@@ -316,18 +347,22 @@ class EvaluateResult(Payload):
 
 
 class EndRunInput(Payload):
+    """The final state of a run and the reason for it."""
+
     run_id: str
     state: RunState
     reason: str = ""
 
 
 class SweepInput(Payload):
+    """`force`: kill more than `sweep.max_share` of the boxes if needed. `dry_run`: report only."""
+
     force: bool = False
     dry_run: bool = False
 
 
 class SweepResult(Payload):
-    """`boxes` says of each box in words why it was ended, or would be."""
+    """Counts of a sweep. `boxes`: for each killed box a line with the reason."""
 
     boxes_released: int = 0
     boxes_unknown: int = 0

@@ -1,7 +1,6 @@
-"""The connection to Temporal and what must be there before anything runs: namespace retention, search attributes, the schedule.
+"""Connect to Temporal and register the namespace's retention, search attributes and sweep schedule.
 
-Why here: an unknown search attribute fails a workflow task for ever, so workers check before they poll.
-Called by: the worker, the CLI and `stack`.
+Workers check the search attributes before they poll, because an unknown one fails a workflow task again and again.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ SWEEP_SCHEDULE = "sweep"
 
 
 async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
-    """TEMPORAL_* variables (temporalio.envconfig) rule over temporal.yaml. Raises MachineError with the address."""
+    """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError."""
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
     arguments.setdefault("namespace", settings.namespace)
@@ -50,13 +49,14 @@ async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10)
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise MachineError(
-                    f"Temporal at {arguments['target_host']} does not answer ({str(error)[:120]}); start it with `ratchet up`, or set TEMPORAL_ADDRESS"
+                    f"Temporal at {arguments['target_host']} does not answer ({str(error)[:120]}); "
+                    "start it with `ratchet up`, or set TEMPORAL_ADDRESS"
                 ) from error
         await asyncio.sleep(0.5)
 
 
 def root_cause(error: BaseException) -> str:
-    """The sentence at the bottom of a workflow's failure."""
+    """Return the message of the innermost cause of a workflow's failure."""
     inner = error
     while (below := getattr(inner, "cause", None)) is not None:
         inner = below
@@ -64,7 +64,7 @@ def root_cause(error: BaseException) -> str:
 
 
 async def register_namespace(client: Client, settings: TemporalSettings) -> None:
-    """Retention, search attributes and the sweep's schedule; each is idempotent."""
+    """Set retention, search attributes and the sweep's schedule; safe to repeat."""
     retention = Duration(seconds=settings.retention_days * 86400)
     config = NamespaceConfig(workflow_execution_retention_ttl=retention)
     await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=config))
@@ -94,7 +94,7 @@ async def _search_attributes(client: Client) -> set[str]:
 
 
 async def require_search_attributes(client: Client, wait_seconds: float = 60) -> None:
-    """Raises MachineError naming what is missing."""
+    """Wait for the search attributes. Raises MachineError naming the missing ones after `wait_seconds`."""
     deadline = asyncio.get_running_loop().time() + wait_seconds
     while missing := set(SEARCH_ATTRIBUTES) - await _search_attributes(client):
         if asyncio.get_running_loop().time() > deadline:
@@ -120,12 +120,12 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings) -> None:
 
 
 def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUpdate | None:
-    """What temporal.yaml says now; whether it is paused, and anything else, is the user's."""
+    """Take interval and catch-up window from `wanted`; keep everything else, such as whether a user has paused it."""
     found = known.description.schedule
-    if _numbers(found) == _numbers(wanted):
+    if _timing(found) == _timing(wanted):
         return None
     return ScheduleUpdate(replace(found, spec=wanted.spec, policy=wanted.policy))
 
 
-def _numbers(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
+def _timing(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
     return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window

@@ -39,6 +39,10 @@ fence: a number that increases with every try of a stage; writes that carry an o
 """
 
 from enum import StrEnum
+from typing import Any
+
+JsonObject = dict[str, Any]
+"""A JSON object at an edge: a JSON column, the body of a message, a report for people or a task's metadata."""
 
 MODEL_NAME = "policy"
 """The model name under which engines serve the policy and under which agents request it."""

@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from activities.run_lifecycle import model_directory
+from activities.run_creation import model_directory
 from engine.policy_files import file_sha256, link_version
 from ratchet import paths
 from ratchet.config import RunConfig
@@ -40,19 +40,17 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
     first = paths.policies() / run_id / "0.e0"
     files = await asyncio.to_thread(link_version, model, first)
     async with database.begin() as connection:
-        values = {
-            "run_id": run_id,
-            "config_digest": config.digest(),
-            "config_name": name,
-            "seed": config.seed,
-            "model_path": str(model),
-        }
-        values |= {
-            "config": config.model_dump(mode="json"),
-            "init_from": config.init_from,
-            "source_run_id": source_run_id,
-        }
-        await runs.create_run(connection, values)
+        new = runs.NewRun(
+            run_id=run_id,
+            config=config.model_dump(mode="json"),
+            config_digest=config.digest(),
+            config_name=name,
+            seed=config.seed,
+            model_path=str(model),
+            init_from=config.init_from,
+            source_run_id=source_run_id,
+        )
+        await runs.create_run(connection, new)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
         if num_steps == 0:

@@ -14,16 +14,19 @@ import structlog
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
 from activities.agent import AgentActivities
 from activities.boot import BootActivities
 from activities.diff import DiffActivities
+from activities.evaluations import EvaluationActivities
 from activities.grade import GradeActivities
 from activities.graders.registry import GRADERS
+from activities.group_records import GroupRecordActivities
 from activities.harnesses.registry import Harnesses
 from activities.learning import LearnActivities
 from activities.regrade import RegradeActivities
-from activities.rollout_records import RecordActivities
+from activities.rollout_records import RolloutRecordActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from activities.sandboxes import docker_settings
@@ -105,7 +108,10 @@ async def _activities(
     provider, configs = sandbox_provider(), RunConfigs(database, settings)
     harnesses = Harnesses()
     boot = BootActivities(database, provider, configs, installation)
-    record = RecordActivities(database, settings, configs)
+    record = RolloutRecordActivities(database, settings, configs)
+    group = GroupRecordActivities(database, settings, configs)
+    evaluation = EvaluationActivities(database, settings, configs)
+    adhoc = AdhocRolloutActivities(database, settings)
     run = RunActivities(database, settings, configs)
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, installation)
@@ -113,22 +119,9 @@ async def _activities(
     sweep = SweepActivities(database, provider, settings, client, installation)
     return {
         "control": [
-            *(
-                record.claim,
-                record.finalise,
-                record.plan_group,
-                record.replace_member,
-                record.settle_group,
-                record.cancel_group,
-            ),
-            *(
-                run.prepare_run,
-                run.view_run,
-                run.end_run,
-                run.begin_evaluation,
-                run.end_evaluation,
-                run.prepare_rollout,
-            ),
+            *(record.claim, record.finalise, adhoc.prepare_rollout),
+            *(group.plan_group, group.replace_member, group.settle_group, group.cancel_group),
+            *(run.prepare_run, run.advance_run, run.end_run, evaluation.begin_evaluation, evaluation.end_evaluation),
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
         ],

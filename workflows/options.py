@@ -1,13 +1,9 @@
-"""Numbers → SDK arguments: how a workflow calls a stage, starts a child, and reads a failure.
-
-Why here: temporal.yaml's numbers reach the SDK in one place, so that a workflow reads as decisions only.
-Called by: every workflow.
-"""
+"""Call activities and child workflows with the options of temporal.yaml, and read their failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from temporalio import workflow
 from temporalio.common import (
@@ -30,18 +26,80 @@ HARNESS = SearchAttributeKey.for_keyword("ratchet_harness")
 REWARD = SearchAttributeKey.for_float("ratchet_reward")
 STEP = SearchAttributeKey.for_int("ratchet_step")
 
-# Before a workflow knows its run's options (its first activity returns them) it uses these for that activity.
 FIRST_STAGE = StageOptions(
     queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30
 )
-
+"""Options of a workflow's first activity, which returns the options of all others."""
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
 
+class ActivityOptions(TypedDict, total=False):
+    """Keyword arguments of `workflow.execute_activity_method`."""
+
+    task_queue: str
+    start_to_close_timeout: timedelta
+    heartbeat_timeout: timedelta | None
+    retry_policy: RetryPolicy
+    cancellation_type: ActivityCancellationType
+    summary: str | None
+
+
+def activity_options(options: StageOptions, summary: str | None = None) -> ActivityOptions:
+    """Return the SDK's options. Schedule-to-start is never set, because a queue may be long."""
+    return {
+        "task_queue": options.queue,
+        "start_to_close_timeout": timedelta(seconds=options.start_to_close_seconds),
+        "heartbeat_timeout": timedelta(seconds=options.heartbeat_seconds) if options.heartbeat_seconds else None,
+        "retry_policy": RetryPolicy(
+            initial_interval=timedelta(seconds=options.retry_initial_seconds),
+            maximum_interval=timedelta(seconds=options.retry_max_seconds),
+            maximum_attempts=options.max_tries,
+        ),
+        # The workflow continues only after a cancelled activity has stopped.
+        "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        "summary": summary,
+    }
+
+
+async def run_activity(
+    method: Callable[[Any, ArgumentT], Awaitable[ResultT]],
+    argument: ArgumentT,
+    options: StageOptions,
+    summary: str | None = None,
+) -> ResultT:
+    """Run an activity and return its result; raise CancelledError if the workflow was cancelled meanwhile.
+
+    The SDK alone would return the result of an activity that completes in spite of the cancellation.
+    """
+    result = await run_activity_even_if_cancelled(method, argument, options, summary)
+    stop_if_cancelled()
+    return result
+
+
+async def run_activity_even_if_cancelled(
+    method: Callable[[Any, ArgumentT], Awaitable[ResultT]],
+    argument: ArgumentT,
+    options: StageOptions,
+    summary: str | None = None,
+) -> ResultT:
+    """Run an activity and return its result if it completes, even if the workflow was cancelled meanwhile.
+
+    For results that must not be lost, such as a claim or a verdict. The caller checks `stop_if_cancelled`.
+    """
+    result: ResultT = await workflow.execute_activity_method(method, argument, **activity_options(options, summary))
+    return result
+
+
+def stop_if_cancelled() -> None:
+    """Raise CancelledError if the workflow has been cancelled."""
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
+
+
 async def shielded(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Runs `work` to its end, however often this workflow is cancelled meanwhile; the cancellation is raised afterwards."""
+    """Run `work` to its end although the workflow is cancelled meanwhile; raise CancelledError afterwards if it was."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -55,63 +113,15 @@ async def shielded(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return result
 
 
-class ActivityArguments(TypedDict, total=False):
-    task_queue: str
-    start_to_close_timeout: timedelta
-    heartbeat_timeout: timedelta | None
-    retry_policy: RetryPolicy
-    cancellation_type: ActivityCancellationType
-    summary: str | None
-
-
-def activity_options(options: StageOptions, summary: str | None = None) -> ActivityArguments:
-    """Arguments of `workflow.execute_activity`; schedule-to-start is never set: a queue may be long."""
-    return {
-        "task_queue": options.queue,
-        "start_to_close_timeout": timedelta(seconds=options.start_to_close_seconds),
-        "heartbeat_timeout": timedelta(seconds=options.heartbeat_seconds) if options.heartbeat_seconds else None,
-        "retry_policy": RetryPolicy(
-            initial_interval=timedelta(seconds=options.retry_initial_seconds),
-            maximum_interval=timedelta(seconds=options.retry_max_seconds),
-            maximum_attempts=options.max_tries,
-        ),
-        # A stage that is told to stop has stopped before the workflow goes on.
-        "cancellation_type": ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-        "summary": summary,
-    }
-
-
-async def run_activity(
-    method: Callable[[Any, ArgumentT], Awaitable[ResultT]],
-    argument: ArgumentT,
-    options: StageOptions,
-    summary: str | None = None,
-    keep: bool = False,
-) -> ResultT:
-    """Runs an activity and returns its result.
-
-    Where an activity ends well while its workflow is being cancelled, the SDK hands over the result and forgets the cancellation: it is
-    raised here. `keep`: the result counts for more, and whoever asked looks for the cancellation himself (`stop_if_cancelled`).
-    """
-    result: ResultT = await workflow.execute_activity_method(method, argument, **activity_options(options, summary))
-    if not keep:
-        stop_if_cancelled()
-    return result
-
-
-def stop_if_cancelled() -> None:
-    if workflow.cancellation_reason() is not None:
-        raise asyncio.CancelledError
-
-
 def grading_boot(stages: Mapping[str, StageOptions]) -> StageOptions:
-    """`boot` on the graders' queue: agents that wait for room must not hold up the verdict of one that is done."""
+    """Return the options of `boot` on the graders' queue, so that a grade never waits behind agents without a box."""
     return stages["boot"].model_copy(update={"queue": stages["grade"].queue})
 
 
 def search_attributes(
     run: str, task: str | None = None, harness: str | None = None, step: int | None = None
 ) -> TypedSearchAttributes:
+    """Return the search attributes of a workflow; None leaves one out."""
     pairs: list[SearchAttributePair[Any]] = [SearchAttributePair(RUN, run)]
     if task is not None:
         pairs.append(SearchAttributePair(TASK, task))
@@ -122,7 +132,9 @@ def search_attributes(
     return TypedSearchAttributes(pairs)
 
 
-class ChildArguments(TypedDict, total=False):
+class ChildOptions(TypedDict, total=False):
+    """Keyword arguments of `workflow.start_child_workflow`."""
+
     id: str
     task_queue: str
     parent_close_policy: ParentClosePolicy
@@ -134,11 +146,11 @@ class ChildArguments(TypedDict, total=False):
 
 def child_options(
     workflow_id: str, attributes: TypedSearchAttributes, summary: str, abandon: bool = False
-) -> ChildArguments:
-    """Arguments of `workflow.start_child_workflow`. The SDK's own close policy would terminate children without clean-up.
+) -> ChildOptions:
+    """Return the SDK's options of a child, whose default close policy would terminate it without clean-up.
 
-    `abandon`: the child outlives its parent, which matters at continue-as-new (the close policy is applied there, too).
-    """
+    `abandon`: the child outlives its parent. Needed if the parent continues as new, which applies the close policy,
+    too. """
     return {
         "id": workflow_id,
         "task_queue": "control",
@@ -152,16 +164,28 @@ def child_options(
     }
 
 
-def failure_cause(error: ActivityError | ChildWorkflowError) -> tuple[str, str]:
-    """(class name, message) of what ended an activity or a child; `Cancelled` and `TimedOut` for Temporal's own reasons."""
+class FailureCause(NamedTuple):
+    """Why an activity or a child failed. `kind`: class name of the error, or `Cancelled` or `TimedOut`."""
+
+    kind: str
+    message: str
+
+    @property
+    def is_cancellation(self) -> bool:
+        return self.kind == "Cancelled"
+
+
+def failure_cause(error: ActivityError | ChildWorkflowError) -> FailureCause:
+    """Return the innermost cause of a failed activity or child workflow."""
     inner = error.cause
-    if isinstance(inner, ActivityError):  # of the child's own
+    if isinstance(inner, ActivityError):  # an activity of the child
         return failure_cause(inner)
     if isinstance(inner, CancelledError):
-        return "Cancelled", "cancelled"
+        return FailureCause("Cancelled", "cancelled")
     if isinstance(inner, TimeoutError):
         timed_out = error.activity_type if isinstance(error, ActivityError) else error.workflow_type
-        return "TimedOut", f"{timed_out} timed out ({inner.type.name.lower() if inner.type else 'unknown'})"
+        reason = inner.type.name.lower() if inner.type else "unknown"
+        return FailureCause("TimedOut", f"{timed_out} timed out ({reason})")
     if isinstance(inner, ApplicationError):
-        return inner.type or "BugError", inner.message
-    return "BugError", str(inner or error)
+        return FailureCause(inner.type or "BugError", inner.message)
+    return FailureCause("BugError", str(inner or error))

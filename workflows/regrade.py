@@ -1,7 +1,6 @@
-"""`Regrade`: stored patches of a run or a rollout are graded again in fresh boxes; no model is called.
+"""The Regrade workflow: grade the stored patches of a run or a rollout again in fresh boxes, without a model call.
 
-Why here: a grader's new version must be able to judge what the old one judged, k times if need be, and a run can train on the result.
-Called by: `ratchet regrade` and the stock `temporal workflow start`.
+A new version of a grader can judge what an earlier one has judged, and a run can train on the new rewards.
 """
 
 import asyncio
@@ -14,22 +13,39 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.grade import GradeActivities
     from activities.regrade import RegradeActivities
-    from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, RegradeResult
+    from ratchet.grading_payloads import (
+        RegradedInput,
+        RegradedResult,
+        RegradeInput,
+        RegradePage,
+        RegradeResult,
+        StoredPatch,
+    )
     from ratchet.payloads import StageInput
     from ratchet.types import SandboxRole
-    from workflows.options import FIRST_STAGE, failure_cause, grading_boot, run_activity
+    from workflows.options import (
+        FIRST_STAGE,
+        failure_cause,
+        grading_boot,
+        run_activity,
+        run_activity_even_if_cancelled,
+    )
 
-_NOTHING = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
+_NO_COUNTS = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
 
 
 @workflow.defn(name="Regrade", failure_exception_types=[ValidationError])
 class Regrade:
+    """Grades a page of patches, at most `window` at a time, and continues as new with the next page."""
+
     @workflow.run
     async def run(self, input: RegradeInput) -> RegradeResult:
-        counts = {**_NOTHING, **input.counts}
+        counts = {**_NO_COUNTS, **input.counts}
         page = await run_activity(RegradeActivities.regrade_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
-        for result in await asyncio.gather(*(self._patch(input, page, patch, window) for patch in page.patches)):
+        for result in await asyncio.gather(
+            *(self._regrade_patch(input, page, patch, window) for patch in page.patches)
+        ):
             counts["rollouts"] += 1
             counts["changed"] += result.changed
             counts["flaky"] += 0 < result.solved < result.graded
@@ -37,35 +53,32 @@ class Regrade:
             counts["without_verdict"] += result.graded == 0
         workflow.set_current_details(", ".join(f"{number} {name}" for name, number in counts.items()))
         if page.patches:
-            workflow.continue_as_new(input.model_copy(update={"after": page.patches[-1][0], "counts": counts}))
+            workflow.continue_as_new(input.model_copy(update={"after": page.patches[-1].rollout_id, "counts": counts}))
         return RegradeResult(**counts)
 
-    async def _patch(
-        self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], window: asyncio.Semaphore
+    async def _regrade_patch(
+        self, input: RegradeInput, page: RegradePage, patch: StoredPatch, window: asyncio.Semaphore
     ) -> RegradedResult:
-        rollout_id, attempt, patch_id = patch
+        """Grade one patch `repeats` times, kill its boxes and settle the verdicts."""
         async with window:
             given = [await self._grade(input, page, patch, repeat) for repeat in range(input.repeats)]
-            work = StageInput(rollout_id=rollout_id, attempt=attempt)
-            await run_activity(BootActivities.release, work, page.stages["release"], keep=True)
+            work = StageInput(rollout_id=patch.rollout_id, attempt=patch.attempt)
+            await run_activity_even_if_cancelled(BootActivities.release, work, page.stages["release"])
         settled = RegradedInput(
-            rollout_id=rollout_id,
-            patch_id=patch_id,
+            rollout_id=patch.rollout_id,
+            patch_id=patch.patch_id,
             grade_ids=[grade for grade in given if grade is not None],
             adopt=input.adopt,
         )
-        return await run_activity(RegradeActivities.settle_regrade, settled, page.stages["record"], keep=True)
+        return await run_activity_even_if_cancelled(RegradeActivities.settle_regrade, settled, page.stages["record"])
 
-    async def _grade(
-        self, input: RegradeInput, page: RegradePage, patch: tuple[int, int, int], repeat: int
-    ) -> int | None:
-        """Fresh boxes until one has given a verdict; None where none did."""
-        rollout_id, attempt, patch_id = patch
+    async def _grade(self, input: RegradeInput, page: RegradePage, patch: StoredPatch, repeat: int) -> int | None:
+        """Grade in new boxes until one gives a verdict; return its grade's id, or None without a verdict."""
         wanted = StageInput(
-            rollout_id=rollout_id,
-            attempt=attempt,
+            rollout_id=patch.rollout_id,
+            attempt=patch.attempt,
             role=SandboxRole.GRADE,
-            patch_id=patch_id,
+            patch_id=patch.patch_id,
             grader=input.grader,
             repeat=repeat,
         )
@@ -73,8 +86,9 @@ class Regrade:
             try:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
                 work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
-                return (await run_activity(GradeActivities.grade, work, page.stages["grade"], keep=True)).grade_id
+                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
+                return grade.grade_id
             except ActivityError as error:
-                if failure_cause(error)[0] == "Cancelled":
+                if failure_cause(error).is_cancellation:
                     raise
         return None

@@ -1,11 +1,10 @@
-"""`Rollout`: one try of one agent at one task, durable from the first box to the outcome.
+"""The Rollout workflow: one try of one agent at one task, from the first box to the outcome.
 
-    claim → boot → workspace → agent → diff → boot fresh → grade → finalise
+    claim → boot → workspace → agent → diff → boot → grade → finalise
 
-Why here: this is the order of things and what happens when one of them fails; activities do the work, Postgres holds the truth.
-Called by: `RolloutGroup`, `Evaluate`, `ratchet rollout` and the stock `temporal workflow start`.
-
-Budgets are arithmetic: every stage returns `used_seconds`, the sum is held against the guard. Queueing and outages do not count.
+The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
+the data. Every stage returns the seconds that it used; their sum is compared with the guard, so that time in queues and
+outages does not count.
 """
 
 import asyncio
@@ -15,12 +14,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.adhoc_rollouts import AdhocRolloutActivities
     from activities.agent import AgentActivities
     from activities.boot import BootActivities
     from activities.diff import DiffActivities
     from activities.grade import GradeActivities
-    from activities.rollout_records import RecordActivities
-    from activities.run_lifecycle import RunActivities
+    from activities.rollout_records import RolloutRecordActivities
     from activities.workspace import WorkspaceActivities
     from ratchet.payloads import (
         AgentResult,
@@ -41,13 +40,14 @@ with workflow.unsafe.imports_passed_through():
         failure_cause,
         grading_boot,
         run_activity,
+        run_activity_even_if_cancelled,
         shielded,
         stop_if_cancelled,
     )
 
 
 class NoVerdictError(Exception):
-    """The rollout cannot get a verdict: `failure` is its outcome."""
+    """The rollout can get no verdict. `failure`: its outcome; the message is the reason."""
 
     def __init__(self, failure: str, reason: str) -> None:
         super().__init__(reason)
@@ -56,6 +56,8 @@ class NoVerdictError(Exception):
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
 class Rollout:
+    """State: the current attempt, the seconds used by stage, and the verdict once there is one."""
+
     def __init__(self) -> None:
         self.attempt = 1
         self.used_seconds: dict[str, float] = {}
@@ -68,19 +70,22 @@ class Rollout:
             return RolloutResult(rollout_id=claim.rollout_id, outcome=claim.outcome, reward=claim.reward)
         workflow.set_current_details(claim.summary)
         self.attempt = claim.attempt
-        failure, reason = None, ""
+        failure = None
+        reason = ""
         try:
             stop_if_cancelled()
-            patch_id = claim.patch_id or await self._agent_part(claim)
+            patch_id = claim.patch_id or await self._make_patch(claim)
             if self.grade is None:
-                await self._grade_part(claim, patch_id)
+                await self._grade_patch(claim, patch_id)
         except NoVerdictError as error:
-            failure, reason = error.failure, str(error)
+            failure = error.failure
+            reason = str(error)
         except BaseException as error:
             if not is_cancelled_exception(error):
                 raise
-            failure, reason = "cancelled", "cancelled"
-        # Whatever happens, the outcome is recorded and both boxes are released.
+            failure = "cancelled"
+            reason = "cancelled"
+        # In every case the outcome is recorded and both boxes are released.
         result = await shielded(self._end(claim, failure, reason))
         if failure == "cancelled":
             raise asyncio.CancelledError
@@ -88,22 +93,23 @@ class Rollout:
 
     async def _claim(self, input: RolloutInput) -> Claim:
         if input.rollout_id is None:
-            row = await run_activity(RunActivities.prepare_rollout, input, FIRST_STAGE, keep=True)
+            row = await run_activity_even_if_cancelled(AdhocRolloutActivities.prepare_rollout, input, FIRST_STAGE)
             input = RolloutInput(rollout_id=row.rollout_id)
-        return await run_activity(RecordActivities.claim, input, FIRST_STAGE, keep=True)
+        return await run_activity_even_if_cancelled(RolloutRecordActivities.claim, input, FIRST_STAGE)
 
-    async def _agent_part(self, claim: Claim) -> int:
-        """Boxes until one attempt has given a patch; returns the patch's id."""
+    async def _make_patch(self, claim: Claim) -> int:
+        """Make attempts, each in a new box, until one has a patch; return the patch's id."""
         reason = ""
         for _ in range(claim.box_tries):
             self._check_guard(claim, reason)
             try:
-                patch_id = await self._attempt(claim)
+                patch_id = await self._run_attempt(claim)
                 reason = "the agent could not reach its model"
             except ActivityError as error:
-                kind, reason = failure_cause(error)
-                if kind == "Cancelled":
+                cause = failure_cause(error)
+                if cause.is_cancellation:
                     raise
+                reason = cause.message
                 patch_id = None
             if patch_id is not None:
                 return patch_id
@@ -111,24 +117,24 @@ class Rollout:
             self.attempt += 1
         raise NoVerdictError("infra_failed", f"no attempt of {claim.box_tries} gave a patch: {reason}")
 
-    async def _attempt(self, claim: Claim) -> int | None:
-        """One agent box from boot to patch; None where the agent was starved, which is no fault of its own."""
+    async def _run_attempt(self, claim: Claim) -> int | None:
+        """Run one agent box from boot to patch; return None if the agent was starved, which is not its fault."""
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
         prepared = await run_activity(WorkspaceActivities.workspace, work, claim.stages["workspace"])
-        self._spend("workspace", prepared)
+        self._count_seconds("workspace", prepared)
         worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"])
-        self._spend("agent", worked)
+        self._count_seconds("agent", worked)
         if worked.agent_exit is AgentExit.STARVED:
             return None
         taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"])
-        self._spend("diff", taken)
-        if taken.grade_id is not None:  # nothing was changed on a task that is known to need a change
+        self._count_seconds("diff", taken)
+        if taken.grade_id is not None:  # an empty patch on a task that is known to need a change
             self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
         return taken.patch_id
 
-    async def _grade_part(self, claim: Claim, patch_id: int) -> None:
-        """Fresh boxes until one has given a verdict; a grader's fault never costs agent tokens."""
+    async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
+        """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work."""
         reason = ""
         for _ in range(claim.grade_tries):
             try:
@@ -140,13 +146,14 @@ class Rollout:
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
                 )
-                self.grade = await run_activity(GradeActivities.grade, work, claim.stages["grade"], keep=True)
-                self._spend("grade", self.grade)
+                self.grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
+                self._count_seconds("grade", self.grade)
                 return
             except ActivityError as error:
-                kind, reason = failure_cause(error)
-                if kind == "Cancelled":
+                cause = failure_cause(error)
+                if cause.is_cancellation:
                     raise
+                reason = cause.message
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
 
@@ -155,10 +162,11 @@ class Rollout:
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         return await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
 
-    def _spend(self, stage_name: str, result: StageResult) -> None:
+    def _count_seconds(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
 
     def _check_guard(self, claim: Claim, reason: str) -> None:
+        """Raise NoVerdictError if the stages have used the guard's seconds."""
         used = sum(self.used_seconds.values())
         if used >= claim.guard_seconds:
             raise NoVerdictError(
@@ -174,7 +182,7 @@ class Rollout:
             reason=reason,
             used_seconds=self.used_seconds,
         )
-        result = await run_activity(RecordActivities.finalise, ending, claim.stages["record"], keep=True)
+        result = await run_activity_even_if_cancelled(RolloutRecordActivities.finalise, ending, claim.stages["record"])
         changes = [OUTCOME.value_set(result.outcome.value)]
         workflow.upsert_search_attributes(
             changes if result.reward is None else [*changes, REWARD.value_set(result.reward)]
@@ -184,6 +192,6 @@ class Rollout:
         return result
 
     async def _release(self, claim: Claim) -> None:
-        """Ends whatever boxes are left of a try that failed; where all goes well `diff` and `grade` end theirs."""
+        """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed."""
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
-        await run_activity(BootActivities.release, boxes, claim.stages["release"], keep=True)
+        await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"])

@@ -1,7 +1,6 @@
-"""`Sweep`: releases boxes whose owner is gone and ends rollouts whose workflow is closed or missing.
+"""The Sweep workflow: kill boxes and end rollouts that no running workflow owns.
 
-Why here: the last line against leaks; a schedule starts it every two minutes, and `ratchet up` once.
-Called by: the schedule `sweep` and `ratchet sweep`.
+A schedule starts it every `sweep.interval` seconds of temporal.yaml.
 """
 
 from pydantic import ValidationError
@@ -17,6 +16,8 @@ _OPTIONS = StageOptions(queue="control", start_to_close_seconds=300, heartbeat_s
 
 @workflow.defn(name="Sweep", failure_exception_types=[ValidationError])
 class Sweep:
+    """Runs the sweep activity once."""
+
     @workflow.run
     async def run(self, input: SweepInput) -> SweepResult:
         return await run_activity(SweepActivities.sweep, input, _OPTIONS)

@@ -1,10 +1,9 @@
-"""`TrainRun`: groups in flight under the staleness bound, a plan when enough are ready, a step, new weights on every engine.
+"""The TrainRun workflow `run/<run_id>`: the training loop.
 
-    view ─▶ start groups ─▶ plan ─▶ learner's step ─▶ sync engines ─▶ view …        evaluations at the start and at the end
+    advance ─▶ start groups ─▶ plan ─▶ learner's step ─▶ sync engines ─▶ advance …    evaluations at the start and end
 
-Why here: the loop of training as decisions; what is true is read from Postgres on every wake.
-Called by: `ratchet train`, the supervisor's start and the stock `temporal workflow start`, as workflow `run/<run_id>`.
-"""
+Groups are kept in flight up to the staleness bound; a step is planned when enough are ready. The workflow holds no
+data: it reads the run's state from Postgres each time it wakes. """
 
 import asyncio
 import contextlib
@@ -47,6 +46,7 @@ with workflow.unsafe.imports_passed_through():
         child_options,
         failure_cause,
         run_activity,
+        run_activity_even_if_cancelled,
         search_attributes,
         shielded,
         stop_if_cancelled,
@@ -56,38 +56,43 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="TrainRun", failure_exception_types=[ValidationError])
 class TrainRun:
+    """State: whether a signal has come, and which groups this execution has started."""
+
     def __init__(self) -> None:
         self.woken = False
         self.started: set[str] = set()
 
     @workflow.signal
     def wake(self) -> None:
-        """Something has changed in Postgres; carries nothing."""
+        """Read the run's state again, because something has changed in Postgres."""
         self.woken = True
 
     @workflow.run
     async def run(self, input: TrainRunInput) -> str:
         run_id = input.run_id or workflow.info().workflow_id.removeprefix("run/")
         prepare = PrepareRunInput(input=input, run_id=run_id)
-        plan = await run_activity(RunActivities.prepare_run, prepare, FIRST_STAGE, keep=True)
+        plan = await run_activity_even_if_cancelled(RunActivities.prepare_run, prepare, FIRST_STAGE)
         try:
             stop_if_cancelled()
-            await self._end(plan, await self._steps(plan), "")
+            await self._end(plan, await self._run_steps(plan), "")
         except BaseException as error:
             if is_cancelled_exception(error):
                 await self._stop(plan, RunState.CANCELLED, "cancelled")
                 raise
             if not isinstance(error, ActivityError | ChildWorkflowError):
                 raise
-            kind, reason = failure_cause(error)
-            await self._stop(plan, RunState.FAILED, reason)
-            raise ApplicationError(reason, type=kind, non_retryable=True) from error
+            cause = failure_cause(error)
+            await self._stop(plan, RunState.FAILED, cause.message)
+            raise ApplicationError(cause.message, type=cause.kind, non_retryable=True) from error
         return plan.run_id
 
-    async def _steps(self, plan: RunPlan) -> RunState:
-        """Until the last step is evaluated or the run is told to stop; continues as new every `steps_per_execution` steps."""
+    async def _run_steps(self, plan: RunPlan) -> RunState:
+        """Train until the last step is evaluated or a stop is requested; return the final state.
+
+        Continues as new every `steps_per_execution` steps.
+        """
         steps_here = 0
-        view = await self._view(plan)
+        view = await self._advance(plan)
         await self._sync(plan, view.step)
         while True:
             if view.wish is Wish.STOP:
@@ -95,36 +100,40 @@ class TrainRun:
                 return RunState.CANCELLED
             if not await self._evaluate(plan, view):
                 await self._sleep(plan)
-                view = await self._view(plan)
+                view = await self._advance(plan)
                 continue
             if view.step >= plan.num_steps:
                 return RunState.DONE
             if view.wish is Wish.NONE:
                 await self._start_groups(plan, view)
-                if view.plannable and await self._step(plan):
+                if view.plannable and await self._train_step(plan):
                     steps_here += 1
             if steps_here >= plan.steps_per_execution or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
             if not view.plannable or view.wish is not Wish.NONE:
                 await self._sleep(plan)
-            view = await self._view(plan)
+            view = await self._advance(plan)
 
-    async def _view(self, plan: RunPlan, make_groups: bool = True) -> RunView:
+    async def _advance(self, plan: RunPlan) -> RunView:
+        """Do the run's book-keeping, make new groups and return the run's state."""
         self.woken = False
-        look = ViewRunInput(run_id=plan.run_id, make_groups=make_groups)
-        view = await run_activity(RunActivities.view_run, look, plan.stages["record"], keep=not make_groups)
+        input = ViewRunInput(run_id=plan.run_id)
+        view = await run_activity(RunActivities.advance_run, input, plan.stages["record"])
+        self._display(plan, view)
+        return view
+
+    def _display(self, plan: RunPlan, view: RunView) -> None:
         workflow.set_current_details(
             f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
         )
-        return view
 
     async def _sleep(self, plan: RunPlan) -> None:
-        """Until a group says that it has ended, but not for longer than `poll_seconds`: a lost signal costs a minute, not the run."""
+        """Wait for a signal, at most `poll_seconds`, after which a lost signal does not matter."""
         try:
             await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
         except TimeoutError:
-            # After an outage of the store's or the server's own, a group's workflow may be missing: start them all again, which adopts.
+            # After an outage the workflow of a group may be missing: start all again, which adopts running ones.
             self.started.clear()
 
     async def _start_groups(self, plan: RunPlan, view: RunView) -> None:
@@ -136,18 +145,18 @@ class TrainRun:
 
     async def _start_group(self, plan: RunPlan, group: StartedGroup) -> None:
         searchable = search_attributes(plan.run_id, group.task, group.harness, group.step)
-        arguments = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
-        # Started before a continue-as-new or a restart: adopted.
+        options = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
+        # A workflow that runs already, from before a continue-as-new or a restart, is adopted.
         with contextlib.suppress(WorkflowAlreadyStartedError):
-            await workflow.start_child_workflow(RolloutGroup.run, GroupInput(group_id=group.group_id), **arguments)
+            await workflow.start_child_workflow(RolloutGroup.run, GroupInput(group_id=group.group_id), **options)
 
-    async def _step(self, plan: RunPlan) -> bool:
-        """Plans, starts the next groups beside it, waits for the learner, brings the engines to the new version."""
+    async def _train_step(self, plan: RunPlan) -> bool:
+        """Plan a step, start the next groups, wait for the learner and update the engines; False if nothing to plan."""
         run = RunInput(run_id=plan.run_id)
         planned = await run_activity(LearnActivities.plan, run, plan.stages["record"])
         if planned.step is None:
             return False
-        await self._start_groups(plan, await self._view(plan))
+        await self._start_groups(plan, await self._advance(plan))
         step = StepInput(run_id=plan.run_id, step=planned.step)
         await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
         await self._sync(plan, planned.step)
@@ -165,27 +174,27 @@ class TrainRun:
         )
 
     async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
-        """Evaluations of this very step that have not ended; nothing is published until they have. False where one must be taken up again."""
+        """Run the evaluations of this step that have not ended; return False if one has to be started again."""
         due = [one for one in plan.evaluations if one.step == view.step and one.label not in view.evaluations_ended]
-        return all(await asyncio.gather(*(self._evaluation(plan, evaluation) for evaluation in due)))
+        return all(await asyncio.gather(*(self._run_evaluation(plan, evaluation) for evaluation in due)))
 
-    async def _evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
+    async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
         searchable = search_attributes(plan.run_id, step=evaluation.step)
-        arguments = child_options(
+        options = child_options(
             f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}"
         )
         try:
             await workflow.execute_child_workflow(
-                Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **arguments
+                Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **options
             )
-        except WorkflowAlreadyStartedError:  # of an earlier, terminated life of this run; it is being cancelled
+        except WorkflowAlreadyStartedError:  # the child of a terminated execution of this run; it is being cancelled
             return False
         except ChildWorkflowError as error:
             if workflow.cancellation_reason() is not None:
                 raise asyncio.CancelledError from error
             if not isinstance(error.cause, CancelledError | TerminatedError):
                 raise
-            return False  # ended by hand: a run has the evaluations that its config says
+            return False  # cancelled or terminated by hand: run it again
         return True
 
     async def _cancel_groups(self, view: RunView) -> None:
@@ -193,17 +202,22 @@ class TrainRun:
             try:
                 await workflow.get_external_workflow_handle(group.workflow_id).cancel()
             except Exception:
-                workflow.logger.info("group is not there to be cancelled")
+                workflow.logger.info("group has no workflow to cancel")
 
     async def _stop(self, plan: RunPlan, state: RunState, reason: str) -> None:
-        """The run ends before its last step: what is in flight for it ends, too."""
+        """Cancel the open groups and end the run before its last step, even if the workflow is cancelled."""
 
         async def stop() -> None:
-            await self._cancel_groups(await self._view(plan, make_groups=False))
+            self.woken = False
+            input = ViewRunInput(run_id=plan.run_id, make_groups=False)
+            record = plan.stages["record"]
+            view = await run_activity_even_if_cancelled(RunActivities.advance_run, input, record)
+            self._display(plan, view)
+            await self._cancel_groups(view)
             await self._end(plan, state, reason)
 
         await shielded(stop())
 
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
-        await run_activity(RunActivities.end_run, ending, plan.stages["record"], keep=True)
+        await run_activity_even_if_cancelled(RunActivities.end_run, ending, plan.stages["record"])

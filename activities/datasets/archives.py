@@ -1,7 +1,6 @@
-"""Files of a row as text: tar.gz in base64, and the source archives that packages are published as.
+"""Pack files into a row as tar.gz in base64, and unpack the source archives of packages.
 
-Why here: repositories and tests travel inside rows, and equal files must give equal bytes, so that row digests do not follow the clock.
-Called by: `harbor.py` and `recipes.py`.
+Equal files give equal bytes, so that a row's digest does not depend on the time at which it was built.
 """
 
 import base64
@@ -17,23 +16,29 @@ from ratchet.errors import DatasetError
 
 @dataclass(slots=True, frozen=True)
 class File:
+    """Content of a regular file, and whether it is executable."""
+
     content: bytes
     executable: bool = False
 
 
 def pack_archive(files: Mapping[str, File]) -> str:
-    """`metadata.repository_archive` or `tests_archive`, in order of the names."""
+    """Return the value of `metadata.repository_archive` or `tests_archive`; files are sorted by name."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, file in sorted(files.items()):
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(file.content), 0o755 if file.executable else 0o644
+            info.size = len(file.content)
+            info.mode = 0o755 if file.executable else 0o644
             tar.addfile(info, io.BytesIO(file.content))
     return base64.b64encode(buffer.getvalue()).decode()
 
 
 def unpack_archive(archive: Path) -> dict[str, File]:
-    """Regular files below the archive's one top directory. Nothing is written anywhere."""
+    """Return the regular files below the archive's top directory, without writing them.
+
+    Raises DatasetError for a path that leaves the archive.
+    """
     found: dict[str, File] = {}
     with tarfile.open(archive) as tar:
         for member in tar:

@@ -1,29 +1,28 @@
-"""What a dataset format is: a path goes in, rows of the store's `task` table come out, one at a time.
+"""The contract of a dataset format: given a path, yield rows of the store's `task` table one at a time.
 
-Why here: every format ends in the same row, validated by the same model, so graders and stages know one shape.
-Called by: `activities/dataset_import.py`, `activities/run_lifecycle.py` and the CLI, through `open_dataset`.
-
-A reader never raises for a row: it yields a `Problem`, so that `check` can list them all; `rows_of` raises the first.
+Every format yields the same kind of row, validated by the same model, so that graders and stages handle one shape. A
+reader does not raise for a bad row but yields a `Problem`, so that `ratchet tasks check` can list all of them.
 """
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
+from ratchet.store.tasks import NewTask, TaskFields
 
 GRADER_KEYS = ("swepro", "swe_bench", "eval_cmd", "f2p_script")
 
 
 @dataclass(slots=True, frozen=True)
 class Problem:
-    """One row that cannot be used. `row` counts from 1, 0 for the file as a whole; `field` may be empty."""
+    """A row that cannot be used. `row` counts from 1; 0 means the whole file. `field` may be empty."""
 
     file: str
     row: int
@@ -36,8 +35,8 @@ class Problem:
 
 
 @dataclass(slots=True, frozen=True)
-class Raw:
-    """A row as its format gives it, before it is validated. `where`: file and number, for messages."""
+class RawRow:
+    """A row as its format gives it, before it is validated. `number` counts from 1."""
 
     number: int
     label: Any
@@ -51,11 +50,13 @@ class _Part(BaseModel):
 
 
 class RemoteEnvInfo(_Part):
+    """`metadata.remote_env_info`: the Python file that the grader f2p_script runs."""
+
     f2p_script: str | None = Field(default=None, min_length=1)
 
 
 class SwePro(_Part):
-    """Field names are upstream's; `run_script` and `parser_script` hold the texts of the two files."""
+    """`metadata.swepro`, with upstream's field names. `run_script` and `parser_script`: texts of the two files."""
 
     before_repo_set_cmd: str
     selected_test_files_to_run: list[str] = Field(min_length=1)
@@ -67,6 +68,8 @@ class SwePro(_Part):
 
 
 class SweBench(_Part):
+    """`metadata.swe_bench`: the tests of the row, how they run and how their log is read."""
+
     fail_to_pass: list[str] = Field(min_length=1)
     pass_to_pass: list[str] = []
     test_cmd: str = Field(min_length=1)
@@ -75,7 +78,10 @@ class SweBench(_Part):
 
 
 class Integrity(BaseModel):
-    """`allow`, `deny`: patterns beside the rule table. `witness` False: the runner cannot load one."""
+    """`metadata.integrity`. `allow`, `deny`: patterns in addition to the rule table.
+
+    `witness` False: the runner cannot load the pytest plugin.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,7 +91,7 @@ class Integrity(BaseModel):
 
 
 class Metadata(_Part):
-    """`metadata` of one row. Further keys are kept for whoever reads them."""
+    """`metadata` of one row; docs/tasks.md describes the fields. Unknown keys are kept."""
 
     image: str = Field(min_length=1)
     workdir: str = Field(pattern=r"^/.+")
@@ -105,6 +111,7 @@ class Metadata(_Part):
 
     @property
     def graders(self) -> list[str]:
+        """The graders that the row has data for; a valid row has exactly one."""
         found = [name for name in GRADER_KEYS if name != "f2p_script" and getattr(self, name) is not None]
         return found + (["f2p_script"] if self.remote_env_info and self.remote_env_info.f2p_script else [])
 
@@ -127,18 +134,22 @@ _EXPECTED = {
 }
 
 
-def _explain(error: ValidationError) -> tuple[str, str]:
-    """(field, message) of the first mistake."""
+class _Mistake(NamedTuple):
+    field: str
+    message: str
+
+
+def _first_mistake(error: ValidationError) -> _Mistake:
     item = error.errors()[0]
     field = ".".join(("metadata", *(str(part) for part in item["loc"])))
     if item["type"] == "value_error":
-        return field, item["msg"].removeprefix("Value error, ")
+        return _Mistake(field, item["msg"].removeprefix("Value error, "))
     found = "nothing" if item["type"] == "missing" else f"{item['input']!r:.60}"
-    return field, f"expected {_EXPECTED.get(item['type'], item['msg'])}, found {found}"
+    return _Mistake(field, f"expected {_EXPECTED.get(item['type'], item['msg'])}, found {found}")
 
 
-def validated(raw: Raw, dataset: DatasetConfig) -> dict[str, Any] | Problem:
-    """The row's part of the `task` table, or what is wrong with it: file, row, field, what was expected and found."""
+def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
+    """Return the row's fields, or its first problem: file, row, field, what was expected and what was found."""
 
     def problem(field: str, message: str) -> Problem:
         return Problem(raw.file, raw.number, field, message)
@@ -150,7 +161,7 @@ def validated(raw: Raw, dataset: DatasetConfig) -> dict[str, Any] | Problem:
     try:
         parsed = Metadata.model_validate(raw.metadata)
     except ValidationError as error:
-        return problem(*_explain(error))
+        return problem(*_first_mistake(error))
     statement = parsed.problem_statement or raw.prompt
     if not isinstance(statement, str) or not statement:
         return problem(
@@ -168,14 +179,14 @@ def validated(raw: Raw, dataset: DatasetConfig) -> dict[str, Any] | Problem:
     }
 
 
-def with_identity(row: dict[str, Any], path: Path, digest: str, number: int) -> dict[str, Any]:
-    """The row as it is imported: equal content in the same dataset has the same digest, so importing again adds nothing."""
+def with_identity(row: TaskFields, path: Path, digest: str, number: int) -> NewTask:
+    """Return the row for import. Equal rows of a dataset have equal digests, so that a second import adds nothing."""
     row_digest = hashlib.sha256(orjson.dumps(row, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return {"dataset": str(path), "dataset_digest": digest, "row_digest": row_digest, "row_no": number, **row}
 
 
-def rows_of(raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str) -> Iterator[dict[str, Any]]:
-    """Rows for the store, in order. Raises DatasetError naming file, row (from 1), field and expectation."""
+def rows_of(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str) -> Iterator[NewTask]:
+    """Yield rows for the store, in order. Raises DatasetError naming file, row (from 1), field and expectation."""
     for row in checked_rows(raws, dataset, digest):
         if isinstance(row, Problem):
             raise DatasetError(str(row))
@@ -183,11 +194,11 @@ def rows_of(raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str) 
 
 
 def checked_rows(
-    raws: Iterator[Raw | Problem], dataset: DatasetConfig, digest: str
-) -> Iterator[dict[str, Any] | Problem]:
-    """Every row, good or bad."""
+    raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str
+) -> Iterator[NewTask | Problem]:
+    """Yield every row, or its problem."""
     for number, raw in enumerate(raws):
         if dataset.limit is not None and number >= dataset.limit:
             return
-        row = raw if isinstance(raw, Problem) else validated(raw, dataset)
+        row = raw if isinstance(raw, Problem) else validate_row(raw, dataset)
         yield row if isinstance(row, Problem) else with_identity(row, Path(dataset.path), digest, number)

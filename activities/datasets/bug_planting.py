@@ -1,16 +1,15 @@
-"""Bugs planted into Python sources: single edits that the syntax tree names and the text keeps everything else of.
+"""Plant bugs into Python sources by single edits of the syntax tree.
 
-Why here: a bug whose origin is known has a gold patch, and a recipe of four words instead of a copy of somebody's code.
-Called by: `recipes.py` plants; `datasets/packages/propose.py` asks for all sites.
-
-A site is named by operator, function and its number in that function, counted in the order of the text. Edits replace the bytes of one
-node or token, so formatting and comments stay, and the same recipe gives the same bytes under every Python that reads the file alike.
+A planted bug has a known gold patch, and its recipe is four words instead of a copy of the source. A site is named by
+operator, function and its number in that function, in the order of the text. An edit replaces the bytes of one node or
+token, so formatting and comments stay, and a recipe gives the same bytes under every Python that parses the file alike.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ratchet.errors import DatasetError
 
@@ -35,18 +34,18 @@ _ARITHMETIC = {
 }
 _BOOLEAN = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _NAMES = {
-    "startswith": "endswith", "endswith": "startswith", "lstrip": "rstrip", "rstrip": "lstrip", "strip": "lstrip", "lower": "upper",
-    "upper": "lower", "append": "extend", "extend": "append", "min": "max", "max": "min", "any": "all", "all": "any", "find": "rfind",
-    "partition": "rpartition", "rpartition": "partition", "split": "rsplit", "popleft": "pop", "setdefault": "get",
+    "startswith": "endswith", "endswith": "startswith", "lstrip": "rstrip", "rstrip": "lstrip", "strip": "lstrip",
+    "lower": "upper", "upper": "lower", "append": "extend", "extend": "append", "min": "max", "max": "min", "any": "all",
+    "all": "any", "find": "rfind", "partition": "rpartition", "rpartition": "partition", "split": "rsplit",
+    "popleft": "pop", "setdefault": "get",
 }  # fmt: skip
 _MAX_INTEGER = 1000
-
-Point = tuple[int, int]
 
 
 @dataclass(slots=True, frozen=True)
 class Site:
-    """Where one edit would be. `start` and `end` are byte offsets; `index` counts sites of `operator` in `function` from 0."""
+    """One possible edit. `start`, `end`: byte offsets. `index`: number of the site of `operator` in `function`, from
+    0."""
 
     operator: str
     function: str
@@ -57,18 +56,29 @@ class Site:
     text: str
 
     def apply(self, source: bytes) -> bytes:
+        """Return the source with this edit."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
+class _Edit(NamedTuple):
+    operator: str
+    function: str
+    start: int
+    end: int
+    text: str
+
+
 class _Finder(ast.NodeVisitor):
-    """Collects (operator, function, start, end, text) of every edit that it knows inside functions."""
+    """Collects every known edit inside functions."""
 
     def __init__(self, source: bytes) -> None:
-        self.source, self.stack, self.in_function = source, list[str](), 0
+        self.source = source
+        self.stack: list[str] = []
+        self.in_function = 0
         self.lines = [0]
         for line in source.split(b"\n"):
             self.lines.append(self.lines[-1] + len(line) + 1)
-        self.found: list[tuple[str, str, int, int, str]] = []
+        self.found: list[_Edit] = []
 
     def _start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
         return self.lines[node.lineno - 1] + node.col_offset
@@ -82,11 +92,12 @@ class _Finder(ast.NodeVisitor):
 
     def _add(self, operator: str, start: int, end: int, text: str) -> None:
         if self.in_function:
-            self.found.append((operator, ".".join(self.stack), start, end, text))
+            self.found.append(_Edit(operator, ".".join(self.stack), start, end, text))
 
     def _token(self, operator: str, left: ast.expr, right: ast.expr, pattern: str, text: str) -> None:
-        """The operator between two operands, where nothing but blanks and parentheses stands beside it."""
-        start, gap = self._end(left), self.source[self._end(left) : self._start(right)].decode()
+        """Add an edit of the operator between two operands, if only blanks and parentheses surround it."""
+        start = self._end(left)
+        gap = self.source[start : self._start(right)].decode()
         match = re.fullmatch(rf"([\s()\\]*)({pattern})([\s()\\]*)", gap)
         if match:
             at = start + len(match[1].encode())
@@ -110,14 +121,14 @@ class _Finder(ast.NodeVisitor):
         self._named(node, 0)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Offsets inside f-strings differ between versions of Python: left alone."""
+        """Skip f-strings, because offsets inside them differ between versions of Python."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """What an error says is nobody's bug."""
+        """Skip error messages, which tests rarely cover."""
 
     def visit_Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1:
@@ -131,8 +142,10 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        is_text = any(isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes)))
-                      for side in (node.left, node.right))  # fmt: skip
+        is_text = any(
+            isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, (str, bytes)))
+            for side in (node.left, node.right)
+        )
         if type(node.op) in _ARITHMETIC and not is_text:
             self._token("arithmetic", node.left, node.right, *_ARITHMETIC[type(node.op)])
         self.generic_visit(node)
@@ -208,18 +221,19 @@ class _Finder(ast.NodeVisitor):
 
 
 def find_sites(source: bytes) -> Iterator[Site]:
-    """Every edit in the order of the text. Raises SyntaxError where the source is none of this Python's."""
+    """Yield every possible edit in the order of the text. Raises SyntaxError if this Python cannot parse the source."""
     finder = _Finder(source)
     finder.visit(ast.parse(source))
     counts: dict[tuple[str, str], int] = {}
-    for operator, function, start, end, text in sorted(finder.found, key=lambda one: (one[2], one[3], one[0])):
+    for edit in sorted(finder.found, key=lambda edit: (edit.start, edit.end, edit.operator)):
+        operator, function, start, end, text = edit
         index = counts.get((operator, function), 0)
         counts[operator, function] = index + 1
         yield Site(operator, function, index, source.count(b"\n", 0, start) + 1, start, end, text)
 
 
 def plant_bug(source: bytes, operator: str, function: str, index: int) -> bytes:
-    """The source with one bug in it. Raises DatasetError where there is no such site."""
+    """Return the source with one bug. Raises DatasetError if there is no such site."""
     for site in find_sites(source):
         if (site.operator, site.function, site.index) == (operator, function, index):
             return site.apply(source)

@@ -1,23 +1,19 @@
-"""Which reader a path needs, and a dataset's identity.
-
-Why here: whoever has a path should not care how it is written.
-Called by: `activities/run_lifecycle.py`, `activities/dataset_import.py` and `ratchet tasks`.
-"""
+"""Choose the reader for a dataset's path, and compute the dataset's digest."""
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from activities.datasets import harbor, jsonl, parquet
-from activities.datasets.base import Problem, Raw, checked_rows, rows_of
+from activities.datasets.base import Problem, RawRow, checked_rows, rows_of
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
+from ratchet.store.tasks import NewTask
 
 _CHUNK_BYTES = 1 << 20
 
 
-def _raws(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
+def _read_raw_rows(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]:
     if path.is_dir():
         return harbor.read_harbor(path, dataset)
     if path.suffix in (".parquet", ".pq"):
@@ -25,18 +21,18 @@ def _raws(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
     return jsonl.read_jsonl(path, dataset)
 
 
-def read_rows(dataset: DatasetConfig, digest: str) -> Iterator[dict[str, Any]]:
-    """Rows for the store's `task` table; raises DatasetError at the first that cannot be used."""
-    return rows_of(_raws(Path(dataset.path), dataset), dataset, digest)
+def read_rows(dataset: DatasetConfig, digest: str) -> Iterator[NewTask]:
+    """Yield rows for the store's `task` table. Raises DatasetError at the first row that cannot be used."""
+    return rows_of(_read_raw_rows(Path(dataset.path), dataset), dataset, digest)
 
 
-def check_rows(dataset: DatasetConfig) -> Iterator[dict[str, Any] | Problem]:
-    """Every row, or what is wrong with it."""
-    return checked_rows(_raws(Path(dataset.path), dataset), dataset, "")
+def check_rows(dataset: DatasetConfig) -> Iterator[NewTask | Problem]:
+    """Yield every row, or its problem."""
+    return checked_rows(_read_raw_rows(Path(dataset.path), dataset), dataset, "")
 
 
 def dataset_digest(dataset: DatasetConfig) -> str:
-    """Of the content and of how its columns are read."""
+    """Return the sha256 of the content and the column names. Raises DatasetError if the path does not exist."""
     path = Path(dataset.path)
     if not path.exists():
         raise DatasetError(f"{path}: does not exist; name a JSONL or parquet file, or a folder of Harbor tasks")

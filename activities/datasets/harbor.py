@@ -1,12 +1,8 @@
-"""Dataset format: Harbor task directories: `instruction.md`, `task.toml`, `environment/`, `tests/test.sh`, `solution/`.
+"""Dataset format: Harbor task directories with `instruction.md`, `task.toml`, `tests/test.sh` and `solution/`.
 
-Why here: a growing share of agent benchmarks is published so. The tests travel in the row and are put into the grading box only.
-Called by: `activities/datasets/formats.py`.
-
-The image is `environment.docker_image` of task.toml, or what `image` says there; a Dockerfile alone cannot be built here and is a problem
-that names it. `tests/` appears at /tests, `test.sh` runs unprivileged, solved is exit code 0 and, where the script writes one, a
-reward file that says 1.
-"""
+The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
+`environment.image` of task.toml; a task with only a Dockerfile is a problem, because images are not built here.
+`test.sh` runs unprivileged; solved means exit code 0 and, if the script writes a reward file, the reward 1. """
 
 import tomllib
 from collections.abc import Iterator
@@ -14,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.datasets.archives import File, pack_archive
-from activities.datasets.base import Problem, Raw
+from activities.datasets.base import Problem, RawRow
 from ratchet.config import DatasetConfig
 
 _SCRIPT = (
@@ -24,28 +20,30 @@ _SCRIPT = (
 )
 
 
-def is_task(path: Path) -> bool:
+def is_harbor_task(path: Path) -> bool:
+    """Return whether the directory is one Harbor task."""
     return (path / "instruction.md").is_file() and (path / "tests").is_dir()
 
 
-def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
-    directories = [path] if is_task(path) else sorted(child for child in path.iterdir() if child.is_dir())
+def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]:
+    """Yield one row per task directory; `path` may be a task itself."""
+    directories = [path] if is_harbor_task(path) else sorted(child for child in path.iterdir() if child.is_dir())
     number = 0
     for directory in directories:
-        if is_task(directory):
+        if is_harbor_task(directory):
             number += 1
             yield _task(directory, number)
     if number == 0:
         yield Problem(str(path), 0, "", "expected Harbor task directories (instruction.md, tests/), found none")
 
 
-def _task(directory: Path, number: int) -> Raw | Problem:
+def _task(directory: Path, number: int) -> RawRow | Problem:
     try:
         settings: dict[str, Any] = (
             tomllib.loads((directory / "task.toml").read_text()) if (directory / "task.toml").is_file() else {}
         )
     except tomllib.TOMLDecodeError as error:
-        return Problem(str(directory / "task.toml"), number, "", f"is no TOML: {error}")
+        return Problem(str(directory / "task.toml"), number, "", f"is not TOML: {error}")
     environment = settings.get("environment", {})
     image = environment.get("docker_image") or environment.get("image")
     if not image:
@@ -66,11 +64,11 @@ def _task(directory: Path, number: int) -> Raw | Problem:
         "workdir": workdir,
         "problem_statement": (directory / "instruction.md").read_text(),
         "test_files": files,
-        "tests_archive": archive_of(directory, files),
+        "tests_archive": _archive_of(directory, files),
         "eval_cmd": _SCRIPT.format(workdir=workdir, tests=f"{workdir}/tests"),
     }
     solution = directory / "solution" / "solve.sh"
-    return Raw(
+    return RawRow(
         number,
         directory.name,
         None,
@@ -79,7 +77,7 @@ def _task(directory: Path, number: int) -> Raw | Problem:
     )
 
 
-def archive_of(root: Path, names: list[str]) -> str:
+def _archive_of(root: Path, names: list[str]) -> str:
     return pack_archive(
         {name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names}
     )

@@ -1,29 +1,29 @@
-"""What is allowed and yet rarely meant: said before a run starts.
+"""Warnings about configs and rows that are valid but rarely intended, such as a temperature near 0.
 
-Why here: a group of one, a temperature of 0 or a prompt that fills the context cost days before anybody sees why nothing is learned.
-Called by: `ratchet tasks check`.
+`ratchet tasks check` prints them, before a run spends days on them.
 """
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from ratchet.config import RunConfig
+from ratchet.store.tasks import TaskFields
 
 _CHARACTERS_PER_TOKEN = 4.0
 _PROMPT_SHARE = 0.5
 HARNESS_PROMPT_TOKENS = {"claude_code": 12_000}
-"""What an agent program sends before the task (system blocks, tool schemas), about, where it is known to be large."""
+"""Approximate tokens that an agent program sends before the task (system prompt, tool schemas), if they are many."""
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 
 def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
-    """`longest_statement` in characters."""
-    said = []
+    """Return warnings about a config. `longest_statement`: length of the longest problem statement, in characters."""
+    warnings = []
     sampling = config.sampling
     if sampling.temperature < 0.05:
-        said.append(
-            f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, so nothing is learned; use 1"
+        warnings.append(
+            f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, "
+            "so nothing is learned; use 1"
         )
     tokens = HARNESS_PROMPT_TOKENS.get(config.harness.name, 0) + longest_statement / _CHARACTERS_PER_TOKEN
     tokens += (
@@ -31,15 +31,15 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
         + len(config.harness.prompt or "") / _CHARACTERS_PER_TOKEN
     )
     if tokens > _PROMPT_SHARE * sampling.max_context_tokens:
-        said.append(
-            f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens ({sampling.max_context_tokens}), more than "
-            f"{_PROMPT_SHARE:.0%}: little is left to work with; raise it or choose a harness with a shorter prompt"
+        warnings.append(
+            f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens "
+            f"({sampling.max_context_tokens}), more than {_PROMPT_SHARE:.0%}: little is left to work with; raise it or choose a harness with a shorter prompt"
         )
-    return said
+    return warnings
 
 
-def lint_rows(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """About rows that are right by their form; one sentence a kind, with how many and the first."""
+def lint_rows(rows: Iterable[TaskFields]) -> list[str]:
+    """Return warnings about valid rows: one sentence per kind, with their number and the first label."""
     found: dict[str, list[str]] = {}
     labels: set[str] = set()
     for row in rows:

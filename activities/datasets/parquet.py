@@ -1,7 +1,6 @@
-"""Dataset format: parquet with the columns that JSONL has as keys; read a batch at a time.
+"""Dataset format: parquet with the same columns as the keys of JSONL, read a batch at a time.
 
-Why here: large sets are published so. `metadata` may be a struct or JSON text.
-Called by: `activities/datasets/formats.py`.
+`metadata` may be a struct or JSON text.
 """
 
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from activities.datasets.base import Problem, Raw
+from activities.datasets.base import Problem, RawRow
 from activities.datasets.jsonl import from_object
 from ratchet.config import DatasetConfig
 
@@ -18,18 +17,19 @@ _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 
 
-def read_parquet(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
+def read_parquet(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]:
+    """Yield one row per row of the file."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     except (pyarrow.ArrowInvalid, OSError) as error:
-        yield Problem(str(path), 0, "", f"is no parquet file: {error}")
+        yield Problem(str(path), 0, "", f"is not a parquet file: {error}")
         return
     number = 0
     with file:
-        for group in range(file.num_row_groups):  # asked for all at once, the library reads far ahead
+        for group in range(file.num_row_groups):  # given all groups at once, the library reads far ahead
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], use_threads=False):
                 for value in batch.to_pylist():
                     number += 1
@@ -37,7 +37,7 @@ def read_parquet(path: Path, dataset: DatasetConfig) -> Iterator[Raw | Problem]:
 
 
 def _plain(value: dict[str, Any], metadata_key: str) -> dict[str, Any]:
-    """Columns that hold JSON text become what it says; a struct's absent fields, which parquet fills with null, go."""
+    """Parse metadata that is JSON text, and drop the null fields of a struct, which parquet fills in."""
     metadata = value.get(metadata_key)
     if isinstance(metadata, str):
         try:

@@ -1,19 +1,18 @@
-"""Rows of SWE-bench and its relatives as they stand, translated into rows of ours.
+"""Translate unchanged rows of SWE-bench and similar sets into rows of this program.
 
-Why here: `ratchet tasks import swe_bench_verified.parquet` should just work; what a row lacks (how tests are run) is filled in here, once.
-Called by: `activities/datasets/jsonl.py` and `parquet.py`.
-
-Known: SWE-bench, Verified, Multilingual and look-alikes (`FAIL_TO_PASS`, `PASS_TO_PASS`, `test_patch`, also SWE-smith and R2E-like rows), and
-SWE-bench Pro (`before_repo_set_cmd`, `selected_test_files_to_run`). Lists may be lists, JSON text or Python literals: never `eval`.
+Supported: SWE-bench, Verified, Multilingual and similar rows (`FAIL_TO_PASS`, `PASS_TO_PASS`, `test_patch`; also
+SWE-smith and R2E), and SWE-bench Pro (`before_repo_set_cmd`, `selected_test_files_to_run`). Lists may be lists, JSON
+text or Python literals. A row that does not say how its tests run gets the command of a known repository, or pytest.
 """
 
 import ast
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from activities.datasets.base import Problem, Raw
-from activities.graders.patches import split
+from activities.datasets.base import Problem, RawRow
+from activities.graders.diff_sections import split_diff
+from ratchet.types import JsonObject
 
 _PYTEST = "pytest -rA --tb=short -p no:cacheprovider {files}"
 _ACTIVATE = "source /opt/miniconda3/bin/activate testbed && "
@@ -30,16 +29,19 @@ _MARKS = (">>>>> Start Test Output", ">>>>> End Test Output")
 _SHELL_SETUP = ("source ", ". ", "conda activate ", "export ", "cd ")
 
 
-def is_foreign(row: dict[str, Any]) -> bool:
+def is_swe_row(row: JsonObject) -> bool:
+    """Return whether the row is one of a SWE-bench-like set."""
     return "instance_id" in row and any(name in row for name in ("FAIL_TO_PASS", "fail_to_pass"))
 
 
-def translated(row: dict[str, Any], number: int, file: str) -> Raw | Problem:
+def translate_swe_row(row: JsonObject, number: int, file: str) -> RawRow | Problem:
+    """Return the row with its metadata in this program's form, or its problem."""
     try:
-        fail_to_pass, pass_to_pass = _names(row, "fail_to_pass"), _names(row, "pass_to_pass")
+        fail_to_pass = _names(row, "fail_to_pass")
+        pass_to_pass = _names(row, "pass_to_pass")
     except ValueError as error:
         return Problem(file, number, str(error), "expected a list of test names")
-    metadata: dict[str, Any] = {
+    metadata: JsonObject = {
         "image": _image(row),
         "workdir": "/app" if _is_pro(row) else str(row.get("workdir") or "/testbed"),
         "problem_statement": row.get("problem_statement"),
@@ -57,15 +59,16 @@ def translated(row: dict[str, Any], number: int, file: str) -> Raw | Problem:
                 file,
                 number,
                 "test_cmd",
-                f"expected the command that runs the tests of {row.get('repo')}, which are not pytest's, here or in an eval_script",
+                f"expected the command that runs the tests of {row.get('repo')}, which are not pytest's, "
+                "here or in an eval_script",
             )
         patch = {
             "test_patch": str(row.get("test_patch") or ""),
-            "test_cmd": run[0],
-            "log_parser": row.get("log_parser") or run[1],
+            "test_cmd": run.test_cmd,
+            "log_parser": row.get("log_parser") or run.log_parser,
         }
         metadata["swe_bench"] = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass, **patch}
-    return Raw(
+    return RawRow(
         number,
         row.get("instance_id"),
         row.get("problem_statement"),
@@ -74,12 +77,12 @@ def translated(row: dict[str, Any], number: int, file: str) -> Raw | Problem:
     )
 
 
-def _is_pro(row: dict[str, Any]) -> bool:
+def _is_pro(row: JsonObject) -> bool:
     return "before_repo_set_cmd" in row
 
 
-def _names(row: dict[str, Any], name: str) -> list[str]:
-    """Raises ValueError with the field's name."""
+def _names(row: JsonObject, name: str) -> list[str]:
+    """Return a list of names, in any of its spellings. Raises ValueError with the field's name."""
     key = name.upper() if name.upper() in row else name
     value = row.get(key, [])
     if isinstance(value, str):
@@ -95,8 +98,8 @@ def _names(row: dict[str, Any], name: str) -> list[str]:
     return value
 
 
-def _image(row: dict[str, Any]) -> Any:
-    """What the row names, else the name that the set's publishers give to the image of an instance."""
+def _image(row: JsonObject) -> Any:
+    """Return the image that the row names, else the name that the set's publishers give to an instance's image."""
     for key in ("image", "image_name", "docker_image", "dockerhub_tag"):
         if row.get(key):
             tag = str(row[key])
@@ -105,32 +108,38 @@ def _image(row: dict[str, Any]) -> Any:
     return f"swebench/sweb.eval.x86_64.{instance}:latest"
 
 
-def _test_files(row: dict[str, Any], names: list[str]) -> list[str]:
-    """Those of `test_patch`; of the named tests where there is none."""
-    changed = [change.path for change in split(str(row.get("test_patch") or "").encode()) if not change.deleted]
+def _test_files(row: JsonObject, names: list[str]) -> list[str]:
+    """Return the files of `test_patch`, or those of the named tests if it has none."""
+    changed = [change.path for change in split_diff(str(row.get("test_patch") or "").encode()) if not change.deleted]
     return changed or sorted({name.partition("::")[0] for name in names if "::" in name})
 
 
-def _how_to_run(row: dict[str, Any], files: list[str]) -> tuple[str, str] | None:
-    """(command, log parser): the row's own, that of a repository that is known here, or pytest on Python files; None: nobody says how."""
+class _TestRun(NamedTuple):
+    test_cmd: str
+    log_parser: str
+
+
+def _how_to_run(row: JsonObject, files: list[str]) -> _TestRun | None:
+    """Return the row's own command, that of a known repository, or pytest on Python files; None without any."""
     repository = str(row.get("repo"))
     if row.get("test_cmd"):
-        return str(row["test_cmd"]), "pytest"
-    told = _of_eval_script(str(row.get("eval_script") or ""))
-    if told is not None:
-        return told, "pytest"
+        return _TestRun(str(row["test_cmd"]), "pytest")
+    command = _command_of_eval_script(str(row.get("eval_script") or ""))
+    if command is not None:
+        return _TestRun(command, "pytest")
     python = [file for file in files if file.endswith((".py", ".txt", ".rst"))]
     if not python:
         return None
     command, log_parser = _BY_REPOSITORY.get(repository, (_PYTEST, "pytest"))
     modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in python]
-    return _ACTIVATE + command.format(files=" ".join(python), modules=" ".join(modules)), log_parser
+    command = _ACTIVATE + command.format(files=" ".join(python), modules=" ".join(modules))
+    return _TestRun(command, log_parser)
 
 
-def _of_eval_script(script: str) -> str | None:
-    """What stands between the markers of the set's own script, behind the lines that set the shell up.
+def _command_of_eval_script(script: str) -> str | None:
+    """Return the lines between the markers of the set's own script, after the lines that set up the shell.
 
-    The rest of it puts the test files in place, which the grading box has done when tests run.
+    The rest of the script puts the test files in place, which the grading box has done already.
     """
     lines = script.splitlines()
     start, end = (next((number for number, line in enumerate(lines) if mark in line), None) for mark in _MARKS)
@@ -139,7 +148,7 @@ def _of_eval_script(script: str) -> str | None:
     return "\n".join([line for line in lines[:start] if line.startswith(_SHELL_SETUP)] + lines[start + 1 : end])
 
 
-def _pro(row: dict[str, Any], fail_to_pass: list[str], pass_to_pass: list[str]) -> dict[str, Any]:
+def _pro(row: JsonObject, fail_to_pass: list[str], pass_to_pass: list[str]) -> JsonObject:
     try:
         files = _names(row, "selected_test_files_to_run")
     except ValueError:

@@ -1,25 +1,26 @@
-"""What a grader is: a patched, fresh box goes in, a typed verdict comes out.
+"""The contract of a grader: given a fresh box with the patch and the tests, return a typed verdict.
 
-Why here: graders know boxes and tasks, and nothing of Temporal or the store.
-Called by: `activities/grade.py`; implemented by one file per grader in this folder.
+Each file of this folder that is named in `registry.py` implements it. Graders use boxes and a task's metadata, but
+neither Temporal nor the store.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from activities.sandboxes.base import Sandbox
+from ratchet.types import JsonObject
 
 MAX_LOG_CHARACTERS = 200_000
 PASSED = ("passed", "xfailed")
-"""Outcomes that an expected test may have."""
+"""Outcomes with which an expected test counts as passed."""
 
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """`rejected`: an integrity rule's verdict on the agent's own deed, named in `rule`.
+    """A judgement of one patch. `rejected`: an integrity rule, named in `rule`, rejected it.
 
-    `tests`: name → passed, failed, skipped, xfailed, xpassed or missing, where the grader can tell. `fail_to_pass` and `pass_to_pass`:
-    (passed, expected) of the task's lists, None where it has none.
+    `tests`: name → passed, failed, skipped, xfailed, xpassed or missing; empty if the grader cannot tell.
+    `fail_to_pass` and `pass_to_pass`: (passed, expected) of the task's lists, None without such a list.
     """
 
     solved: bool
@@ -35,10 +36,10 @@ class Verdict:
 
 @dataclass(slots=True, frozen=True)
 class TestFiles:
-    """Files of the task's tests, put in after the patch. `paths`: every file that is the task's and not the agent's.
+    """The task's test files, which are put into the box after the patch.
 
-    `archive`: a tar.gz unpacked at the repository's root. `patch`: a diff applied to those files as the base has them.
-    `commands`: run as root afterwards.
+    `paths`: every file that belongs to the tests, None if the row does not list them. `archive`: a tar.gz that is
+    unpacked at the repository's root. `patch`: a diff against the base. `commands`: run as root afterwards.
     """
 
     __test__ = False
@@ -50,24 +51,25 @@ class TestFiles:
 
 
 class Grader(Protocol):
-    """`version` changes whenever the same patch could be judged differently."""
+    """Judges patches. `version` must change whenever the same patch could be judged differently."""
 
     name: str
     version: str
 
-    def test_files(self, spec: dict[str, Any]) -> TestFiles:
-        """What has to be in the box beside the patch. Raises GraderFailedError where the row's own data cannot be read."""
+    def test_files(self, spec: JsonObject) -> TestFiles:
+        """Return the files to put into the box after the patch. Raises GraderFailedError if the row cannot be read."""
         ...
 
-    async def grade(self, box: Sandbox, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
-        """Runs the hidden tests in a fresh box in which the patch and the test files are.
+    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+        """Run the hidden tests in a prepared box.
 
-        Raises GraderFailedError where the tests could not run, and the box's own errors.
+        Raises GraderFailedError if the tests could not run, and the box's own errors.
         """
         ...
 
 
-def tail(log: str) -> str:
+def log_tail(log: str) -> str:
+    """Return the log, of a longer one its last MAX_LOG_CHARACTERS characters."""
     return (
         log
         if len(log) <= MAX_LOG_CHARACTERS

@@ -1,62 +1,67 @@
-"""Grader `eval_cmd`: the task's command, exit code 0 is solved.
+"""Grader `eval_cmd`: run the task's command; exit code 0 means solved.
 
-Why here: any command can be a test, and it is the quickstart's grader.
-Called by: `activities/grade.py`.
-
-An exit code alone is easily faked, so where the command runs pytest its witness has to agree (`evidence.py`). For any other runner the
-exit code of the command is all there is; `docs/integrity.md` says what that is worth.
+An exit code is easily faked. If the command runs pytest, the evidence of its witness must agree (`test_evidence.py`);
+for any other runner only the exit code counts (docs/integrity.md describes the consequences).
 """
 
 import base64
 import binascii
 import re
 import time
-from typing import Any
 
-from activities.graders.base import TestFiles, Verdict, tail
+from activities.graders.base import TestFiles, Verdict, log_tail
 from activities.graders.test_evidence import Judgement, all_tests, judge_sessions
 from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
+from ratchet.types import JsonObject
 
-# A shell's own words for "not executable" and "not found": the command never ran, so there is no verdict.
+# A shell's exit codes for "not executable" and "not found": the command did not run, so there is no verdict.
 _COULD_NOT_RUN = (126, 127)
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 
 class EvalCmdGrader:
+    """The grader of `metadata.eval_cmd`."""
+
     name = "eval_cmd"
     version = "2"
 
-    def test_files(self, spec: dict[str, Any]) -> TestFiles:
+    def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
 
-    async def grade(self, box: Sandbox, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
-        """A time-out of the tests is a verdict: not solved, unless the box was starved of CPU."""
+    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+        """Run the command. A time-out means not solved, unless the box was starved of CPU."""
         return await grade_command(box, spec["eval_cmd"], workdir, spec, timeout_seconds)
 
 
-def listed_test_files(spec: dict[str, Any]) -> TestFiles:
-    """`metadata.test_files` names them, `metadata.tests_archive` (tar.gz, base64) holds them; neither is required of an eval_cmd."""
+def listed_test_files(spec: JsonObject) -> TestFiles:
+    """Return the files of `metadata.test_files` and `metadata.tests_archive` (tar.gz, base64); both are optional.
+
+    Raises GraderFailedError if the archive is not base64.
+    """
     paths = spec.get("test_files")
     try:
         archive = base64.b64decode(spec.get("tests_archive") or "", validate=True)
     except binascii.Error as error:
-        raise GraderFailedError(f"metadata.tests_archive is no base64: {error}") from error
+        raise GraderFailedError(f"metadata.tests_archive is not base64: {error}") from error
     return TestFiles(frozenset(paths) if paths is not None else None, archive)
 
 
-async def grade_command(
-    box: Sandbox, command: str, workdir: str, spec: dict[str, Any], timeout_seconds: float
-) -> Verdict:
+async def grade_command(box: Sandbox, command: str, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+    """Run a test command and judge its exit code and, if it runs pytest, the evidence of the witness.
+
+    Raises GraderFailedError if the command could not run or the box was starved of CPU.
+    """
     own = spec.get("integrity") or {}
     witness = bool(own.get("witness", True))
     started = time.monotonic()
     observed = await run_tests(box, command, workdir, timeout_seconds, witness)
-    seconds, log = time.monotonic() - started, tail(observed.log)
-    ended = not_ended(observed, timeout_seconds)
-    if ended:
-        return Verdict(False, ended, log, seconds, tests=all_tests(observed))
+    seconds = time.monotonic() - started
+    log = log_tail(observed.log)
+    unfinished = reason_unfinished(observed, timeout_seconds)
+    if unfinished:
+        return Verdict(False, unfinished, log, seconds, tests=all_tests(observed))
     if observed.exit_code in _COULD_NOT_RUN and not observed.sessions:
         raise GraderFailedError(f"eval_cmd could not run (exit code {observed.exit_code}): {log.strip()[-400:]}")
     required = witness and _NAMES_PYTEST.search(command) is not None
@@ -64,11 +69,14 @@ async def grade_command(
     return _verdict(observed, judged, log, seconds)
 
 
-def not_ended(observed: RunnerReport, timeout_seconds: float) -> str:
-    """Why the command gave no exit code, empty if it did. Raises GraderFailedError where the machine and not the patch is to blame."""
+def reason_unfinished(observed: RunnerReport, timeout_seconds: float) -> str:
+    """Return why the command gave no exit code, empty if it gave one.
+
+    Raises GraderFailedError if the box was starved of CPU, which is not the patch's fault.
+    """
     if observed.starved:
         raise GraderFailedError(
-            f"the tests stood in line for a core most of their {timeout_seconds:.0f} s; the box was starved of CPU"
+            f"the tests waited for a core most of their {timeout_seconds:.0f} s; the box was starved of CPU"
         )
     if observed.lost:
         return "the tests took the box's own supervision down (memory, processes or disk used up)"

@@ -1,10 +1,7 @@
-"""The integrity rules as data: which files of a patch could make the test runner lie, by ecosystem.
+"""The integrity rules as a table: which files of a patch could change the test runner, by ecosystem.
 
-Why here: the table is what users read, extend per task (`metadata.integrity`) and find by name in a verdict; `integrity.py` applies it.
-Called by: `activities/graders/integrity.py`; `ratchet tasks rules` prints it.
-
-Patterns are those of .gitignore, matched against the path from the repository's root. `sections`: instead of the whole file only the
-named parts of it are put back to what they were (`sections.py` knows how); None means the file's whole change is left out.
+`patch_screening.py` applies the table, `ratchet tasks rules` prints it, and a verdict names the rule. A task may add
+patterns of its own (`metadata.integrity`).
 """
 
 import sys
@@ -16,7 +13,11 @@ Kind = Literal["any", "added", "symlink", "shadow", "content", "test"]
 
 @dataclass(slots=True, frozen=True)
 class Rule:
-    """`kind` narrows the match: `added` new files only, `symlink` links only, `content` files whose added text matches `content`."""
+    """One rule. `patterns`: as in .gitignore, matched against the path from the repository's root.
+
+    `kind` narrows the match: `added` only new files, `symlink` only links, `content` only files whose added text
+    matches `content`. `sections`: kind of settings file of which only the runner's part is restored
+    (`runner_settings.py`); None: the whole change is left out. """
 
     name: str
     ecosystem: str
@@ -65,15 +66,15 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 TAMPERED = "runner_tampered"
-"""Not a file rule: a test that had to fail was reported as passed, so the runner itself had been changed."""
+"""The rule of a changed runner: a test that must fail was reported as passed. It concerns no file."""
 
 SHADOWED_MODULES = frozenset(sys.stdlib_module_names) | {
     "pytest", "_pytest", "py", "pluggy", "iniconfig", "xdist", "pytest_cov", "coverage", "nose", "hypothesis", "ratchet_witness",
 }  # fmt: skip
 
 
-def table() -> list[dict[str, str]]:
-    """The rules as rows, for people."""
+def rules_table() -> list[dict[str, str]]:
+    """Return the rules as rows of a report."""
     return [
         {
             "rule": rule.name,

@@ -1,9 +1,7 @@
-"""Printed test logs as name → outcome, for runners that have no witness.
+"""Parse printed test logs into name → outcome, for runners without a witness.
 
-Why here: the lists of SWE-bench-like rows name tests the way their runner prints them. Printed text can be forged by the code under test,
-so these count only where no witness spoke; a name that was printed with two outcomes has the worse one.
-Called by: `activities/graders/swe_bench.py`.
-"""
+The lists of SWE-bench-like rows name tests as their runner prints them. The code under test can forge printed text, so
+a log counts only if no witness reported; a name that was printed with two outcomes gets the worse one. """
 
 import re
 from collections.abc import Callable
@@ -28,7 +26,7 @@ def _worst(found: dict[str, str], name: str, outcome: str) -> None:
 
 
 def pytest_summary(log: str) -> dict[str, str]:
-    """The short summary of `pytest -rA`."""
+    """Parse the short summary of `pytest -rA`."""
     found: dict[str, str] = {}
     for line in log.splitlines():
         match = _PYTEST_LINE.match(line)
@@ -38,7 +36,7 @@ def pytest_summary(log: str) -> dict[str, str]:
 
 
 def unittest_verbose(log: str) -> dict[str, str]:
-    """`python -m unittest -v`, Django's runner included: `test_x (module.Class) ... ok`."""
+    """Parse `python -m unittest -v` and Django's runner: `test_x (module.Class) ... ok`."""
     found: dict[str, str] = {}
     for line in log.splitlines():
         match = _UNITTEST_LINE.match(line.strip())
@@ -60,7 +58,7 @@ def unittest_verbose(log: str) -> dict[str, str]:
 
 
 def sympy_classic(log: str) -> dict[str, str]:
-    """`bin/test -C --verbose`: `test_name ok`, with failures repeated below as `___ file:test_name ___`."""
+    """Parse `bin/test -C --verbose`: `test_name ok`, with failures repeated below as `___ file:test_name ___`."""
     found: dict[str, str] = {}
     for line in log.splitlines():
         parts = line.split()
@@ -75,11 +73,14 @@ PARSERS: dict[str, Parser] = {
     "pytest": pytest_summary, "unittest": unittest_verbose, "django": unittest_verbose, "sympy": sympy_classic,
     "parse_log_pytest": pytest_summary, "parse_log_django": unittest_verbose, "parse_log_sympy": sympy_classic,
 }  # fmt: skip
-"""The last three are what newer rows of the sets call them."""
+"""Parsers by name; newer rows of the sets use the last three names."""
 
 
-def parser(name: str) -> Parser:
-    """A parser of ours by name, or one of the `swebench` package where that is installed: by its own name, before version 5 by repository."""
+def find_log_parser(name: str) -> Parser:
+    """Return a parser by name: one of `PARSERS`, or one of the `swebench` package if that is installed.
+
+    The package names its parsers by repository before version 5. Raises GraderFailedError for an unknown name.
+    """
     if name in PARSERS:
         return PARSERS[name]
     if find_spec("swebench") is not None:

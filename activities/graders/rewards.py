@@ -1,15 +1,14 @@
-"""How a verdict becomes a reward: a function by name, or by import path, of the verdict and the facts of the rollout.
+"""Compute the reward of a verdict with the run's reward function.
 
-Why here: graders say what happened, a run says what it is worth; the named components are stored beside the value.
-Called by: `activities/rollout_records.py`.
-
-A reward function is `function(verdict, facts) -> (value, components)`. A rejected verdict is worth no more than the same verdict not solved
-with no test passed, whatever the function says, so cheating never pays.
+A reward function is `function(verdict, facts) -> (value, components)`, one of this module or of the user's own; the
+named components are stored beside the value. The reward of a rejected patch is capped at that of a patch that solves
+nothing, so that cheating is never worth more than failing.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from activities.graders.base import Verdict
 from ratchet.errors import ConfigError
@@ -18,7 +17,7 @@ from ratchet.import_path import import_object
 
 @dataclass(slots=True, frozen=True)
 class RewardFacts:
-    """Of the rollout, beside its verdict. `agent_exit`: a value of `ratchet.types.AgentExit`, None where it is not known."""
+    """Facts of the rollout. `agent_exit`: a value of `ratchet.types.AgentExit`, None if unknown."""
 
     agent_exit: str | None
     num_turns: int
@@ -28,13 +27,23 @@ class RewardFacts:
 
 
 Components = dict[str, float]
+
+
+class Reward(NamedTuple):
+    """A reward and its named components."""
+
+    value: float
+    components: Components
+
+
 RewardFunction = Callable[[Verdict, RewardFacts], tuple[float, Components]]
+"""A user's function returns a pair; `Reward` is one, too."""
 
 
 def solved(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
-    """1 or 0."""
+    """Return 1 for a solved task, else 0."""
     value = float(verdict.solved)
-    return value, {"solved": value}
+    return Reward(value, {"solved": value})
 
 
 def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
@@ -42,62 +51,65 @@ def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
 
 
 def fraction(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
-    """The share of fail-to-pass tests that pass, and 0 as soon as a pass-to-pass test broke; without lists the same as `solved`."""
+    """Return the share of fail-to-pass tests that pass, 0 if a pass-to-pass test fails; without lists as `solved`."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = float(_share(verdict.pass_to_pass, 1.0) == 1.0)
-    return fixed * kept, {"solved": float(verdict.solved), "fail_to_pass": fixed, "pass_to_pass_kept": kept}
+    return Reward(fixed * kept, {"solved": float(verdict.solved), "fail_to_pass": fixed, "pass_to_pass_kept": kept})
 
 
 def weighted(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
-    """Half for being solved, three tenths for the share of fail-to-pass, two tenths for the share of pass-to-pass."""
+    """Return 0.5 for a solved task + 0.3 × share of fail-to-pass + 0.2 × share of pass-to-pass."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = _share(verdict.pass_to_pass, float(verdict.solved))
     done = float(verdict.solved)
-    return 0.5 * done + 0.3 * fixed + 0.2 * kept, {"solved": done, "fail_to_pass": fixed, "pass_to_pass": kept}
+    components = {"solved": done, "fail_to_pass": fixed, "pass_to_pass": kept}
+    return Reward(0.5 * done + 0.3 * fixed + 0.2 * kept, components)
 
 
-BY_NAME: dict[str, RewardFunction] = {"solved": solved, "fraction": fraction, "weighted": weighted}
+REWARD_FUNCTIONS: dict[str, RewardFunction] = {"solved": solved, "fraction": fraction, "weighted": weighted}
 
 
 def find_reward(name: str) -> RewardFunction:
-    """Raises ConfigError for a name that is neither ours nor `module:function`."""
-    if name in BY_NAME:
-        return BY_NAME[name]
+    """Return the function of this name or import path. Raises ConfigError if there is none."""
+    if name in REWARD_FUNCTIONS:
+        return REWARD_FUNCTIONS[name]
     if ":" not in name:
         raise ConfigError(
-            f"grading.reward: {name!r} is none of {', '.join(BY_NAME)}; a function of yours is written module:function"
+            f"grading.reward: {name!r} is none of {', '.join(REWARD_FUNCTIONS)}; "
+            "a function of yours is written module:function"
         )
     try:
         function: RewardFunction = import_object(name)
     except ImportError as error:
         raise ConfigError(f"grading.reward: {name!r} cannot be imported: {error}") from error
     if not callable(function):
-        raise ConfigError(f"grading.reward: {name!r} is no function")
+        raise ConfigError(f"grading.reward: {name!r} is not a function")
     return function
 
 
-def compute_reward(name: str, verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
-    """The value, finite, and its components. Raises ConfigError where the run's own function breaks or gives no finite number."""
+def compute_reward(name: str, verdict: Verdict, facts: RewardFacts) -> Reward:
+    """Compute the reward. Raises ConfigError if the run's own function fails or returns a number that is not finite."""
     function = find_reward(name)
     if not verdict.rejected:
-        return _called(name, function, verdict, facts)
-    nothing = replace(
+        return _call(name, function, verdict, facts)
+    not_solved = replace(
         verdict,
         solved=False,
         fail_to_pass=None if verdict.fail_to_pass is None else (0, verdict.fail_to_pass[1]),
         pass_to_pass=None if verdict.pass_to_pass is None else (0, verdict.pass_to_pass[1]),
     )
-    value, components = _called(name, function, nothing, facts)
-    bound, _ = _called(name, function, replace(nothing, rejected=False, rule=""), facts)
-    return min(value, bound), {**components, "rejected": 1.0}
+    reward = _call(name, function, not_solved, facts)
+    bound = _call(name, function, replace(not_solved, rejected=False, rule=""), facts)
+    return Reward(min(reward.value, bound.value), {**reward.components, "rejected": 1.0})
 
 
-def _called(name: str, function: RewardFunction, verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
+def _call(name: str, function: RewardFunction, verdict: Verdict, facts: RewardFacts) -> Reward:
     try:
         value, components = function(verdict, facts)
-        number, parts = float(value), {str(key): float(part) for key, part in components.items()}
-    except Exception as error:  # the user's own code: whatever it raises is named, with the function
+        number = float(value)
+        parts = {str(key): float(part) for key, part in components.items()}
+    except Exception as error:  # the user's own code may raise anything
         raise ConfigError(f"grading.reward: {name!r} failed: {type(error).__name__}: {error}") from error
     if not all(math.isfinite(one) for one in (number, *parts.values())):
         raise ConfigError(f"grading.reward: {name!r} gave {number}, {parts}; rewards and components must be finite")
-    return number, parts
+    return Reward(number, parts)

@@ -1,36 +1,35 @@
 """Grader `swe_bench`: every fail-to-pass and every pass-to-pass test of the row must pass.
 
-Why here: SWE-bench Verified and Multilingual, SWE-smith- and R2E-like rows carry these lists; the row also says how its tests are run
-(`test_cmd`) and read (`log_parser`).
-Called by: `activities/grade.py`.
-
-Where the tests run under pytest its witness gives the outcomes; else the printed log does, through the named parser.
-"""
+SWE-bench Verified and Multilingual, SWE-smith- and R2E-like rows carry these lists, the command that runs the tests
+(`test_cmd`) and the name of a log parser. If the tests run under pytest, its witness gives the outcomes, else the
+printed log does. """
 
 import time
-from typing import Any
 
-from activities.graders.base import PASSED, TestFiles, Verdict, tail
-from activities.graders.eval_cmd import listed_test_files, not_ended
-from activities.graders.log_parsers import parser
-from activities.graders.patches import split
+from activities.graders.base import PASSED, TestFiles, Verdict, log_tail
+from activities.graders.diff_sections import split_diff
+from activities.graders.eval_cmd import listed_test_files, reason_unfinished
+from activities.graders.log_parsers import find_log_parser
 from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
 from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
+from ratchet.types import JsonObject
 
 
 class SweBenchGrader:
+    """The grader of `metadata.swe_bench`."""
+
     name = "swe_bench"
     version = "2"
 
-    def test_files(self, spec: dict[str, Any]) -> TestFiles:
-        """The files of `test_patch`, beside `test_files` and `tests_archive` where the row has them."""
+    def test_files(self, spec: JsonObject) -> TestFiles:
+        """Return the files of `test_patch`, `test_files` and `tests_archive`."""
         patch = str(spec["swe_bench"].get("test_patch") or "").encode()
         listed = listed_test_files(spec)
-        paths = {change.path for change in split(patch)} | (listed.paths or set())
+        paths = {change.path for change in split_diff(patch)} | (listed.paths or set())
         return TestFiles(frozenset(paths), listed.archive, patch)
 
-    async def grade(self, box: Sandbox, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
+    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
         row = spec["swe_bench"]
         started = time.monotonic()
         observed = await run_tests(box, row["test_cmd"], workdir, timeout_seconds)
@@ -40,7 +39,8 @@ class SweBenchGrader:
 
 
 def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
-    return all_tests(observed) if observed.sessions else parser(log_parser)(observed.log)
+    """Return name → outcome from the witness, or from the printed log if there was no witness."""
+    return all_tests(observed) if observed.sessions else find_log_parser(log_parser)(observed.log)
 
 
 def judge_lists(
@@ -51,22 +51,23 @@ def judge_lists(
     timeout_seconds: float,
     seconds: float,
 ) -> Verdict:
-    """Counts the two lists; solved is all of both, and a runner that told the truth."""
+    """Judge by two lists of tests: solved if all of both passed and the runner was not tampered with."""
     tests = {name: look_up(outcomes, name) for name in [*fail_to_pass, *pass_to_pass]}
-    ended, believed = not_ended(observed, timeout_seconds), is_runner_truthful(observed)
+    unfinished = reason_unfinished(observed, timeout_seconds)
+    truthful = is_runner_truthful(observed)
     counts = [(sum(tests[name] in PASSED for name in names), len(names)) for names in (fail_to_pass, pass_to_pass)]
-    if not believed.ok:  # what a changed runner counted is worth nothing
+    if not truthful.ok:  # counts of a changed runner are worthless
         counts = [(0, expected) for _, expected in counts]
-    reason = ended or believed.reason or _count(counts, tests)
-    solved = not ended and believed.ok and all(passed == expected for passed, expected in counts) and bool(tests)
+    reason = unfinished or truthful.reason or _count(counts, tests)
+    solved = not unfinished and truthful.ok and all(passed == expected for passed, expected in counts) and bool(tests)
     return Verdict(
         solved,
         reason,
-        tail(observed.log),
+        log_tail(observed.log),
         seconds,
-        bool(believed.rule),
-        believed.rule,
-        tests,
+        rejected=bool(truthful.rule),
+        rule=truthful.rule,
+        tests=tests,
         fail_to_pass=counts[0],
         pass_to_pass=counts[1],
     )

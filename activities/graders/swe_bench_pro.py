@@ -1,18 +1,15 @@
-"""Grader `swepro`: SWE-bench Pro's harness, with the verdict made here.
+"""Grader `swepro`: SWE-bench Pro's scripts, with the verdict made here.
 
-Why here: the grader of the hardest public set. As upstream does it: after the patch only the last line of `before_repo_set_cmd` runs (it takes test
-files out of a later commit, so the grading box keeps the history that the agent's box has lost), then the row's run script, then its parser.
-Called by: `activities/grade.py`.
+As upstream: after the patch only the last line of `before_repo_set_cmd` runs (it takes test files from a later commit,
+so the grading box keeps the repository's history), then the row's run script, then its parser.
 
-Unlike upstream the tests run unprivileged, a patch that does not apply is told apart, the parser runs after every process of the tests is
-dead, in an interpreter that reads nothing of theirs, and a test that was printed with two outcomes has failed. Where pytest ran, its witness
-must agree with what was parsed.
-"""
+Unlike upstream: the tests run unprivileged; a patch that does not apply has a verdict of its own; the parser runs after
+all processes of the tests are dead, in an isolated interpreter; a test that was printed with two outcomes has failed;
+if pytest ran, its witness must agree with the parsed log. """
 
 import secrets
 import shlex
 import time
-from typing import Any
 
 import orjson
 
@@ -22,15 +19,18 @@ from activities.graders.test_evidence import all_tests, look_up
 from activities.graders.test_runner import RUNNER_STATE, RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
+from ratchet.types import JsonObject
 
 _PARSER_SECONDS = 120.0
 
 
 class SweBenchProGrader:
+    """The grader of `metadata.swepro`."""
+
     name = "swepro"
     version = "2"
 
-    def test_files(self, spec: dict[str, Any]) -> TestFiles:
+    def test_files(self, spec: JsonObject) -> TestFiles:
         row = spec["swepro"]
         paths = frozenset(
             name.partition("::")[0].partition(" |")[0].strip() for name in row["selected_test_files_to_run"]
@@ -38,20 +38,20 @@ class SweBenchProGrader:
         lines = [line.strip() for line in row["before_repo_set_cmd"].strip().splitlines() if line.strip()]
         return TestFiles(paths, commands=tuple(lines[-1:]))
 
-    async def grade(self, box: Sandbox, workdir: str, spec: dict[str, Any], timeout_seconds: float) -> Verdict:
+    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
         row = spec["swepro"]
         command = _command(row["run_script"], row["selected_test_files_to_run"], row.get("env_cmds") or "")
         started = time.monotonic()
         observed = await run_tests(box, command, workdir, timeout_seconds)
         outcomes = await _parse(box, row["parser_script"], observed)
-        outcomes = confirmed(outcomes, all_tests(observed))
+        outcomes = confirm_outcomes(outcomes, all_tests(observed))
         return judge_lists(
             observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, time.monotonic() - started
         )
 
 
-def confirmed(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:
-    """What was printed, where the witness saw it happen; all of it where the runner has no witness or names its tests otherwise."""
+def confirm_outcomes(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:
+    """Return the parsed tests with the outcomes that the witness saw; `parsed` if the witness saw none of them."""
     if not any(look_up(seen, name) != "missing" for name in parsed):
         return parsed
     return {name: look_up(seen, name) for name in parsed}
@@ -64,12 +64,18 @@ def _command(run_script: str, test_files: list[str], env_cmds: str) -> str:
 
 
 async def _parse(box: Sandbox, parser_script: str, observed: RunnerReport) -> dict[str, str]:
-    """Runs the row's parser over the log: `parser.py STDOUT STDERR OUTPUT`, as upstream calls it."""
+    """Run the row's parser on the log as upstream does: `parser.py STDOUT STDERR OUTPUT`.
+
+    Raises GraderFailedError if it gives no result.
+    """
     directory = f"{RUNNER_STATE}/parser"
     await box.write_file(f"{directory}/parser.py", parser_script, user="root")
     await box.write_file(f"{directory}/stdout.log", observed.log, user="root")
     await box.write_file(f"{directory}/stderr.log", "", user="root")
-    isolated = 'python=$(command -v python3 || command -v python || command -v /opt/ratchet/bin/python3) && env -i PATH="$PATH" "$python" -I'
+    isolated = (
+        "python=$(command -v python3 || command -v python || command -v /opt/ratchet/bin/python3)"
+        ' && env -i PATH="$PATH" "$python" -I'
+    )
     try:
         await box.exec(
             f"cd {directory} && {isolated} parser.py stdout.log stderr.log output.json",

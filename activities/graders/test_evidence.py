@@ -1,7 +1,6 @@
-"""From what was observed in a grading box to what counts: did the runner tell the truth, and did every expected test pass?
+"""Judge what the witness observed of a test run: was the runner unchanged, and did every expected test pass?
 
-Why here: the same judgement for every grader, on the host, as pure functions.
-Called by: the graders of this folder.
+Pure functions on the host, shared by all graders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ _FOREIGN_PLACES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 @dataclass(slots=True, frozen=True)
 class Judgement:
-    """`ok`: nothing speaks against the runner's word. `rule`: an integrity rule that the run itself broke."""
+    """`ok`: the evidence supports success. `rule`: the integrity rule that the run broke, empty if none."""
 
     ok: bool
     reason: str
@@ -24,9 +23,9 @@ class Judgement:
 
 
 def judge_sessions(observed: RunnerReport, required: bool, expected: Sequence[str] = ()) -> Judgement:
-    """Every session of pytest that the command started must have ended, truthfully and with success.
+    """Judge every session of pytest that the command started: each must have ended, unchanged and with success.
 
-    `required`: pytest must have run at all, because the command names it; `expected`: node ids that must have passed.
+    `required`: pytest must have run, because the command names it. `expected`: node ids that must have passed.
     """
     sessions = observed.top_sessions
     if not sessions:
@@ -45,7 +44,7 @@ def judge_sessions(observed: RunnerReport, required: bool, expected: Sequence[st
 
 
 def is_runner_truthful(observed: RunnerReport) -> Judgement:
-    """Only whether the runner can be believed; failing tests are somebody else's matter."""
+    """Judge only whether the runner was unchanged, not whether tests failed."""
     for session in observed.top_sessions:
         if session.exit is None:
             return Judgement(False, "pytest began and never ended: it was stopped from inside")
@@ -55,9 +54,9 @@ def is_runner_truthful(observed: RunnerReport) -> Judgement:
 
 
 def _judge_session(session: RunnerSession) -> Judgement:
-    believed = is_runner_truthful(RunnerReport(0, "", [session]))
-    if not believed.ok:
-        return believed
+    truthful = is_runner_truthful(RunnerReport(0, "", [session]))
+    if not truthful.ok:
+        return truthful
     failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
     if failed:
         return Judgement(False, f"{len(failed)} tests failed, first {failed[0]}")
@@ -70,17 +69,21 @@ def _judge_session(session: RunnerSession) -> Judgement:
 
 
 def skipped_by_product(session: RunnerSession, name: str) -> bool:
-    """A skip or expected failure that was raised neither in the test's own file nor in a conftest.py, nor by an installed package."""
+    """Return whether a skip or expected failure was raised by the code under test.
+
+    That is: neither in the test's own file, nor in a conftest.py, nor in an installed package.
+    """
     if session.tests[name] not in ("skipped", "xfailed") or not session.places.get(name):
         return False
-    place, own = session.places[name], name.partition("::")[0]
+    place = session.places[name]
+    own = name.partition("::")[0]
     if any(part in place for part in _FOREIGN_PLACES) or place.endswith("conftest.py"):
         return False
     return place.rpartition("/")[2] != own.rpartition("/")[2]
 
 
 def all_tests(observed: RunnerReport) -> dict[str, str]:
-    """Node id → outcome over all top sessions, the later session's word last; a skip by the product counts as failed."""
+    """Return node id → outcome of all top sessions; a later session overrides, a skip by the product is a failure."""
     found: dict[str, str] = {}
     for session in observed.top_sessions:
         for name, outcome in session.tests.items():
@@ -89,10 +92,10 @@ def all_tests(observed: RunnerReport) -> dict[str, str]:
 
 
 def look_up(tests: Mapping[str, str], name: str) -> str:
-    """The outcome of a test that a dataset names.
+    """Return the outcome of a test that a dataset names, `missing` if it did not run.
 
-    Lists made from printed summaries end a name at its first space, and a name without parameters stands for all of them; the worst of the
-    tests that a name stands for counts. `missing` is an outcome like any other and never passes.
+    Lists made from printed summaries cut a name at its first space, and a name without parameters stands for all its
+    parameters; the worst outcome of the tests that match counts.
     """
     if name in tests:
         return tests[name]

@@ -1,38 +1,37 @@
-"""Runs a test command in a grading box and brings back what can be believed about it.
+"""Run a test command in a grading box and return a report that the code under test cannot forge.
 
-Why here: every grader needs the same care: unprivileged, bounded in time and output, nothing left running, a log that cannot be forged.
-Called by: the graders of this folder.
-
-The report comes from root's own shell in the box, framed by a nonce that lies in a file only root can read and that is new for every
-run. Where pytest runs, `ratchet_witness` (loaded into it) says over a pipe what each test did; the pipe cannot be taken back, so a
-runner that dies early leaves a beginning without an end.
-"""
+The command runs unprivileged, with limits of time and output, and its processes are dead when the report is read.
+Root's shell in the box writes the report, framed by a nonce that only root can read and that is new for every run.
+Under pytest, the plugin `ratchet_witness` reports each test over a pipe; a runner that dies early leaves a session
+without an end. """
 
 import re
 import secrets
 import shlex
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
 
 import orjson
 
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
+from ratchet.types import JsonObject
 
 RUNNER_STATE = "/run/ratchet"
 _NUM_TOKENS = 500
 _TOKEN_BYTES = 16
-_HEAD_BYTES, _TAIL_BYTES = 6_000_000, 2_000_000
+_HEAD_BYTES = 6_000_000
+_TAIL_BYTES = 2_000_000
 _OVERHEAD_SECONDS = 60.0
 _STARVED_SHARE = 0.5
-"""Of the time allowed: test processes that stood in line this long for a core did not have their time."""
+"""Share of the time limit; a run that timed out after waiting longer than this for a core was starved of CPU."""
 _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
 
 
 @dataclass(slots=True)
 class RunnerSession:
-    """One run of pytest as its witness saw it. `tests`: node id → outcome, the worst where one was told twice. `exit` None: no end."""
+    """One run of pytest as its witness saw it. `tests`: node id → worst reported outcome. `exit` None: it did not
+    end."""
 
     token: str
     number: int
@@ -46,7 +45,10 @@ class RunnerSession:
 
 @dataclass(slots=True, frozen=True)
 class RunnerReport:
-    """What came of a test command. `exit_code` None: it ran out of time. `starved`: it had to wait for a core most of its time."""
+    """Result of a test command. `exit_code` None: it timed out. `starved`: it waited for a core most of its time.
+
+    `lost`: root's shell itself ended without a report.
+    """
 
     exit_code: int | None
     log: str
@@ -56,7 +58,7 @@ class RunnerReport:
 
     @property
     def top_sessions(self) -> list[RunnerSession]:
-        """Without those that tests started themselves."""
+        """The sessions that were not started by tests."""
         return [session for session in self.sessions if not session.nested]
 
 
@@ -83,12 +85,13 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
 
 
 async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> RunnerReport:
-    """Runs `command` as the box's unprivileged user; its processes are dead when this returns.
+    """Run `command` as the box's unprivileged user; its processes are dead when this returns.
 
-    Raises GraderFailedError where the box cannot run it at all, and the box's own errors.
+    `witness`: load the pytest plugin. Raises GraderFailedError if the box cannot run tests, and the box's own errors.
     """
-    nonce, tokens = secrets.token_hex(_TOKEN_BYTES), [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
-    if witness:  # a command that sets the module path itself must not lose the witness
+    nonce = secrets.token_hex(_TOKEN_BYTES)
+    tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
+    if witness:  # keep the witness on the module path if the command sets PYTHONPATH itself
         command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}/run/ratchet-witness:", command)
     await box.write_file(f"{RUNNER_STATE}/run", _script(nonce, tokens, command, workdir, seconds, witness), user="root")
     try:
@@ -101,12 +104,12 @@ async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, wi
         output, code = result.stdout, result.exit_code
         if code == 70:
             raise GraderFailedError(f"the grading box cannot run tests: {result.stderr.strip()[-400:]}")
-    except CommandFailedError as error:  # only its time-out: the tests left root's own shell no room to end them
+    except CommandFailedError as error:  # only a time-out: the tests kept root's shell from ending them
         output, code = error.stdout, None
-    return _read(output, nonce, frozenset(tokens), seconds, code)
+    return _parse_report(output, nonce, frozenset(tokens), seconds, code)
 
 
-def _read(output: str, nonce: str, tokens: frozenset[str], seconds: float, code: int | None) -> RunnerReport:
+def _parse_report(output: str, nonce: str, tokens: frozenset[str], seconds: float, code: int | None) -> RunnerReport:
     _, found, rest = output.partition(f"{nonce} log\n")
     end = re.search(rf"^{nonce} end (\d+) ([01]) (\d+) (\d+)$", rest, re.MULTILINE)
     if not found or end is None:
@@ -118,7 +121,7 @@ def _read(output: str, nonce: str, tokens: frozenset[str], seconds: float, code:
 
 
 def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
-    """Sessions in the order in which they began. Lines without a token that was given out are nobody's."""
+    """Return the sessions in the order in which they began. Lines without an issued token are ignored."""
     found: dict[tuple[str, int], RunnerSession] = {}
     open_top: tuple[str, int] | None = None
     for line in frames.splitlines():
@@ -126,7 +129,7 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
         if token not in tokens:
             continue
         try:
-            frame: dict[str, Any] = orjson.loads(body)
+            frame: JsonObject = orjson.loads(body)
             key = (token, int(frame["session"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             continue
@@ -134,7 +137,7 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
             found[key] = RunnerSession(token, key[1], nested=open_top is not None, root=str(frame.get("root", "")))
             open_top = open_top or key
         elif key in found:
-            _take(found[key], frame)
+            _record_frame(found[key], frame)
             if frame["kind"] == "end" and key == open_top:
                 open_top = None
     return list(found.values())
@@ -143,12 +146,14 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
 _WORST_FIRST = ("failed", "skipped", "xfailed", "xpassed", "passed")
 
 
-def _take(session: RunnerSession, frame: dict[str, Any]) -> None:
+def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
     if frame["kind"] == "end" and session.exit is None:
-        session.exit, session.canary = int(frame["exit"]), str(frame["canary"])
+        session.exit = int(frame["exit"])
+        session.canary = str(frame["canary"])
     if frame["kind"] != "test":
         return
-    name, outcome = str(frame["name"]), str(frame["outcome"])
+    name = str(frame["name"])
+    outcome = str(frame["outcome"])
     if frame.get("xfail"):
         outcome = "xfailed" if outcome == "skipped" else "xpassed" if outcome == "passed" else "failed"
     known = session.tests.get(name, "passed")

@@ -3,9 +3,8 @@
 Why here: a program is pinned once, for the layer on this machine, for the upload elsewhere and for what is recorded.
 Called by: the harnesses (`install`), and `stack.agent_programs`, which fetches.
 
-A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: mounted by the local gateway, baked into a template, or
-uploaded by `ensure_program`. The host keeps the same directory below `~/.cache/ratchet/agents`.
-"""
+A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: mounted by the local gateway, baked into a
+template, or uploaded by `ensure_program`. The host keeps the same directory below `~/.cache/ratchet/agents`. """
 
 import asyncio
 import hashlib
@@ -62,7 +61,8 @@ def agents_directory() -> Path:
 
 
 def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
-    """VIME_AGENT_CC_TARBALL replaces the pinned package; VIME_AGENT_NODE_TARBALL goes with one that is no native program."""
+    """VIME_AGENT_CC_TARBALL replaces the pinned package; VIME_AGENT_NODE_TARBALL goes with one that is no native
+    program."""
     return _program(
         "claude_code",
         "claude",
@@ -78,7 +78,8 @@ def codex_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
 
 
 def mini_swe_agent_program() -> AgentProgram:
-    """Its release has a revision after the version, which goes up with every change of the pins in `mini_swe_agent.txt`."""
+    """Its release has a revision after the version, which goes up with every change of the pins in
+    `mini_swe_agent.txt`."""
     return AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2")
 
 

@@ -1,8 +1,8 @@
 """What a harness is: how an agent program is installed, started, awaited, collected and ended in a box.
 
 Why here: the agent activity works with any harness through this contract; harnesses know boxes and nothing of Temporal.
-Called by: `activities/agent.py` and `activities/diff.py`; implemented by one file or folder per agent, named in `registry.py`.
-"""
+Called by: `activities/agent.py` and `activities/diff.py`; implemented by one file or folder per agent, named in
+`registry.py`. """
 
 import contextlib
 import json
@@ -40,12 +40,12 @@ in the working directory; there is no need to commit."""
 class HarnessSpec(BaseModel):
     """One agent's task and limits. The session token is no part of it: it is a secret of its own.
 
-    `adapter_base_url` is the adapter as the box reaches it, without `/v1`. `prompt` is the final text for the user's turn (see
-    `render_prompt`). `time_budget_seconds` counts by the box's clock and is what the launcher enforces; seconds that the
-    adapter spent waiting for an engine are given back by `BaseHarness.extend`. `extra` holds the harness's own options, which it
-    validates itself: an unknown one is an error. `extra_args` are appended to the program's command line, in shell syntax; None: the
-    harness's own default. `extra_env` is merged last into its environment.
-    """
+    `adapter_base_url` is the adapter as the box reaches it, without `/v1`. `prompt` is the final text for the user's
+    turn (see `render_prompt`). `time_budget_seconds` counts by the box's clock and is what the launcher enforces;
+    seconds that the adapter spent waiting for an engine are given back by `BaseHarness.extend`. `extra` holds the
+    harness's own options, which it validates itself: an unknown one is an error. `extra_args` are appended to the
+    program's command line, in shell syntax; None: the harness's own default. `extra_env` is merged last into its
+    environment. """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,7 +66,8 @@ class HarnessSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How the agent ended. `exit_code` None: the launcher died and nobody saw it. `used_seconds` is by the box's clock."""
+    """How the agent ended. `exit_code` None: the launcher died and nobody saw it. `used_seconds` is by the box's
+    clock."""
 
     kind: AgentExit
     exit_code: int | None
@@ -76,7 +77,8 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What the agent wrote down, as it wrote it. The facts are its own claims; turns that count are those in the store."""
+    """What the agent wrote down, as it wrote it. The facts are its own claims; turns that count are those in the
+    store."""
 
     data: bytes
     num_turns: int
@@ -92,12 +94,12 @@ class NoOptions(BaseModel):
 
 
 class BaseHarness(ABC):
-    """One agent program. A new one says what goes into the box (`configure`) and how its end is read (`read_exit`, `read_transcript`).
+    """One agent program. A new one says what goes into the box (`configure`) and how its end is read (`read_exit`,
+    `read_transcript`).
 
-    Starting once, waiting, the deadline and the end are the launcher's and the same for all. Every method may be called again: by
-    another try, in another process, after success. `attempt` names the agent's run within the box. All raise SandboxGoneError and
-    SandboxBusyError as the box does.
-    """
+    Starting once, waiting, the deadline and the end are the launcher's and the same for all. Every method may be called
+    again: by another try, in another process, after success. `attempt` names the agent's run within the box. All raise
+    SandboxGoneError and SandboxBusyError as the box does. """
 
     name: ClassVar[str]
     dialect: ClassVar[WireProtocol]
@@ -114,9 +116,8 @@ class BaseHarness(ABC):
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
         """The files beside the program: `command.sh`, which is run by /bin/sh as the agent's user, and what it reads.
 
-        They lie in one folder, the command's working directory, readable by the agent and not writable. The session token is in
-        RATCHET_SESSION_TOKEN.
-        """
+        They lie in one folder, the command's working directory, readable by the agent and not writable. The session
+        token is in RATCHET_SESSION_TOKEN. """
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         """What the program finds in its environment beside the token and the box's own; `spec.extra_env` comes last."""
@@ -168,7 +169,8 @@ class BaseHarness(ABC):
         await launcher.stop_stalled(box, attempt)
 
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
-        """Reads the transcript, empty if there is none; works while the agent runs, too. A program that printed without end gets no further."""
+        """Reads the transcript, empty if there is none; works while the agent runs, too. A program that printed without
+        end gets no further."""
         return self.read_transcript(await launcher.read_output(box, attempt, MAX_TRANSCRIPT_BYTES))
 
     @abstractmethod

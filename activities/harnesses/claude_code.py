@@ -40,7 +40,8 @@ exec {program} -p --output-format stream-json --verbose --dangerously-skip-permi
 
 
 _COMPACT_AT_PERCENT = 80
-"""Of what is left of the context beside an answer: the summary is asked for with room for the question and a tool's late result."""
+"""Of what is left of the context beside an answer: the summary is asked for with room for the question and a tool's
+late result."""
 
 
 class ClaudeCodeOptions(BaseModel):
@@ -114,11 +115,11 @@ class ClaudeCode(FetchedHarness):
 
 
 def _window(spec: HarnessSpec) -> dict[str, str]:
-    """It knows nothing of this model and would take its context for 200,000 tokens: told the true size, it compacts in time.
+    """It knows nothing of this model and would take its context for 200,000 tokens: told the true size, it compacts in
+    time.
 
-    What it keeps free for an answer is CLAUDE_CODE_MAX_OUTPUT_TOKENS, 20,000 at most; without it a window of 32k leaves it nothing.
-    (CLAUDE_CODE_AUTO_COMPACT_WINDOW, made for this, takes nothing below 100,000.)
-    """
+    What it keeps free for an answer is CLAUDE_CODE_MAX_OUTPUT_TOKENS, 20,000 at most; without it a window of 32k leaves
+    it nothing. (CLAUDE_CODE_AUTO_COMPACT_WINDOW, made for this, takes nothing below 100,000.) """
     if spec.max_context_tokens is None:
         return {}
     window = {

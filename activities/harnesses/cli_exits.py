@@ -9,7 +9,8 @@ from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
 _TAIL_BYTES = 65_536
-# The adapter's own words (adapter/prompt/prompt_builder.py, adapter/turns/capture.py) and those that the vendors' clients put in their place.
+# The adapter's own words (adapter/prompt/prompt_builder.py, adapter/turns/capture.py) and those that the vendors'
+# clients put in their place.
 _CONTEXT_FULL = (
     "prompt is too long",
     "context_length_exceeded",

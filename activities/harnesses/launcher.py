@@ -36,9 +36,8 @@ class StartResult:
 class ExitRecord(BaseModel):
     """`exit.json` as the launcher writes it; seconds of the box's monotonic clock.
 
-    `exit`: the program ended by itself. `deadline`: its time was up. `stalled`: `stop` ended it, because it made no model call for
-    too long. `ended`: `end` came first. `crashed`: the launcher died.
-    """
+    `exit`: the program ended by itself. `deadline`: its time was up. `stalled`: `stop` ended it, because it made no
+    model call for too long. `ended`: `end` came first. `crashed`: the launcher died. """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -94,7 +93,8 @@ def start_command(incoming: str, attempt: int, user: str, budget_seconds: float,
 
 
 def end_command(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """Ends the attempt's tree; succeeds where it was never started, which leaves no launcher to ask. A start under way finds the mark."""
+    """Ends the attempt's tree; succeeds where it was never started, which leaves no launcher to ask. A start under way
+    finds the mark."""
     folder = f"{run_dir}/{attempt}"
     end = launcher_command(attempt, "end", run_dir=run_dir)
     return f"if [ -d {folder} ]; then : > {folder}/end_wanted; fi; if [ -f {folder}/launcher.sh ]; then {end}; fi"
@@ -114,7 +114,8 @@ async def start_once(
 
 
 async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
-    """What the program printed; of more than `max_bytes` the beginning and the end, half each. Empty if it never started."""
+    """What the program printed; of more than `max_bytes` the beginning and the end, half each. Empty if it never
+    started."""
     path = output_path(attempt)
     try:
         data = await box.read_file(path, user="root", max_bytes=max_bytes + 1)

@@ -1,8 +1,7 @@
 """The `mini_swe_agent` harness: SWE-agent's small agent from PyPI, with its own command line and its own prompts.
 
-Why here: shows that a foreign Python agent plugs in: it speaks Chat Completions through litellm and knows nothing of us.
-Called by: the agent activity, through the contract of `base.py`.
-"""
+Why here: shows that a foreign Python agent plugs in: it speaks Chat Completions through litellm and knows nothing of
+us. Called by: the agent activity, through the contract of `base.py`. """
 
 import json
 import re

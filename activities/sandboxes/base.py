@@ -36,7 +36,8 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a back end offers beyond the contract; stages ask here and never for the vendor's name. `limits`: those that a create asks for."""
+    """What a back end offers beyond the contract; stages ask here and never for the vendor's name. `limits`: those that
+    a create asks for."""
 
     pause: bool
     network_policy: bool
@@ -71,16 +72,16 @@ class Sandbox(Protocol):
     ) -> CommandResult:
         """Runs `cmd` in a login shell and waits for it; `timeout` is in seconds, None waits for ever.
 
-        Raises CommandFailedError: for a non-zero exit if `check`, and always when it ran out of time (it is killed then).
-        A command that cannot start (no such user or directory) counts as exit code 126, as in a shell.
-        Never raises anything else but the two errors above.
-        """
+        Raises CommandFailedError: for a non-zero exit if `check`, and always when it ran out of time (it is killed
+        then). A command that cannot start (no such user or directory) counts as exit code 126, as in a shell. Never
+        raises anything else but the two errors above. """
         ...
 
     async def start_detached(
         self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> None:
-        """Starts `cmd` in a login shell and returns; it goes on without us until it or the box ends. Its output is nobody's: redirect it.
+        """Starts `cmd` in a login shell and returns; it goes on without us until it or the box ends. Its output is
+        nobody's: redirect it.
 
         Raises CommandFailedError (126) when it cannot start.
         """
@@ -101,7 +102,8 @@ class Sandbox(Protocol):
         ...
 
     async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        """Streams the file into the local file `target`; raises as `read_file`, and may then leave a part of it there."""
+        """Streams the file into the local file `target`; raises as `read_file`, and may then leave a part of it
+        there."""
         ...
 
     async def set_ttl(self, seconds: int) -> None:
@@ -147,8 +149,8 @@ class SandboxProvider(Protocol):
 
         `network` False: nothing can be reached from it, the adapter included.
 
-        Raises ConfigError when the service does not know the image, cannot hold one of the limits, or refuses the request or the key.
-        """
+        Raises ConfigError when the service does not know the image, cannot hold one of the limits, or refuses the
+        request or the key. """
         ...
 
     async def connect(self, sandbox_id: str) -> Sandbox:

@@ -3,9 +3,8 @@
 Why here: a container's name is the idempotency key, and its first process ends it at its time to live, without us.
 Called by: whoever builds the activities passes a `DockerProvider`.
 
-An agent's box has no network at all but its own loopback, where `ratchet egress` listens at the adapter's port, from outside: no bridge,
-no route and no packet filter to get wrong. A network of the user's own may take its place.
-"""
+An agent's box has no network at all but its own loopback, where `ratchet egress` listens at the adapter's port, from
+outside: no bridge, no route and no packet filter to get wrong. A network of the user's own may take its place. """
 
 import asyncio
 import time
@@ -46,9 +45,8 @@ _LIVE_STATES = ("created", "running", "paused", "restarting")
 class DockerProvider:
     """`url` None: DOCKER_HOST, else the local socket. Images are the daemon's own: nothing is pulled during a create.
 
-    `adapter` is what a box finds at 127.0.0.1 and the same port, by way of a `ratchet egress` beside the daemon. With a `network` of the
-    user's own, boxes are on that instead. `way_seconds`: how long a create waits for that egress.
-    """
+    `adapter` is what a box finds at 127.0.0.1 and the same port, by way of a `ratchet egress` beside the daemon. With a
+    `network` of the user's own, boxes are on that instead. `way_seconds`: how long a create waits for that egress. """
 
     def __init__(
         self,

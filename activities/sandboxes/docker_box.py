@@ -1,8 +1,7 @@
 """One container as a box: commands are execs in it, files go through them.
 
-Why here: what the Docker API cannot do for a command (end it, close its input, tell a bad exit from a dying box) is made good here.
-Called by: `docker.py` hands these out.
-"""
+Why here: what the Docker API cannot do for a command (end it, close its input, tell a bad exit from a dying box) is
+made good here. Called by: `docker.py` hands these out. """
 
 import asyncio
 import contextlib
@@ -136,7 +135,8 @@ class DockerSandbox:
         content: bytes | Path | None = None,
         into: BinaryIO | None = None,
     ) -> tuple[int, bytes, bytes]:
-        """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command that cannot start."""
+        """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command
+        that cannot start."""
         try:
             with service_errors(self.id):
                 process = await self._container.exec(
@@ -159,7 +159,8 @@ class DockerSandbox:
         return code, bytes(stdout), bytes(stderr)
 
     async def _require_staying(self) -> None:
-        """Of a box whose command was killed: the daemon kills the processes of one that it removes some time before it says so."""
+        """Of a box whose command was killed: the daemon kills the processes of one that it removes some time before it
+        says so."""
         until = time.monotonic() + _REMOVAL_SECONDS
         while time.monotonic() < until:
             await require_running(self._container)
@@ -194,7 +195,8 @@ def _login(cmd: str, cwd: str | None) -> list[str]:
 
 
 async def _exit_code(process: Exec) -> int:
-    """A command may close its output before it ends, and the daemon hears of the end a little later than of the output's."""
+    """A command may close its output before it ends, and the daemon hears of the end a little later than of the
+    output's."""
     pause = _POLL_SECONDS
     while (facts := await process.inspect())["Running"]:
         await asyncio.sleep(pause)

@@ -1,8 +1,8 @@
 """What the environment says of Docker, and the one label that provider and egress agree upon.
 
-Why here: workers make boxes, `ratchet egress` gives them their way out, `ratchet up` decides whether it starts that; all read the same.
-Called by: `docker.py`, `stack.worker`, `stack.docker_egress`, `stack.parts`. Imports no Docker client.
-"""
+Why here: workers make boxes, `ratchet egress` gives them their way out, `ratchet up` decides whether it starts that;
+all read the same. Called by: `docker.py`, `stack.worker`, `stack.docker_egress`, `stack.parts`. Imports no Docker
+client. """
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ def is_chosen() -> bool:
 
 
 def own_network() -> str | None:
-    """A network of the user's own, with whatever it reaches; None: boxes have no network, and `ratchet egress` opens the adapter's port."""
+    """A network of the user's own, with whatever it reaches; None: boxes have no network, and `ratchet egress` opens
+    the adapter's port."""
     return os.environ.get("RATCHET_DOCKER_NETWORK") or None
 
 

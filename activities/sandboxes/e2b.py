@@ -37,7 +37,8 @@ _log = structlog.get_logger(__name__)
 
 
 def image_metadata_key() -> str:
-    """The metadata key that carries a task's image, by the brief's variable or its older name; for whoever sets it and whoever reads it."""
+    """The metadata key that carries a task's image, by the brief's variable or its older name; for whoever sets it and
+    whoever reads it."""
     return (
         os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
         or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY")
@@ -46,10 +47,9 @@ def image_metadata_key() -> str:
 
 
 class E2BProvider:
-    """`api_url` and `sandbox_url` None mean E2B's cloud. `max_connections` should be twice the commands that run at once:
-    every open command holds a connection, and all boxes of one service share one address. In `template`, `{image}` stands for a task's
-    image: for services that know templates only.
-    """
+    """`api_url` and `sandbox_url` None mean E2B's cloud. `max_connections` should be twice the commands that run at
+    once: every open command holds a connection, and all boxes of one service share one address. In `template`,
+    `{image}` stands for a task's image: for services that know templates only. """
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class E2BProvider:
         self._capabilities = Capabilities(
             pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
         )
-        # retries=0: a busy service is the activity's retry policy's business. debug=False: the SDK's debug mode calls no service.
+        # retries=0: a busy service is the activity's retry policy's business. debug=False: the SDK's debug mode calls
+        # no service.
         self._options: dict[str, Any] = {"api_key": api_key, "retries": 0, "debug": False}
         for name, url in (("api_url", api_url), ("sandbox_url", sandbox_url)):
             if url is not None:
@@ -274,7 +275,8 @@ class E2BSandbox:
 
 
 def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
-    """What the SDK reads from the environment only: the pool's size, once at import, and proxies, which it would ask even for loopback."""
+    """What the SDK reads from the environment only: the pool's size, once at import, and proxies, which it would ask
+    even for loopback."""
     if "e2b" not in sys.modules:
         os.environ["E2B_MAX_CONNECTIONS"] = str(max_connections)
     elif int(os.environ.get("E2B_MAX_CONNECTIONS") or 200) < max_connections:
@@ -315,9 +317,9 @@ def _service_errors(subject: str) -> Iterator[None]:
 def cancellable() -> Iterator[None]:
     """A task that is cancelled in the block leaves it cancelled.
 
-    The SDK's transport (connectrpc) turns a cancellation into an error of its own, which its command handle may even drop: whoever
-    cancelled would wait for ever. Clean-up of a task that was cancelled before the block runs undisturbed.
-    """
+    The SDK's transport (connectrpc) turns a cancellation into an error of its own, which its command handle may even
+    drop: whoever cancelled would wait for ever. Clean-up of a task that was cancelled before the block runs
+    undisturbed. """
     task = asyncio.current_task()
     assert task is not None, "the SDK runs in a task"
     before = task.cancelling()
@@ -332,7 +334,8 @@ def cancellable() -> Iterator[None]:
 
 
 def _translate(error: Exception, subject: str) -> RatchetError:
-    """The one table from the SDK's exceptions to ours. ConfigError stands for every refusal that asking again cannot change."""
+    """The one table from the SDK's exceptions to ours. ConfigError stands for every refusal that asking again cannot
+    change."""
     from e2b import exceptions as sdk
 
     words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"

@@ -1,10 +1,7 @@
-"""How long no adapter was there: agents cannot work meanwhile, and their clocks must not run on.
+"""Time without any adapter, during which agents cannot work and their time budgets must not count.
 
-Why here: the account has to outlive the adapter, the worker and the whole stack, so it is kept where the next one finds it.
-Called by: `adapter/heartbeat.py` (beats), `sessions.py` (what an attempt lost to it).
-
-Every beat adds the gap since the last one, if it was longer than a live adapter ever leaves, to one growing sum. Two readings of the
-sum say how much was lost between them, with any number of adapters and with nobody watching.
+Each heartbeat adds the gap since the last one to a growing sum, if the gap is longer than a live adapter leaves. The
+difference of two readings is the time lost between them, for any number of adapters and across restarts of all parts.
 """
 
 from typing import Any
@@ -17,22 +14,25 @@ from sqlalchemy.sql.elements import ColumnElement
 from ratchet.store.schema import InstallationTable
 
 BEAT_SECONDS = 2.0
-_GAP_SECONDS = 10.0
+_LONGEST_NORMAL_GAP_SECONDS = 10.0
 
 
-def _missing() -> ColumnElement[Any]:
+def _gap_seconds() -> ColumnElement[Any]:
     silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
-    return case((silent > _GAP_SECONDS, silent), else_=0.0)
+    return case((silent > _LONGEST_NORMAL_GAP_SECONDS, silent), else_=0.0)
 
 
 async def heartbeat_adapters(connection: AsyncConnection) -> None:
-    """An adapter is there."""
-    here = {"adapter_away_seconds": InstallationTable.adapter_away_seconds + _missing(), "adapter_seen_at": func.now()}
+    """Record an adapter's heartbeat."""
+    here = {
+        "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(),
+        "adapter_seen_at": func.now(),
+    }
     await connection.execute(
         insert(InstallationTable).values(singleton=True).on_conflict_do_update(index_elements=["singleton"], set_=here)
     )
 
 
 def adapters_away_seconds() -> ColumnElement[Any]:
-    """The sum up to now, as an expression; 0 where no adapter has ever been."""
-    return func.coalesce(select(InstallationTable.adapter_away_seconds + _missing()).scalar_subquery(), 0.0)
+    """Return an expression for the sum up to now, in seconds; 0 if there has never been an adapter."""
+    return func.coalesce(select(InstallationTable.adapter_away_seconds + _gap_seconds()).scalar_subquery(), 0.0)

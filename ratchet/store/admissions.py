@@ -1,22 +1,40 @@
-"""Admissions: which tasks may be trained and evaluated on, by grader version, with the evidence.
+"""Admissions: which tasks may be trained and evaluated on, by grader version, with the evidence."""
 
-Why here: one file per aggregate.
-Called by: `activities/admission.py`, `activities/diff.py` (an empty patch on an admitted task needs no box) and `activities/run_lifecycle.py`.
-"""
-
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import AdmissionTable, TaskTable
+from ratchet.types import JsonObject
 
 
-async def store_admission(connection: AsyncConnection, values: dict[str, Any]) -> None:
-    """The newest admission of a task by a grader version replaces the one before."""
-    statement = insert(AdmissionTable).values(**values)
+class GraderVersion(NamedTuple):
+    """A grader by name, and the version that judged."""
+
+    grader: str
+    version: str
+
+
+@dataclass(slots=True, frozen=True)
+class NewAdmission:
+    """The result of examining one task. `gold_seconds`: median duration of the gold patch's tests, None without one."""
+
+    task_id: int
+    grader: str
+    grader_version: str
+    admitted: bool
+    reason: str
+    evidence: list[JsonObject]
+    gold_seconds: float | None
+
+
+async def store_admission(connection: AsyncConnection, admission: NewAdmission) -> None:
+    """Store the result; it replaces an earlier one of the same task and grader version."""
+    statement = insert(AdmissionTable).values(**asdict(admission))
     changed = {name: statement.excluded[name] for name in ("admitted", "reason", "evidence", "gold_seconds")}
     await connection.execute(
         statement.on_conflict_do_update(
@@ -26,6 +44,7 @@ async def store_admission(connection: AsyncConnection, values: dict[str, Any]) -
 
 
 async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, grader_version: str) -> bool:
+    """Return whether this grader version has admitted the task; False if it has not examined it."""
     statement = select(AdmissionTable.admitted).where(
         AdmissionTable.task_id == task_id,
         AdmissionTable.grader == grader,
@@ -35,14 +54,13 @@ async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, gr
 
 
 async def admissions_of_dataset(
-    connection: AsyncConnection, dataset_digest: str, versions: Sequence[tuple[str, str]]
+    connection: AsyncConnection, dataset_digest: str, versions: Collection[GraderVersion]
 ) -> dict[int, AdmissionTable]:
-    """Task id → its admission by the present version of its grader; tasks that were never examined are not in it."""
+    """Return the admissions by the given grader versions, by task id; unexamined tasks are missing."""
     statement = (
         select(AdmissionTable)
         .join(TaskTable, TaskTable.id == AdmissionTable.task_id)
         .where(TaskTable.dataset_digest == dataset_digest)
     )
-    current = set(versions)
     rows = [AdmissionTable(**row._mapping) for row in await connection.execute(statement)]
-    return {row.task_id: row for row in rows if (row.grader, row.grader_version) in current}
+    return {row.task_id: row for row in rows if (row.grader, row.grader_version) in versions}

@@ -1,8 +1,5 @@
-"""Token arrays and texts as bytes: little-endian int32 ids, float32 logprobs, zstd for text.
-
-Why here: one place knows the byte layout of the store's bytea columns.
-Called by: every file of this folder that touches tokens, `adapter/` and `training/planner.py`.
-"""
+"""The byte layout of the store's bytea columns: little-endian int32 ids and float32 logprobs, zstd for text and
+JSON."""
 
 from collections.abc import Sequence
 
@@ -32,7 +29,7 @@ def logprobs_from_bytes(data: bytes) -> Logprobs:
 
 
 def pack_text(text: str | bytes) -> bytes:
-    """zstd at level 3: a git patch or a log shrinks three to ten times at about 300 MB/s."""
+    """Compress with zstd at level 3, at which a git patch or a log shrinks three to ten times at about 300 MB/s."""
     return zstandard.compress(text.encode() if isinstance(text, str) else text)
 
 

@@ -1,7 +1,6 @@
-"""Chains: the decision stored (spans), and spans read back as arrays.
+"""Chains: store the spans that `adapter/turns/chains.py` decided, and read them back as arrays.
 
-Why here: one reader serves training, export and viewer; it joins spans with their turns' bytes and decides nothing.
-Called by: `activities/rollout_records.py` (write), `training/planner.py` (read).
+Training and export use the same reader, so an export contains exactly what is trained.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from ratchet.store.schema import ChainSpanTable, ChainTable, TurnTable
-from ratchet.types import policy_step
+from ratchet.types import JsonObject, policy_step
 
 
 class SpanLike(Protocol):
-    """A span as `adapter/turns/chains.py` decides it."""
+    """The attributes of a span that are stored; `adapter/turns/chains.py` defines the class."""
 
     @property
     def turn_id(self) -> int: ...
@@ -36,6 +35,8 @@ class SpanLike(Protocol):
 
 
 class ChainLike(Protocol):
+    """The attributes of a chain that are stored; `adapter/turns/chains.py` defines the class."""
+
     @property
     def leaf_turn_id(self) -> int: ...
     @property
@@ -47,7 +48,7 @@ class ChainLike(Protocol):
 
 
 async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Sequence[ChainLike]) -> None:
-    """The rollout's chains are these and no others."""
+    """Store the rollout's chains in place of all earlier ones."""
     await connection.execute(delete(ChainTable).where(ChainTable.rollout_id == rollout_id))
     if not built:
         return
@@ -80,8 +81,8 @@ async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Se
     await connection.execute(insert(ChainSpanTable), spans)
 
 
-def steps_of_spans(spans: Sequence[dict[str, Any]] | None, length: int) -> npt.NDArray[np.int32]:
-    """Policy step per sampled token, shape (length,); -1 where no policy version was recorded."""
+def steps_of_spans(spans: Sequence[JsonObject] | None, length: int) -> npt.NDArray[np.int32]:
+    """Return the policy step of each sampled token, shape (length,); -1 if no policy version was recorded."""
     steps = np.full(length, -1, dtype=np.int32)
     for span in spans or []:
         version = span["version"] or ""
@@ -92,7 +93,10 @@ def steps_of_spans(spans: Sequence[dict[str, Any]] | None, length: int) -> npt.N
 async def trained_tokens(
     connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int
 ) -> dict[int, int]:
-    """T_i per rollout: tokens that are trained in some chain and were sampled under `min_policy_step` or newer. One query, no arrays."""
+    """Return T_i by rollout: the number of trained tokens that were sampled under `min_policy_step` or a later step.
+
+    One query, which reads no token arrays.
+    """
     statement = (
         select(
             ChainTable.rollout_id,
@@ -113,7 +117,7 @@ async def trained_tokens(
 
 
 async def longest_chains(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, int]:
-    """Per rollout, the tokens of its longest chain up to the last trained one: what a forward pass must hold at once."""
+    """Return, by rollout, the length of its longest chain up to the last trained token, which must fit into one bin."""
     ends = select(ChainTable.rollout_id, func.max(ChainSpanTable.start + ChainSpanTable.length)).join(
         ChainSpanTable, ChainSpanTable.chain_id == ChainTable.id
     )
@@ -127,8 +131,9 @@ async def longest_chains(connection: AsyncConnection, rollout_ids: Collection[in
 class ChainArrays:
     """One chain; all arrays have shape (T,).
 
-    `logprobs`: recorded under the policy that sampled the token, 0 where nothing was sampled. `policy_steps`: -1 for context. `sampled`: by
-    the policy, trained or not. `temperatures`: at which the token's turn was sampled.
+    `logprobs`: recorded under the policy that sampled the token, 0 for context. `policy_steps`: -1 for context.
+    `sampled`: the policy sampled the token, whether or not it is trained. `temperatures`: sampling temperature of the
+    token's turn.
     """
 
     rollout_id: int
@@ -145,8 +150,10 @@ class ChainArrays:
 async def read_chains(
     connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True
 ) -> list[ChainArrays]:
-    """The chains of these rollouts, `trained_only`: those that train something, in order of (rollout, chain). Two queries whatever
-    their number."""
+    """Return the chains of these rollouts in order of (rollout, chain), in two queries.
+
+    `trained_only` leaves out chains without a trained token.
+    """
     spans = (
         await connection.execute(
             select(ChainTable.rollout_id, ChainTable.no.label("chain_no"), ChainTable.num_tokens, ChainSpanTable)
@@ -155,7 +162,7 @@ async def read_chains(
             .order_by(ChainTable.rollout_id, ChainTable.no, ChainSpanTable.no)
         )
     ).all()
-    # One array parameter: Postgres takes 32767 parameters in a statement, and a step may have more turns.
+    # One array parameter, because Postgres takes 32767 parameters in a statement and a step may have more turns.
     turn_ids = literal(sorted({row.turn_id for row in spans}), ARRAY(BigInteger))
     columns = select(
         TurnTable.id,
@@ -170,12 +177,12 @@ async def read_chains(
     for span in spans:
         key = (span.rollout_id, span.chain_no)
         if key not in chains:
-            chains[key] = _empty(span.rollout_id, span.chain_no, span.num_tokens)
-        _fill(chains[key], span, turns[span.turn_id])
+            chains[key] = _empty_chain(span.rollout_id, span.chain_no, span.num_tokens)
+        _fill_span(chains[key], span, turns[span.turn_id])
     return list(chains.values())
 
 
-def _empty(rollout_id: int, no: int, num_tokens: int) -> ChainArrays:
+def _empty_chain(rollout_id: int, no: int, num_tokens: int) -> ChainArrays:
     return ChainArrays(
         rollout_id,
         no,
@@ -189,7 +196,7 @@ def _empty(rollout_id: int, no: int, num_tokens: int) -> ChainArrays:
     )
 
 
-def _fill(chain: ChainArrays, span: Any, turn: Any) -> None:
+def _fill_span(chain: ChainArrays, span: Any, turn: Any) -> None:
     here = slice(span.start, span.start + span.length)
     source = slice(span.source_start, span.source_start + span.length)
     chain.ids[here] = ids_from_bytes(turn.sampled_ids if span.sampled else turn.suffix_ids)[source]

@@ -1,22 +1,18 @@
-"""Checkpoints of a run, as people ask for them. (The learner writes them: `training/learner_commits.py`.)
-
-Why here: one file per aggregate.
-Called by: `ratchet checkpoints`, `training/ray_driver.py`.
-"""
+"""Reports on the checkpoints of a run; the learner writes them when it commits steps."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import runs
 from ratchet.store.schema import CheckpointTable
+from ratchet.types import JsonObject
 
 
 @dataclass(slots=True, frozen=True)
 class CheckpointRow:
-    """`initial_uri`: the run's version 0, whose configuration and tokenizer the weights belong to."""
+    """One checkpoint. `initial_uri`: the run's version 0, which holds the model config and tokenizer of the weights."""
 
     step: int
     epoch: int
@@ -25,12 +21,12 @@ class CheckpointRow:
     num_threads: int
     initial_uri: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return asdict(self)
 
 
 async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
-    """Newest first."""
+    """Return the run's checkpoints, newest first."""
     first = await runs.newest_version(connection, run_id, 0)
     columns = (
         CheckpointTable.step,

@@ -1,7 +1,7 @@
-"""The connection to Postgres: one pool per process, one transaction per state change, migrations.
+"""The connection to Postgres: one pool per process, one transaction per state change, and the migrations.
 
-Why here: "cannot reach Postgres" is classified in this one place.
-Called by: every process that touches the store; the functions of this folder take the connection that `begin()` yields.
+The functions of this package take the connection that `Database.begin()` yields. Only this module decides which errors
+mean that Postgres cannot be reached.
 """
 
 import asyncio
@@ -17,75 +17,75 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import MachineError, StoreUnavailableError
 
-# What asyncpg raises, beside SQLAlchemy's own wrappers, when the server is away, starting, or shutting down. A database that does not
-# exist yet is one that `ensure_database` is about to make.
-_AWAY = (
+# What asyncpg raises, beside SQLAlchemy's wrappers, while the server is away, starting or shutting down.
+_UNREACHABLE = (
     ConnectionError,
     TimeoutError,
-    PoolTimeoutError,  # every connection hangs: so does the server
+    PoolTimeoutError,  # all connections of the pool hang
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
-    asyncpg.InvalidCatalogNameError,  # the server is up, and its database is being made
+    asyncpg.InvalidCatalogNameError,  # the server runs and `ensure_database` is about to create the database
 )
-
-
-_TRY_AGAIN = (asyncpg.DeadlockDetectedError.sqlstate, asyncpg.SerializationError.sqlstate)
+_SERIALIZATION_STATES = (asyncpg.DeadlockDetectedError.sqlstate, asyncpg.SerializationError.sqlstate)
 
 
 def async_url(url: str) -> str:
-    """The URL with the asyncpg driver named, whichever spelling of Postgres the user wrote."""
+    """Return the URL with the asyncpg driver, for every usual scheme. Raises MachineError for any other."""
     for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
         if url.startswith(prefix):
             return "postgresql+asyncpg://" + url.removeprefix(prefix)
     raise MachineError(
-        f"RATCHET_DATABASE_URL begins with {url.partition(':')[0]!r} and is no Postgres address; expected postgresql://user:password@host:port/name"
+        f"RATCHET_DATABASE_URL begins with {url.partition(':')[0]!r} and is not a Postgres address; "
+        "expected postgresql://user:password@host:port/name"
     )
 
 
-def _is_away(error: BaseException) -> bool:
+def _is_unreachable(error: BaseException) -> bool:
     if isinstance(error, DBAPIError):
         return (
             error.connection_invalidated
             or isinstance(error, InterfaceError | OperationalError)
-            or _is_away(error.orig or Exception())
+            or _is_unreachable(error.orig or Exception())
         )
     cause = error.__cause__
-    return isinstance(error, _AWAY) or (cause is not None and isinstance(cause, _AWAY))
+    return isinstance(error, _UNREACHABLE) or (cause is not None and isinstance(cause, _UNREACHABLE))
 
 
 class Database:
-    """A pool of connections, closed at the end of `async with`. `begin()` is the only way in: one transaction, committed when the block ends
-    without an error."""
+    """A pool of connections, closed at the end of `async with`; every access goes through `begin()`."""
 
     def __init__(self, url: str, pool_size: int = 5) -> None:
         self.url = url
-        # No overflow: its connections are closed after each use, and under load opening them anew costs more than the work.
+        # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
             async_url(url), pool_size=2 * pool_size, max_overflow=0, pool_pre_ping=True, connect_args={"timeout": 10}
         )
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """Raises StoreUnavailableError where Postgres cannot be reached; whether a commit in flight arrived is then unknown."""
+        """Open one transaction, committed if the block ends without an error.
+
+        Raises StoreUnavailableError if Postgres cannot be reached; whether a commit in progress succeeded is then
+        unknown."""
         try:
             async with self.engine.begin() as connection:
                 yield connection
-        except (DBAPIError, OSError, *_AWAY) as error:
-            if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN:
+        except (DBAPIError, OSError, *_UNREACHABLE) as error:
+            if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _SERIALIZATION_STATES:
                 raise StoreUnavailableError(
-                    f"Postgres undid a transaction in favour of another: {error.orig}; try again"
+                    f"Postgres rolled a transaction back in favour of another: {error.orig}; try again"
                 ) from error
-            if _is_away(error):
+            if _is_unreachable(error):
                 raise StoreUnavailableError(
                     f"Postgres at {self.engine.url.host}:{self.engine.url.port} does not answer: {error}"
                 ) from error
             raise
 
     async def wait(self, timeout_seconds: float = 60) -> None:
-        """Until Postgres answers; raises MachineError with the address after `timeout_seconds`."""
+        """Wait until Postgres answers. Raises MachineError with the address after `timeout_seconds`."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         delay = 0.1
         while True:
@@ -112,7 +112,7 @@ class Database:
 
 
 def migrate(url: str) -> None:
-    """Brings the schema up to date; safe to run at any start and by several processes at once (an advisory lock orders them)."""
+    """Bring the schema up to date. An advisory lock makes it safe for several processes to call this at once."""
     from alembic import command
     from alembic.config import Config
 

@@ -1,9 +1,8 @@
-"""Rows of `engine`: which vLLM servers exist, what they serve, whether they may be sent calls.
+"""Rows of `engine`: which vLLM servers exist, which weights they serve, and whether they may receive calls.
 
-Why here: the table is the only meeting point of wrapper, adapter and weight sync; every change names the state it expects.
-Called by: `engine.server` (its own row), `adapter/turns/routing.py` (ready ones), `engine/weight_update.py` (pause lease, version, quarantine).
-
-A pause is a lease: whoever pauses writes `paused_until` first, and the wrapper ends a pause whose lease has run out.
+Wrapper, adapter and weight update coordinate through this table only; every change carries the expected old state
+(`ratchet.types.EngineState` lists the transitions). A pause is a lease: the process that pauses an engine writes
+`paused_until` first, and the wrapper ends a pause whose lease has expired.
 """
 
 from dataclasses import dataclass, field
@@ -16,15 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
-from ratchet.types import EngineState, PolicyVersionState, RunState
+from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
 
 SILENT_SECONDS = 20.0
-"""An engine whose wrapper has not been heard of for so long gets no calls and no weights until it has caught up."""
+"""Time without a heartbeat after which an engine gets no calls and no weights until it has loaded the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """`silent_seconds` since the last heartbeat; `pause_seconds_left` None where no pause is leased, negative once it has run out."""
+    """An engine. `silent_seconds`: since its last heartbeat.
+
+    `pause_seconds_left`: None if no pause is leased, negative once the lease has expired.
+    """
 
     id: int
     address: str
@@ -33,22 +35,22 @@ class EngineRow:
     model_path: str
     silent_seconds: float
     pause_seconds_left: float | None
-    details: dict[str, Any] = field(default_factory=dict)
+    details: JsonObject = field(default_factory=dict)
 
     @property
     def reachable(self) -> bool:
-        """In service, or paused for new weights, and heard of lately."""
+        """Whether the engine serves, or is paused for new weights, and has sent a recent heartbeat."""
         return self.state in (EngineState.READY, EngineState.SYNCING) and self.silent_seconds < SILENT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedPolicy:
-    """A published policy version as the wrapper needs it."""
+    """A published policy version: where its files are, their digests, and the learner's canary scores."""
 
     version: str
     uri: str
-    files: list[dict[str, Any]]
-    canary: dict[str, Any] | None
+    files: list[JsonObject]
+    canary: JsonObject | None
 
 
 _ROW = select(
@@ -63,7 +65,7 @@ _ROW = select(
 )
 
 
-def _row(row: Any) -> EngineRow:
+def _engine_row(row: Any) -> EngineRow:
     left = row.pause_seconds_left
     return EngineRow(
         id=row.id,
@@ -77,8 +79,11 @@ def _row(row: Any) -> EngineRow:
     )
 
 
-async def register_engine(conn: AsyncConnection, address: str, model_path: str, details: dict[str, Any]) -> int:
-    """The engine's row in state `starting`, without version or lease: whatever an earlier process at this address said is void."""
+async def register_engine(conn: AsyncConnection, address: str, model_path: str, details: JsonObject) -> int:
+    """Return the id of the engine's row, in state `starting` without version or lease.
+
+    An existing row of the same address is reset, because it belongs to an earlier process.
+    """
     values = {
         "state": EngineState.STARTING,
         "version": None,
@@ -92,32 +97,32 @@ async def register_engine(conn: AsyncConnection, address: str, model_path: str, 
 
 
 async def heartbeat_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
-    """Says that the engine lives, and returns its row as others have left it; None where the row is gone."""
+    """Store a heartbeat and return the engine's row, which other processes may have changed; None if it is missing."""
     await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(heartbeat_at=func.now()))
     return await get_engine(conn, engine_id)
 
 
 async def get_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
     row = (await conn.execute(_ROW.where(EngineTable.id == engine_id))).one_or_none()
-    return None if row is None else _row(row)
+    return None if row is None else _engine_row(row)
 
 
 async def list_engines(conn: AsyncConnection) -> list[EngineRow]:
-    """All engines that are not `gone`, oldest first."""
+    """Return all engines that are not `gone`, oldest first."""
     rows = await conn.execute(_ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id))
-    return [_row(row) for row in rows]
+    return [_engine_row(row) for row in rows]
 
 
 async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = SILENT_SECONDS) -> list[EngineRow]:
-    """Engines in state `ready` whose wrapper has been heard of lately, oldest first."""
+    """Return the engines in state `ready` with a recent heartbeat, oldest first."""
     fresh = EngineTable.heartbeat_at > func.now() - timedelta(seconds=max_silent_seconds)
     rows = await conn.execute(_ROW.where(EngineTable.state == EngineState.READY, fresh).order_by(EngineTable.id))
-    return [_row(row) for row in rows]
+    return [_engine_row(row) for row in rows]
 
 
 async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: EngineState, state: EngineState) -> bool:
-    """Whether the engine was in `expected` and is now in `state`. Leaving `syncing` ends the pause lease."""
-    values: dict[str, Any] = {"state": state}
+    """Change the state from `expected` to `state`; return False if it was another. Leaving `syncing` ends the lease."""
+    values: dict[str, object] = {"state": state}
     if expected is EngineState.SYNCING:
         values["paused_until"] = None
     statement = update(EngineTable).where(EngineTable.id == engine_id, EngineTable.state == expected).values(**values)
@@ -125,7 +130,7 @@ async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: Engi
 
 
 async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
-    """The server has ended, whatever its state was."""
+    """Record that the vLLM process has ended, from any state."""
     await conn.execute(
         update(EngineTable)
         .where(EngineTable.id == engine_id)
@@ -134,12 +139,12 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, version: str | None) -> None:
-    """Records which weights the engine serves now."""
+    """Record which weights the engine serves."""
     await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(version=version))
 
 
-async def set_engine_details(conn: AsyncConnection, engine_id: int, details: dict[str, Any]) -> None:
-    """Adds to what the engine's row says about it."""
+async def set_engine_details(conn: AsyncConnection, engine_id: int, details: JsonObject) -> None:
+    """Merge `details` into those of the engine's row."""
     await conn.execute(
         update(EngineTable)
         .where(EngineTable.id == engine_id)
@@ -147,21 +152,22 @@ async def set_engine_details(conn: AsyncConnection, engine_id: int, details: dic
     )
 
 
-async def canary_of(conn: AsyncConnection, version: str | None) -> dict[str, Any] | None:
-    """What the learner said about the fixed text under these weights; None where it did not (initial weights)."""
+async def canary_of(conn: AsyncConnection, version: str | None) -> JsonObject | None:
+    """Return the learner's scores of the canary text under these weights; None for the initial weights."""
     statement = select(PolicyVersionTable.canary).where(PolicyVersionTable.version == version)
     return (await conn.execute(statement)).scalar_one_or_none()
 
 
 async def begin_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
-    """`ready` → `syncing` with a lease of `seconds`: False where the engine is not ready. Call before pausing vLLM."""
+    """Change `ready` to `syncing` with a lease of `seconds`; return False if it is not ready. Call before pausing
+    vLLM."""
     until = func.now() + timedelta(seconds=seconds)
     statement = update(EngineTable).where(EngineTable.id == engine_id, EngineTable.state == EngineState.READY)
     return bool((await conn.execute(statement.values(state=EngineState.SYNCING, paused_until=until))).rowcount)
 
 
 async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
-    """Lengthens a lease that has not run out; False means that the pause is no longer ours."""
+    """Extend a lease that has not expired; return False if the caller no longer holds the pause."""
     until = func.now() + timedelta(seconds=seconds)
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
     return bool(
@@ -174,14 +180,18 @@ async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: fl
 async def end_engine_pause(
     conn: AsyncConnection, engine_id: int, version: str | None, state: EngineState = EngineState.READY
 ) -> bool:
-    """`syncing` → `state` with the version now served, if the lease still holds; False where the wrapper has already taken over."""
+    """Change `syncing` to `state` and record the version that is served now.
+
+    Return False if the lease has expired, in which case the wrapper has taken over or will.
+    """
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
     statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
     return bool((await conn.execute(statement.values(state=state, version=version, paused_until=None))).rowcount)
 
 
 async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
-    """The wrapper's half of the lease: holds a pause that has run out, so that nobody else can end it meanwhile."""
+    """Take over an expired pause for the wrapper, so that no other process can end it meanwhile; False if not
+    expired."""
     lapsed = (EngineTable.state == EngineState.SYNCING) & (
         (EngineTable.paused_until < func.now()) | EngineTable.paused_until.is_(None)
     )
@@ -196,7 +206,7 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
 
 
 async def newest_published_policies(conn: AsyncConnection) -> list[PublishedPolicy]:
-    """Published versions of the running (or paused) run that published last, newest first; empty where no run is open."""
+    """Return the published versions of the open run that published last, newest first; empty if no run is open."""
     trains = (
         RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)

@@ -1,23 +1,42 @@
-"""Evaluations: one policy version at one temperature over the held-out tasks, and what came out.
+"""Evaluations: the held-out tasks under one policy version at one temperature, and their solve rates."""
 
-Why here: one file per aggregate; the figures that `ratchet train` prints are computed from these rows.
-Called by: `activities/run_lifecycle.py` and the CLI.
-"""
-
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.payloads import StartedMember
 from ratchet.store import groups
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, TaskTable
 from ratchet.types import Purpose
 
 
-async def begin_evaluation(connection: AsyncConnection, values: dict[str, Any]) -> bool:
-    """False where the evaluation exists already."""
-    return (await connection.execute(insert(EvaluationTable).values(**values).on_conflict_do_nothing())).rowcount == 1
+@dataclass(slots=True, frozen=True)
+class NewEvaluation:
+    """The row of an evaluation; `num_samples` rollouts of each held-out task."""
+
+    run_id: str
+    label: str
+    step: int
+    temperature: float
+    num_samples: int
+    policy_version: str
+
+
+@dataclass(slots=True, frozen=True)
+class SolveRate:
+    """Result of an evaluation. `mean_reward` is None if no rollout has a reward."""
+
+    num_rollouts: int
+    num_graded: int
+    mean_reward: float | None
+
+
+async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> bool:
+    """Insert the evaluation's row; return False if it exists already."""
+    statement = insert(EvaluationTable).values(**asdict(new)).on_conflict_do_nothing()
+    return (await connection.execute(statement)).rowcount == 1
 
 
 async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -> None:
@@ -34,30 +53,31 @@ async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str
     return set((await connection.execute(statement)).scalars())
 
 
-def _of(run_id: str, label: str) -> ColumnElement[bool]:
+def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:
     return and_(
         RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL, RolloutGroupTable.label == label
     )
 
 
-async def open_evaluation_members(connection: AsyncConnection, run_id: str, label: str) -> list[tuple[int, str, str]]:
-    """(rollout id, workflow id, task label) of the members that have no reward yet and no replacement."""
+async def open_evaluation_members(connection: AsyncConnection, run_id: str, label: str) -> list[StartedMember]:
+    """Return the members that have no reward and no replacement."""
     statement = (
         select(RolloutTable.id, RolloutTable.workflow_id, TaskTable.label)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .where(_of(run_id, label), groups.wants_running())
+        .where(_groups_of(run_id, label), groups.wants_running())
         .order_by(RolloutTable.id)
     )
-    return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
+    rows = await connection.execute(statement)
+    return [StartedMember(rollout_id=row[0], workflow_id=row[1], task=row[2]) for row in rows]
 
 
-async def evaluation_solve_rate(connection: AsyncConnection, run_id: str, label: str) -> tuple[int, int, float | None]:
-    """(rollouts, of them with a reward, mean reward)."""
+async def evaluation_solve_rate(connection: AsyncConnection, run_id: str, label: str) -> SolveRate:
+    """Return how many rollouts the evaluation has, how many have a reward, and the mean reward."""
     statement = (
         select(func.count(), func.count(RolloutTable.reward), func.avg(RolloutTable.reward))
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-        .where(_of(run_id, label), RolloutTable.replaced_by.is_(None))
+        .where(_groups_of(run_id, label), RolloutTable.replaced_by.is_(None))
     )
     total, graded, mean = (await connection.execute(statement)).one()
-    return total, graded, None if mean is None else float(mean)
+    return SolveRate(total, graded, None if mean is None else float(mean))

@@ -1,10 +1,11 @@
-"""What became of a run's token streams: forks by cause, chains per rollout, context per trained token, and what looks wrong in it.
+"""Report on a run's token streams: forks by cause, chains per rollout, context per trained token, and alarms.
 
-Why here: drift multiplies samples in silence; whoever trains has to see it before the bill does.
-Called by: `ratchet forks`, and with every step that is planned, for the run's metrics and the worker's log.
+Drift multiplies the chains of a rollout, and with them the cost of a step, without any error. `ratchet forks` shows the
+report; it is also computed for every planned step, for the metrics and the worker's log.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,14 +14,14 @@ from ratchet.store.schema import BatchItemTable, ChainTable, RolloutTable, TurnT
 from ratchet.types import ForkCause, TurnState
 
 DRIFT_SHARE = 0.02
-"""Of all turns: more drift than this means that something re-tokenises what was sampled."""
+"""Share of drifted turns above which an alarm is raised: sampled tokens are being re-tokenised."""
 SPARE_CHAINS = 3
-"""Chains beyond those that sub-agents and compactions explain."""
+"""Number of chains of a rollout that are tolerated beyond those that sub-agents and compactions explain."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """`causes`: turns by cause, `none` for those that extend their lane."""
+    """The counts of a run or a step. `causes`: turns by cause, `none` for those that extend their lane."""
 
     run_id: str
     num_turns: int
@@ -34,7 +35,7 @@ class ForkReport:
     alarms: list[str] = field(default_factory=list)
 
     def numbers(self) -> dict[str, float]:
-        """By the names under which a run's metrics have them."""
+        """Return the values under their metric names."""
         return {
             "fork_drift_share": self.causes.get(ForkCause.DRIFT, 0) / max(self.num_turns, 1),
             "fork_chains_mean": self.mean_chains,
@@ -45,8 +46,10 @@ class ForkReport:
 
 
 async def fork_report(connection: AsyncConnection, run_id: str, step: int | None = None) -> ForkReport:
-    """Three queries; over the whole run, or over the groups that one step has consumed. Turns of superseded attempts count as well:
-    they were forks just the same."""
+    """Report on a whole run, or on the groups that one step has consumed, in three queries.
+
+    Turns of superseded attempts count, too.
+    """
     counted_rollouts = RolloutTable.run_id == run_id
     if step is not None:
         consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
@@ -61,12 +64,12 @@ async def fork_report(connection: AsyncConnection, run_id: str, step: int | None
         causes[row.fork_cause or "none"] = causes.get(row.fork_cause or "none", 0) + row.number
         kinds[row.kind] = kinds.get(row.kind, 0) + row.number
     rollouts = await _chains(connection, counted_rollouts)
-    trained = sum(trained for _, _, _, trained in rollouts)
+    trained = sum(rollout.num_trained_tokens for rollout in rollouts)
     tokens = select(func.coalesce(func.sum(ChainTable.num_tokens), 0)).join(
         RolloutTable, RolloutTable.id == ChainTable.rollout_id
     )
     total = int((await connection.execute(tokens.where(counted_rollouts, ChainTable.num_trained > 0))).scalar_one())
-    chains = [number for _, number, _, _ in rollouts]
+    chains = [rollout.num_chains for rollout in rollouts]
     return ForkReport(
         run_id=run_id,
         num_turns=sum(causes.values()),
@@ -77,16 +80,20 @@ async def fork_report(connection: AsyncConnection, run_id: str, step: int | None
         most_chains=max(chains, default=0),
         num_trained_tokens=trained,
         context_per_trained_token=(total - trained) / trained if trained else 0.0,
-        alarms=_alarms(
-            causes, [(rollout_id, number) for rollout_id, number, explained, _ in rollouts if number > explained]
-        ),
+        alarms=_alarms(causes, [rollout for rollout in rollouts if rollout.num_chains > rollout.most_explained]),
     )
 
 
-async def _chains(
-    connection: AsyncConnection, counted_rollouts: ColumnElement[bool]
-) -> list[tuple[int, int, int, int]]:
-    """Per ended rollout (id, K, most K that its sub-agents and compactions explain, trained tokens)."""
+class _RolloutChains(NamedTuple):
+    """Chains of an ended rollout. `most_explained`: the number that its sub-agents and compactions explain."""
+
+    rollout_id: int
+    num_chains: int
+    most_explained: int
+    num_trained_tokens: int
+
+
+async def _chains(connection: AsyncConnection, counted_rollouts: ColumnElement[bool]) -> list[_RolloutChains]:
     explaining = func.count(TurnTable.id).filter(TurnTable.fork_cause.in_([ForkCause.SUB_AGENT, ForkCause.COMPACTION]))
     statement = (
         select(
@@ -105,21 +112,21 @@ async def _chains(
         .group_by(RolloutTable.id)
         .order_by(RolloutTable.id)
     )
-    return [
-        (row.id, row.num_chains, row.explained, row.num_trained_tokens) for row in await connection.execute(statement)
-    ]
+    return [_RolloutChains(*row) for row in await connection.execute(statement)]
 
 
-def _alarms(causes: dict[str, int], strange: list[tuple[int, int]]) -> list[str]:
+def _alarms(causes: dict[str, int], unexplained: list[_RolloutChains]) -> list[str]:
     alarms = []
     turns, drifted = sum(causes.values()), causes.get(ForkCause.DRIFT, 0)
     if turns and drifted / turns > DRIFT_SHARE:
         alarms.append(
-            f"{drifted} of {turns} turns drifted: equal messages came back in other tokens; compare request and answer of one of them"
+            f"{drifted} of {turns} turns drifted: equal messages came back in other tokens; "
+            "compare request and answer of one of them"
         )
-    if strange:
-        named = ", ".join(f"{rollout_id} (K={number})" for rollout_id, number in strange[:5])
+    if unexplained:
+        named = ", ".join(f"{rollout.rollout_id} (K={rollout.num_chains})" for rollout in unexplained[:5])
         alarms.append(
-            f"{len(strange)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain: {named}"
+            f"{len(unexplained)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain: "
+            f"{named}"
         )
     return alarms

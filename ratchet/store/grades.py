@@ -1,20 +1,41 @@
-"""Verdicts: many per patch, one of which a rollout's reward comes from.
+"""Stored verdicts: a patch may have many, and a rollout's reward comes from one of them."""
 
-Why here: one file per aggregate.
-Called by: `activities/grade.py`, `activities/diff.py`, `activities/rollout_records.py` and `activities/regrade.py`.
-"""
-
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.grading_payloads import StoredPatch
 from ratchet.store.schema import GradeTable, PatchTable, RolloutTable
+from ratchet.types import JsonObject
 
 
-async def store_grade(connection: AsyncConnection, values: dict[str, Any]) -> int:
-    return int((await connection.execute(insert(GradeTable).values(**values).returning(GradeTable.id))).scalar_one())
+@dataclass(slots=True, frozen=True)
+class NewGrade:
+    """A verdict to be stored; `GradeTable` describes the columns. `log`: zstd."""
+
+    rollout_id: int
+    patch_id: int
+    grader: str
+    grader_version: str
+    solved: bool
+    rejected: bool
+    rule: str
+    reason: str
+    tests: dict[str, str]
+    fail_to_pass: tuple[int, int] | None
+    pass_to_pass: tuple[int, int] | None
+    findings: list[JsonObject]
+    log: bytes
+    duration_seconds: float
+    sandbox_id: int | None = None
+    repeat: int = 0
+
+
+async def store_grade(connection: AsyncConnection, grade: NewGrade) -> int:
+    """Insert the verdict and return its id."""
+    statement = insert(GradeTable).values(**asdict(grade)).returning(GradeTable.id)
+    return int((await connection.execute(statement)).scalar_one())
 
 
 async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:
@@ -32,8 +53,8 @@ async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> Gr
 
 async def patches_to_regrade(
     connection: AsyncConnection, run_id: str | None, rollout_id: int | None
-) -> Sequence[tuple[int, int, int]]:
-    """(rollout id, attempt, patch id) of the last patch of a rollout, or of every rollout of a run that has one and has ended."""
+) -> list[StoredPatch]:
+    """Return the last patch of each ended rollout of a run, or that of one rollout."""
     statement = (
         select(RolloutTable.id, PatchTable.attempt, PatchTable.id)
         .join(PatchTable, PatchTable.rollout_id == RolloutTable.id)
@@ -46,4 +67,4 @@ async def patches_to_regrade(
         if run_id is not None
         else statement.where(RolloutTable.id == rollout_id)
     )
-    return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
+    return [StoredPatch(*row) for row in await connection.execute(statement)]

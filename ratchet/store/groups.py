@@ -1,23 +1,40 @@
 """Groups and their members: creation, replacement of failed members, and the rule that makes a group ready.
 
-Why here: one file per aggregate.
-Called by: `activities/rollout_records.py` and `activities/run_lifecycle.py`; `finalise` applies the rule in the same transaction as the outcome.
+`rollouts.set_outcome` applies the rule in the transaction that stores the outcome. The states and their transitions are
+listed at `ratchet.types.GroupState`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.payloads import GroupMember
 from ratchet.store.schema import GROUP_READY_SEQ, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome
+from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose
 
 
-async def create_groups(connection: AsyncConnection, groups: Sequence[dict[str, Any]], harness: str) -> list[int]:
-    """Inserts groups with all their members in two statements; idempotent by (run, group_no). Returns the ids of new groups."""
+@dataclass(slots=True, frozen=True)
+class NewGroup:
+    """The row of a group; `RolloutGroupTable` describes the columns. `label`: of the evaluation, empty for training."""
+
+    run_id: str
+    group_no: int
+    task_id: int
+    purpose: Purpose
+    size: int
+    min_graded: int
+    temperature: float
+    started_step: int
+    workflow_id: str
+    label: str = ""
+
+
+async def create_groups(connection: AsyncConnection, groups: Sequence[NewGroup], harness: str) -> list[int]:
+    """Insert groups with all their members; groups whose (run, group_no) exists are skipped. Return the new ids."""
     if not groups:
         return []
     statement = (
@@ -33,7 +50,7 @@ async def create_groups(connection: AsyncConnection, groups: Sequence[dict[str, 
             RolloutGroupTable.temperature,
         )
     )
-    rows = (await connection.execute(statement, list(groups))).all()
+    rows = (await connection.execute(statement, [asdict(group) for group in groups])).all()
     members = [
         {
             "run_id": row.run_id,
@@ -55,6 +72,8 @@ async def create_groups(connection: AsyncConnection, groups: Sequence[dict[str, 
 
 @dataclass(slots=True, frozen=True)
 class GroupRow:
+    """A group and its task's label."""
+
     run_id: str
     group_no: int
     size: int
@@ -80,24 +99,27 @@ async def get_group(connection: AsyncConnection, group_id: int) -> GroupRow:
     return GroupRow(row.run_id, row.group_no, row.size, GroupState(row.state), row.started_step, row.label)
 
 
-async def open_group_members(connection: AsyncConnection, group_id: int) -> list[tuple[int, str]]:
-    """(rollout id, workflow id) of the members that have no reward yet and no replacement."""
+async def open_group_members(connection: AsyncConnection, group_id: int) -> list[GroupMember]:
+    """Return the members that have no reward and no replacement, in order of their numbers."""
     statement = select(RolloutTable.id, RolloutTable.workflow_id).where(
         RolloutTable.group_id == group_id, wants_running()
     )
-    return [(row[0], row[1]) for row in await connection.execute(statement.order_by(RolloutTable.member))]
+    return [GroupMember(*row) for row in await connection.execute(statement.order_by(RolloutTable.member))]
 
 
 def wants_running() -> ColumnElement[bool]:
-    """A member that has no reward and no replacement: it has not ended, or whoever would have replaced it was ended first."""
+    """Return the condition for members without reward and replacement.
+
+    Such a member has not ended, or the workflow that would have replaced it ended first.
+    """
     unrewarded = RolloutTable.outcome.is_(None) | RolloutTable.outcome.not_in(REWARDED_OUTCOMES)
     return unrewarded & RolloutTable.replaced_by.is_(None)
 
 
-async def replace_member(connection: AsyncConnection, rollout_id: int, max_replacements: int) -> tuple[int, str] | None:
-    """A new member in place of one without a verdict; None where the group is closed or its replacements are used up.
+async def replace_member(connection: AsyncConnection, rollout_id: int, max_replacements: int) -> GroupMember | None:
+    """Replace a member that has no verdict. Return None if the group is closed or its replacements are used up.
 
-    Idempotent: a member that has been replaced already returns its replacement.
+    Safe to repeat: for a member that has been replaced the existing replacement is returned.
     """
     old = (await connection.execute(select(RolloutTable).where(RolloutTable.id == rollout_id))).one()
     statement = select(RolloutGroupTable.state, RolloutGroupTable.num_replacements, RolloutGroupTable.group_no)
@@ -109,7 +131,7 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
         workflow_id = (
             await connection.execute(select(RolloutTable.workflow_id).where(RolloutTable.id == replaced_by))
         ).scalar_one()
-        return replaced_by, workflow_id
+        return GroupMember(replaced_by, workflow_id)
     if group.state != GroupState.OPEN or group.num_replacements >= max_replacements or old.outcome in REWARDED_OUTCOMES:
         return None
     member = (
@@ -130,14 +152,15 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
         .where(RolloutGroupTable.id == old.group_id)
         .values(num_replacements=RolloutGroupTable.num_replacements + 1)
     )
-    return new_id, workflow_id
+    return GroupMember(new_id, workflow_id)
 
 
 async def settle_group(connection: AsyncConnection, group_id: int, accept_failed: bool) -> GroupState:
-    """Applies the group's rule under its row lock and returns the state it is in now.
+    """Apply the group's rule under its row lock and return its new state.
 
-    All members must have ended. `accept_failed` False (finalise): only a group whose every member has a reward becomes ready.
-    True (the group's workflow has no replacement left): ready with at least `min_graded` rewards, else failed.
+    A group with members that have not ended stays open. `accept_failed` False, for finalise: the group becomes ready if
+    every member has a reward, else it stays open. True, if no member will be replaced any more: the group is ready with
+    at least `min_graded` rewards, else failed.
     """
     group = (
         await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
@@ -165,7 +188,7 @@ async def settle_group(connection: AsyncConnection, group_id: int, accept_failed
 
 
 async def settle_group_again(connection: AsyncConnection, group_id: int) -> None:
-    """A group that had failed for want of verdicts is ready once regrading has given it enough of them."""
+    """Make a failed group ready if regrading has given it at least `min_graded` rewards."""
     group = (
         await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
     ).one()
@@ -175,11 +198,11 @@ async def settle_group_again(connection: AsyncConnection, group_id: int) -> None
 
 
 async def cancel_group(connection: AsyncConnection, group_id: int) -> None:
+    """Cancel an open or ready group and its unclaimed members; claimed ones are cancelled by their workflows."""
     statement = update(RolloutGroupTable).where(
         RolloutGroupTable.id == group_id, RolloutGroupTable.state.in_([GroupState.OPEN, GroupState.READY])
     )
     await connection.execute(statement.values(state=GroupState.CANCELLED))
-    # Members that no workflow has claimed have nobody else to end them.
     unclaimed = update(RolloutTable).where(
         RolloutTable.group_id == group_id, RolloutTable.owner.is_(None), RolloutTable.outcome.is_(None)
     )
@@ -191,7 +214,7 @@ async def cancel_group(connection: AsyncConnection, group_id: int) -> None:
 
 
 async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> None:
-    """Of a run that has ended: open groups in which no workflow is at work have nobody else to end them."""
+    """Cancel the open groups of an ended run in which no workflow has claimed a member, with their members."""
     at_work = exists().where(
         RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.owner.is_not(None), RolloutTable.outcome.is_(None)
     )
@@ -210,6 +233,7 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
 
 
 async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> int:
+    """Return the number of members with a reward that have not been replaced."""
     statement = select(func.count()).where(
         RolloutTable.group_id == group_id,
         RolloutTable.replaced_by.is_(None),
@@ -218,11 +242,18 @@ async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> 
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def workflow_of_group(connection: AsyncConnection, group_id: int) -> tuple[str, str]:
-    """(workflow id, run id)."""
+@dataclass(slots=True, frozen=True)
+class GroupWorkflow:
+    """The ids of a group's workflow and of its run."""
+
+    workflow_id: str
+    run_id: str
+
+
+async def workflow_of_group(connection: AsyncConnection, group_id: int) -> GroupWorkflow:
     row = (
         await connection.execute(
             select(RolloutGroupTable.workflow_id, RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
         )
     ).one()
-    return row.workflow_id, row.run_id
+    return GroupWorkflow(row.workflow_id, row.run_id)

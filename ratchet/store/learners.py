@@ -1,11 +1,6 @@
-"""The learner's row per run: what it does now, for those who wait for it; and what a learner has to do, for itself.
-
-Why here: one file per aggregate.
-Called by: the learner and its service (write, ask), `activities/learning.py` and the CLI (read).
-"""
+"""The learner's row per run: its phase and heartbeat, and which runs need a learner."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import and_, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -13,20 +8,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, LearnerTable, RunTable
-from ratchet.types import RunState
+from ratchet.types import JsonObject, RunState
 
 PUBLISHING = "publishing"
-"""The phase in which new weights are written and, where the run says so, sent."""
+"""Phase in which new weights are written and, with weight_transport nccl, broadcast."""
 
 
 @dataclass(slots=True, frozen=True)
 class LearnerRow:
+    """What the learner of a run does. `silent_seconds`: time since its last heartbeat."""
+
     epoch: int
     world_size: int
     phase: str
     step: int
     silent_seconds: float
-    details: dict[str, Any]
+    details: JsonObject
 
 
 async def heartbeat_learner(
@@ -36,9 +33,12 @@ async def heartbeat_learner(
     world_size: int,
     phase: str,
     step: int,
-    details: dict[str, Any],
+    details: JsonObject,
 ) -> bool:
-    """False where a learner with a higher epoch has taken over: this one must stop. `details` are added to those of before."""
+    """Store a heartbeat and merge `details` into the stored ones.
+
+    Return False if a learner with a higher epoch has taken over; the caller must then stop.
+    """
     values = {
         "epoch": epoch,
         "world_size": world_size,
@@ -67,9 +67,10 @@ async def get_learner(connection: AsyncConnection, run_id: str) -> LearnerRow | 
 async def count_learner_failure(
     connection: AsyncConnection, run_id: str, epoch: int, world_size: int, step: int
 ) -> int:
-    """How many learners, this one of `epoch` included, have failed since the checkpoint of `step`; one counts once, whatever its ranks.
+    """Record the failure of the learner of `epoch` and return how many have failed since the checkpoint of `step`.
 
-    Those that were killed said nothing and do not count. The caller holds the run's row.
+    A learner counts once, even if several ranks report it; killed learners report nothing and are not counted. The
+    caller holds the lock of the run's row.
     """
     details = (
         await connection.execute(select(LearnerTable.details).where(LearnerTable.run_id == run_id))
@@ -83,7 +84,8 @@ async def count_learner_failure(
 
 
 async def is_step_planned(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> bool | None:
-    """Whether the step's plan row is there; None where the learner of this epoch has nothing more to do. One query: it is polled."""
+    """Return whether the step's plan row exists; None if the learner of this epoch has no more work. Polled: one
+    query."""
     statement = (
         select(RunTable.state, RunTable.epoch, BatchTable.step)
         .outerjoin(BatchTable, and_(BatchTable.run_id == RunTable.run_id, BatchTable.step == step))
@@ -96,9 +98,9 @@ async def is_step_planned(connection: AsyncConnection, run_id: str, epoch: int, 
 
 
 async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float | None]:
-    """Runs that need a learner → seconds since one was last heard of, None: never.
+    """Return the running runs with steps left to commit, and the seconds since their learner's heartbeat (None: never).
 
-    Running ones with steps left to commit. A paused run keeps the learner it has, and gets none.
+    A paused run keeps its learner but gets no new one.
     """
     silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at)
     statement = (

@@ -1,8 +1,4 @@
-"""Numbers of a step, by name.
-
-Why here: one file per aggregate; learner and weight sync write, curves and TensorBoard read.
-Called by: `training/learner_commits.py`, `engine/weight_update.py`, `activities/learning.py`.
-"""
+"""Metrics of a step, by name; the learner and the weight updates write them, curves and TensorBoard read them."""
 
 from collections.abc import Mapping
 
@@ -16,7 +12,10 @@ from ratchet.store.schema import MetricTable
 async def record_metrics(
     connection: AsyncConnection, run_id: str, step: int, values: Mapping[str, float], keep_highest: bool = False
 ) -> None:
-    """Again overwrites; `keep_highest`: one number stands for several engines, the worst of them."""
+    """Store the values, overwriting earlier ones.
+
+    `keep_highest` keeps the larger value instead, for metrics that several engines report and whose worst one counts.
+    """
     rows = [{"run_id": run_id, "step": step, "name": name, "value": value} for name, value in values.items()]
     statement = insert(MetricTable).values(rows)
     value = func.greatest(MetricTable.value, statement.excluded.value) if keep_highest else statement.excluded.value

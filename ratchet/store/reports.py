@@ -1,7 +1,6 @@
-"""Read-only views for people: runs, rollouts, one rollout's story, the curve of a run.
+"""Reports for people, as JSON objects for the CLI: runs, rollouts, one rollout in detail, the curve of a run.
 
-Why here: the CLI and the viewer ask the same questions; every one is answered from Postgres with a fixed number of queries.
-Called by: `ratchet runs | rollouts | show | train` and the tests.
+Every report takes a fixed number of queries.
 """
 
 from typing import Any
@@ -25,10 +24,11 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
-from ratchet.types import Purpose
+from ratchet.types import JsonObject, Purpose
 
 
-async def list_runs(connection: AsyncConnection) -> list[dict[str, Any]]:
+async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
+    """Return every run with its progress and counts of rollouts, newest first."""
     counts = (
         select(
             RolloutTable.run_id,
@@ -61,8 +61,8 @@ async def list_runs(connection: AsyncConnection) -> list[dict[str, Any]]:
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[dict[str, Any]]:
-    """Newest first."""
+async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[JsonObject]:
+    """Return the run's rollouts, newest first."""
     statement = (
         select(
             RolloutTable.id,
@@ -89,15 +89,15 @@ async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) ->
 
 
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
-    """By id or workflow id."""
+    """Return the id of the rollout with this id or workflow id, None without one."""
     column = RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name
     return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
 
 
-async def read_rollout(connection: AsyncConnection, rollout_id: int) -> dict[str, Any]:
-    """Everything about one rollout but its token arrays."""
+async def read_rollout(connection: AsyncConnection, rollout_id: int) -> JsonObject:
+    """Return everything about one rollout except its token arrays."""
 
-    async def rows(statement: Any) -> list[dict[str, Any]]:
+    async def rows(statement: Any) -> list[JsonObject]:
         return [dict(row._mapping) for row in await connection.execute(statement)]
 
     head = (
@@ -148,7 +148,7 @@ async def read_rollout(connection: AsyncConnection, rollout_id: int) -> dict[str
         SandboxTable.provider_id,
         SandboxTable.release_reason,
     )
-    story: dict[str, Any] = {
+    report: JsonObject = {
         "rollout": head,
         "attempts": await rows(attempts.where(AttemptTable.rollout_id == rollout_id).order_by(AttemptTable.n)),
         "turns": await rows(turns.where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)),
@@ -162,13 +162,13 @@ async def read_rollout(connection: AsyncConnection, rollout_id: int) -> dict[str
         ),
     }
     for name, column in (("attempts", "transcript"), ("patches", "diff"), ("grades", "log")):
-        for row in story[name]:
+        for row in report[name]:
             row[column] = unpack_text(row[column]) if row[column] is not None else None
-    return story
+    return report
 
 
-async def read_steps(connection: AsyncConnection, run_id: str) -> list[dict[str, Any]]:
-    """The curve: one row per planned step."""
+async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
+    """Return the run's curve, one row per planned step."""
     statement = select(
         BatchTable.step,
         BatchTable.state,
@@ -180,8 +180,8 @@ async def read_steps(connection: AsyncConnection, run_id: str) -> list[dict[str,
     return [dict(row._mapping) for row in await connection.execute(statement.order_by(BatchTable.step))]
 
 
-async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[dict[str, Any]]:
-    """One row per graded rollout of every evaluation: label, task, family, reward."""
+async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
+    """Return one row per graded rollout of every evaluation: label, temperature, step, task, family, reward."""
     statement = (
         select(
             RolloutGroupTable.label,
@@ -208,8 +208,8 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[d
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def run_progress(connection: AsyncConnection, run_id: str) -> dict[str, Any]:
-    """What `ratchet train` shows while it waits."""
+async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
+    """Return the counts that `ratchet train` shows while it waits."""
     run = (
         await connection.execute(
             select(RunTable.state, RunTable.state_reason, RunTable.step).where(RunTable.run_id == run_id)
@@ -230,7 +230,7 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> dict[str, An
         .where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
         .order_by(EvaluationTable.label)
     )
-    dull = (
+    without_signal = (
         select(func.count())
         .select_from(BatchItemTable)
         .where(BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
@@ -244,5 +244,5 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> dict[str, An
         "graded": counts[2],
         "failed": counts[3],
         "evaluations": list((await connection.execute(ended)).scalars()),
-        "groups_without_signal": (await connection.execute(dull)).scalar_one(),
+        "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

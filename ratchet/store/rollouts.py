@@ -1,11 +1,11 @@
-"""Rollouts and their attempts: who owns a rollout, which try of a stage may write, and the one transaction that ends it.
+"""Rollouts and their attempts: ownership, fences, patches and the transaction that ends a rollout.
 
-Why here: one file per aggregate; these statements are what keeps a verdict from being lost, doubled or invented.
-Called by: `activities/` (every stage) and the sweep.
+Every state change carries the expected old state in its WHERE clause, so that a stale or repeated try changes nothing.
+The states and their transitions are listed at `ratchet.types.AttemptState` and `ratchet.types.Outcome`.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TypedDict
 
 from sqlalchemy import and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
@@ -22,11 +22,13 @@ from ratchet.store.schema import (
     SessionTable,
     TurnTable,
 )
-from ratchet.types import AgentExit, AttemptState, GroupState, Outcome, SessionState, TurnState
+from ratchet.types import AttemptState, GroupState, Outcome, Purpose, SessionState, TurnState
 
 
 @dataclass(slots=True, frozen=True)
 class ClaimedAttempt:
+    """A rollout after `claim_rollout`. `patch_id`: its newest stored patch, None without one."""
+
     run_id: str
     group_id: int | None
     task_id: int
@@ -36,25 +38,80 @@ class ClaimedAttempt:
     patch_id: int | None
 
 
-async def create_adhoc_rollout(connection: AsyncConnection, values: dict[str, Any]) -> int:
-    """A single rollout; idempotent by workflow id."""
-    statement = pg_insert(RolloutTable).values(**values).on_conflict_do_nothing().returning(RolloutTable.id)
+@dataclass(slots=True, frozen=True)
+class AdhocRollout:
+    """The row of a rollout without a group; `RolloutTable` describes the columns."""
+
+    run_id: str
+    task_id: int
+    member: int
+    purpose: Purpose
+    workflow_id: str
+    harness: str
+    temperature: float
+    policy_version: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class NewPatch:
+    """An agent's diff, zstd. `reason`: why it was left out; empty if it was not."""
+
+    rollout_id: int
+    attempt: int
+    base_commit: str
+    diff: bytes
+    num_bytes: int
+    num_files: int
+    reason: str = ""
+
+
+class AttemptValues(TypedDict, total=False):
+    """Columns of `AttemptTable` that stages write."""
+
+    agent_exit: str
+    used_seconds: float
+    harness_version: str
+    base_commit: str
+    sandbox_id: int
+    workspace_log: bytes
+    transcript: bytes
+
+
+class OutcomeValues(TypedDict, total=False):
+    """Columns of `RolloutTable` that are written when a rollout ends or is regraded."""
+
+    outcome: Outcome
+    outcome_reason: str
+    reward: float
+    reward_components: dict[str, float]
+    grade_id: int
+    agent_exit: str | None
+    timings: dict[str, float]
+    num_turns: int
+    num_chains: int
+    num_trained_tokens: int
+
+
+async def create_adhoc_rollout(connection: AsyncConnection, new: AdhocRollout) -> int:
+    """Insert a rollout without a group and return its id; safe to repeat with the same workflow id."""
+    statement = pg_insert(RolloutTable).values(**asdict(new)).on_conflict_do_nothing().returning(RolloutTable.id)
     created = (await connection.execute(statement)).scalar_one_or_none()
     if created is not None:
         return int(created)
     return int(
         (
-            await connection.execute(select(RolloutTable.id).where(RolloutTable.workflow_id == values["workflow_id"]))
+            await connection.execute(select(RolloutTable.id).where(RolloutTable.workflow_id == new.workflow_id))
         ).scalar_one()
     )
 
 
 async def claim_rollout(connection: AsyncConnection, rollout_id: int, owner: str) -> ClaimedAttempt:
-    """Makes `owner` (a Temporal run id) the one whose stages may write.
+    """Make `owner`, a Temporal run id, the only workflow run whose stages may write.
 
-    A rollout with an outcome is returned as it is. One that another workflow run owned (a reset in the UI) gets a new attempt and
-    goes on from its stored patch, where it has one; its sessions are closed and the release of its boxes is wanted, since nobody else
-    would end them as long as the new life runs. Claiming again with the same owner changes nothing.
+    A rollout with an outcome is returned unchanged. If another workflow run owned it, for example before a reset in the
+    UI, it gets a new attempt and continues from its stored patch if it has one; its sessions are closed and its boxes
+    marked for release, because the sweep spares the boxes of a running workflow. A repeated claim by the same owner
+    changes nothing.
     """
     row = (
         await connection.execute(
@@ -87,7 +144,10 @@ async def claim_rollout(connection: AsyncConnection, rollout_id: int, owner: str
 
 
 async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, owner: str) -> None:
-    """The n-th attempt exists and all earlier ones are superseded. Raises FencedError if another workflow run owns the rollout."""
+    """Create the n-th attempt and supersede all earlier ones.
+
+    Raises FencedError if another workflow run owns the rollout.
+    """
     statement = update(RolloutTable).where(
         RolloutTable.id == rollout_id,
         RolloutTable.owner == owner,
@@ -105,7 +165,10 @@ async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, own
 
 
 async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int) -> int:
-    """The fence of this try of a stage: a later try takes a higher one, and this one's writes then match no row."""
+    """Return a new fence for this try of a stage; writes with an older fence match no row from now on.
+
+    Raises FencedError if the attempt is superseded.
+    """
     statement = (
         update(AttemptTable)
         .where(
@@ -123,9 +186,9 @@ async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int)
 
 
 async def write_attempt(
-    connection: AsyncConnection, rollout_id: int, attempt: int, fence: int, values: dict[str, Any]
+    connection: AsyncConnection, rollout_id: int, attempt: int, fence: int, values: AttemptValues
 ) -> None:
-    """Raises FencedError where a later try of a stage, or a later attempt, has taken over."""
+    """Update the attempt's row. Raises FencedError if a later try of a stage, or a later attempt, has taken over."""
     statement = update(AttemptTable).where(
         AttemptTable.rollout_id == rollout_id,
         AttemptTable.n == attempt,
@@ -137,6 +200,7 @@ async def write_attempt(
 
 
 async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> AttemptTable:
+    """Return the attempt's row. Raises FencedError if there is none."""
     row = (
         await connection.execute(
             select(AttemptTable).where(AttemptTable.rollout_id == rollout_id, AttemptTable.n == attempt)
@@ -147,17 +211,17 @@ async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int
     return AttemptTable(**row._mapping)
 
 
-async def store_patch(connection: AsyncConnection, values: dict[str, Any]) -> int:
-    """Idempotent by attempt: the first stored patch of an attempt stays."""
+async def store_patch(connection: AsyncConnection, patch: NewPatch) -> int:
+    """Insert the patch of an attempt and return its id; if the attempt has one already, return that one's id."""
     created = (
         await connection.execute(
-            pg_insert(PatchTable).values(**values).on_conflict_do_nothing().returning(PatchTable.id)
+            pg_insert(PatchTable).values(**asdict(patch)).on_conflict_do_nothing().returning(PatchTable.id)
         )
     ).scalar_one_or_none()
     if created is not None:
         return int(created)
     statement = select(PatchTable.id).where(
-        PatchTable.rollout_id == values["rollout_id"], PatchTable.attempt == values["attempt"]
+        PatchTable.rollout_id == patch.rollout_id, PatchTable.attempt == patch.attempt
     )
     return int((await connection.execute(statement)).scalar_one())
 
@@ -177,7 +241,7 @@ async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt
 
 @dataclass(slots=True, frozen=True)
 class RolloutFacts:
-    """What a reward may depend on beside the verdict."""
+    """The rollout's row under its lock. `agent_exit`: of its newest attempt."""
 
     outcome: str | None
     reward: float | None
@@ -190,8 +254,11 @@ class RolloutFacts:
 
 
 async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutFacts:
-    """The rollout's row lock: the first statement of finalise. Turns may still refer to the row: one that is just being opened holds
-    the session that finalise closes next (deadlock)."""
+    """Lock the rollout's row and return it; the first statement of finalise.
+
+    A key-share lock, because a turn that is being opened holds the session that finalise closes next and refers to this
+    row: a stronger lock would deadlock.
+    """
     row = (
         await connection.execute(
             select(RolloutTable).where(RolloutTable.id == rollout_id).with_for_update(key_share=True)
@@ -215,8 +282,10 @@ async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: i
 
 
 async def close_sessions(connection: AsyncConnection, rollout_id: int) -> int:
-    """Closes every session of the rollout and says how many were open; turns still in flight become `aborted`, so that no late answer
-    slips in behind."""
+    """Close every session of the rollout and return how many were open.
+
+    Turns in flight become `aborted`, so that no later answer is stored.
+    """
     closing = update(SessionTable).where(SessionTable.rollout_id == rollout_id, SessionTable.state == SessionState.OPEN)
     closed = await connection.execute(closing.values(state=SessionState.CLOSED, closed_at=func.now()))
     aborting = update(TurnTable).where(TurnTable.rollout_id == rollout_id, TurnTable.state == TurnState.IN_FLIGHT)
@@ -224,8 +293,8 @@ async def close_sessions(connection: AsyncConnection, rollout_id: int) -> int:
     return closed.rowcount
 
 
-async def set_outcome(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> None:
-    """Writes the outcome of a rollout whose lock is held and which has none, and applies its group's rule.
+async def set_outcome(connection: AsyncConnection, rollout_id: int, values: OutcomeValues) -> None:
+    """Write the outcome of a rollout that has none and whose lock the caller holds, and apply its group's rule.
 
     A member that ends after its group left `open` is `late` and enters no statistics.
     """
@@ -248,13 +317,6 @@ async def set_outcome(connection: AsyncConnection, rollout_id: int, values: dict
         await groups.settle_group(connection, group_id, accept_failed=False)
 
 
-def ended_result(row: RolloutFacts) -> tuple[Outcome, float | None, AgentExit | None] | None:
-    """The stored result of a rollout that has ended, None while it is open."""
-    if row.outcome is None:
-        return None
-    return Outcome(row.outcome), row.reward, AgentExit(row.agent_exit) if row.agent_exit else None
-
-
 async def temperature_of(connection: AsyncConnection, rollout_id: int) -> float:
     return float(
         (await connection.execute(select(RolloutTable.temperature).where(RolloutTable.id == rollout_id))).scalar_one()
@@ -275,6 +337,8 @@ async def is_rollout_open(connection: AsyncConnection, rollout_id: int) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class ClaimedRollout:
+    """An open rollout and the workflow that claimed it. `owner`: the Temporal run id."""
+
     id: int
     workflow_id: str
     group_id: int | None
@@ -282,20 +346,23 @@ class ClaimedRollout:
 
 
 async def claimed_and_open(connection: AsyncConnection) -> list[ClaimedRollout]:
-    """Rollouts that a workflow has claimed and that have no outcome."""
+    """Return the rollouts that a workflow has claimed and that have no outcome."""
     columns = (RolloutTable.id, RolloutTable.workflow_id, RolloutTable.group_id, RolloutTable.owner)
     statement = select(*columns).where(RolloutTable.outcome.is_(None), RolloutTable.owner.is_not(None))
     return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(RolloutTable.id))]
 
 
 async def rewarding_grade(connection: AsyncConnection, rollout_id: int) -> int | None:
-    """The grade that the rollout's reward came from."""
+    """Return the id of the grade that decided the rollout's reward, None without one."""
     found = (await connection.execute(select(RolloutTable.grade_id).where(RolloutTable.id == rollout_id))).scalar_one()
     return None if found is None else int(found)
 
 
-async def update_reward(connection: AsyncConnection, rollout_id: int, values: dict[str, Any]) -> bool:
-    """A new verdict's reward for a rollout that has ended; False where it was cancelled or replaced, or a step has used its group."""
+async def update_reward(connection: AsyncConnection, rollout_id: int, values: OutcomeValues) -> bool:
+    """Store the reward of a new verdict for an ended rollout.
+
+    Return False if the rollout was cancelled or replaced, or if a step has used its group.
+    """
     used = select(BatchItemTable.group_id).where(BatchItemTable.group_id == RolloutTable.group_id)
     planned = select(RolloutGroupTable.id).where(
         RolloutGroupTable.id == RolloutTable.group_id, RolloutGroupTable.state.in_(["consumed", "cancelled"])

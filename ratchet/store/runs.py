@@ -1,31 +1,34 @@
-"""Runs: their row, their wishes, their task order, and what TrainRun decides by.
+"""Runs: their row, their task order, and the counts that TrainRun decides by.
 
-Why here: one file per aggregate; state changes are single statements with the expected old state in the WHERE clause.
-Called by: `activities/run_lifecycle.py`, the learner (fencing) and the CLI.
+State changes are single statements with the expected old state in the WHERE clause; the states and their transitions
+are listed at `ratchet.types.RunState`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
+from ratchet.grading_payloads import LabelledTask
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
-from ratchet.types import GroupState, Purpose, RunState, Wish
+from ratchet.types import GroupState, JsonObject, Purpose, RunState
 
 ADHOC = "adhoc"
-_ONE_OPEN_RUN = 0x52415443  # an advisory lock's key, any number that nobody else uses
+"""Config name of runs that hold rollouts started by hand."""
+_ONE_OPEN_RUN = 0x52415443  # key of an advisory lock; any number that no other lock uses
 
 
 @dataclass(slots=True, frozen=True)
 class RunRow:
+    """A run; `RunTable` describes the columns."""
+
     run_id: str
     state: str
     wish: str
-    config: dict[str, Any]
+    config: JsonObject
     config_digest: str
     seed: int
     model_path: str
@@ -34,6 +37,20 @@ class RunRow:
     checkpoint_step: int
     state_reason: str
     source_run_id: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class NewRun:
+    """The row of a run. `config`: the resolved config. `source_run_id`: for a run that trains on another's rollouts."""
+
+    run_id: str
+    config: JsonObject
+    config_digest: str
+    config_name: str
+    seed: int
+    model_path: str
+    init_from: str | None = None
+    source_run_id: str | None = None
 
 
 _COLUMNS = (
@@ -61,7 +78,7 @@ async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
 async def newest_unfinished_run(
     connection: AsyncConnection, config_digest: str, source_run_id: str | None = None
 ) -> str | None:
-    """The run that `ratchet train` continues, `--from-store` included."""
+    """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
         (RunTable.config_digest == config_digest)
         & (RunTable.config_name != ADHOC)
@@ -77,14 +94,15 @@ async def newest_done_run(connection: AsyncConnection, config_digest: str) -> st
 
 
 async def unfinished_runs(connection: AsyncConnection) -> list[str]:
-    """Training runs whose workflow must exist."""
+    """Return the training runs whose workflow must run."""
     statement = select(RunTable.run_id).where(_OPEN, RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None))
     return list((await connection.execute(statement)).scalars())
 
 
 async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None:
-    """Until the transaction ends no other training can begin. Raises ConfigError where one is open: the engines serve one policy, and
-    rollouts of two runs would be sampled by each other's weights.
+    """Prevent other training runs from starting until the transaction ends. Raises ConfigError if one is open.
+
+    The engines serve one policy; rollouts of two runs would be sampled by each other's weights.
     """
     await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN)))
     for other in await unfinished_runs(connection):
@@ -95,18 +113,19 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
             )
 
 
-async def create_run(connection: AsyncConnection, values: dict[str, Any]) -> bool:
-    """Idempotent by run_id; False where the row was there already."""
-    result = await connection.execute(pg_insert(RunTable).values(**values).on_conflict_do_nothing())
+async def create_run(connection: AsyncConnection, new: NewRun) -> bool:
+    """Insert the run's row; return False if it exists already."""
+    result = await connection.execute(pg_insert(RunTable).values(**asdict(new)).on_conflict_do_nothing())
     return result.rowcount == 1
 
 
-async def set_run_config(connection: AsyncConnection, run_id: str, config: dict[str, Any]) -> None:
-    """For the transaction that makes the run: what it will really do, under the digest of what was asked for."""
+async def set_run_config(connection: AsyncConnection, run_id: str, config: JsonObject) -> None:
+    """Replace the config in the transaction that creates the run; the digest stays that of the requested config."""
     await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(config=config))
 
 
 async def end_run(connection: AsyncConnection, run_id: str, state: RunState, reason: str = "") -> None:
+    """End a running or paused run; an ended one keeps its state."""
     statement = update(RunTable).where(
         RunTable.run_id == run_id, RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
     )
@@ -114,7 +133,10 @@ async def end_run(connection: AsyncConnection, run_id: str, state: RunState, rea
 
 
 async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
-    """`paused` → `running`; returns why it was paused, None where it was not. What groups did not teach before is forgiven."""
+    """Resume a paused run and return why it was paused; None if it was not paused.
+
+    Earlier groups without signal no longer count towards the next pause.
+    """
     statement = (
         select(RunTable.state_reason)
         .where(RunTable.run_id == run_id, RunTable.state == RunState.PAUSED)
@@ -129,13 +151,8 @@ async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
     return reason
 
 
-async def set_wish(connection: AsyncConnection, run_id: str, wish: Wish, update_id: str) -> None:
-    """Keyed by the update's id: the same wish delivered twice is one wish."""
-    statement = update(RunTable).where(RunTable.run_id == run_id, RunTable.wish_update_id.is_distinct_from(update_id))
-    await connection.execute(statement.values(wish=wish, wish_update_id=update_id))
-
-
 async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purpose, task_ids: Sequence[int]) -> None:
+    """Store the order in which the run visits the tasks of one purpose; an existing order stays."""
     if task_ids:
         rows = [
             {"run_id": run_id, "purpose": purpose, "position": n, "task_id": task} for n, task in enumerate(task_ids)
@@ -144,8 +161,9 @@ async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purp
 
 
 async def publish_initial(
-    connection: AsyncConnection, version: str, run_id: str, uri: str, files: list[dict[str, Any]]
+    connection: AsyncConnection, version: str, run_id: str, uri: str, files: list[JsonObject]
 ) -> None:
+    """Insert the row of the initial weights, step 0; safe to repeat."""
     values = {"version": version, "run_id": run_id, "step": 0, "epoch": 0, "uri": uri, "files": files}
     await connection.execute(pg_insert(PolicyVersionTable).values(**values).on_conflict_do_nothing())
 
@@ -153,7 +171,7 @@ async def publish_initial(
 async def newest_version(
     connection: AsyncConnection, run_id: str, step: int | None = None
 ) -> PolicyVersionTable | None:
-    """The newest published weights of a run, of one step where given; the higher epoch wins."""
+    """Return the newest published weights of a run, or of one step of it; the higher epoch wins."""
     statement = select(PolicyVersionTable).where(
         PolicyVersionTable.run_id == run_id, PolicyVersionTable.state == "published"
     )
@@ -168,7 +186,7 @@ async def newest_version(
 
 
 async def count_groups(connection: AsyncConnection, run_id: str) -> dict[str, int]:
-    """Training groups of a run by state."""
+    """Return the number of the run's training groups by state."""
     statement = (
         select(RolloutGroupTable.state, func.count())
         .where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
@@ -177,8 +195,18 @@ async def count_groups(connection: AsyncConnection, run_id: str) -> dict[str, in
     return {state: count for state, count in await connection.execute(statement)}
 
 
-async def open_groups(connection: AsyncConnection, run_id: str) -> list[tuple[int, str, str, int]]:
-    """(id, workflow id, task label, started step) of the training groups that are open."""
+@dataclass(slots=True, frozen=True)
+class OpenGroup:
+    """An open training group. `started_step`: the newest published step when it was made."""
+
+    id: int
+    workflow_id: str
+    task_label: str
+    started_step: int
+
+
+async def open_groups(connection: AsyncConnection, run_id: str) -> list[OpenGroup]:
+    """Return the run's open training groups, oldest first."""
     statement = (
         select(RolloutGroupTable.id, RolloutGroupTable.workflow_id, TaskTable.label, RolloutGroupTable.started_step)
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
@@ -189,16 +217,17 @@ async def open_groups(connection: AsyncConnection, run_id: str) -> list[tuple[in
         )
         .order_by(RolloutGroupTable.id)
     )
-    return [(row[0], row[1], row[2], row[3]) for row in await connection.execute(statement)]
+    return [OpenGroup(*row) for row in await connection.execute(statement)]
 
 
 async def published_step(connection: AsyncConnection, run_id: str) -> int:
+    """Return the newest published step of the run, 0 before the first."""
     statement = select(func.max(PolicyVersionTable.step)).where(PolicyVersionTable.run_id == run_id)
     return int((await connection.execute(statement)).scalar_one() or 0)
 
 
 async def take_group_numbers(connection: AsyncConnection, run_id: str, count: int) -> int:
-    """The first of `count` group numbers that belong to the caller from now on."""
+    """Reserve `count` consecutive group numbers and return the first."""
     statement = (
         update(RunTable)
         .where(RunTable.run_id == run_id)
@@ -210,8 +239,8 @@ async def take_group_numbers(connection: AsyncConnection, run_id: str, count: in
 
 async def run_tasks_at(
     connection: AsyncConnection, run_id: str, purpose: Purpose, positions: Sequence[int]
-) -> list[tuple[int, str]]:
-    """(task id, label) at these positions of the run's order."""
+) -> list[LabelledTask]:
+    """Return the tasks at these positions of the run's order."""
     statement = (
         select(RunTaskTable.position, TaskTable.id, TaskTable.label)
         .join(TaskTable, TaskTable.id == RunTaskTable.task_id)
@@ -219,11 +248,13 @@ async def run_tasks_at(
             RunTaskTable.run_id == run_id, RunTaskTable.purpose == purpose, RunTaskTable.position.in_(set(positions))
         )
     )
-    found = {position: (task_id, label) for position, task_id, label in await connection.execute(statement)}
+    rows = await connection.execute(statement)
+    found = {position: LabelledTask(task_id, label) for position, task_id, label in rows}
     return [found[position] for position in positions]
 
 
 async def count_run_tasks(connection: AsyncConnection, run_id: str, purpose: Purpose) -> int:
+    """Return the number of tasks of one purpose in the run's order."""
     statement = (
         select(func.count())
         .select_from(RunTaskTable)

@@ -1,12 +1,11 @@
-"""Samples: the chains of a run with their rewards and advantages, for whoever wants to train or look elsewhere.
+"""Samples: the chains of a run with their rewards and advantages, for an export.
 
-Why here: an export must say exactly what was trained; it joins rows and decides nothing.
-Called by: `training/sample_export.py`, page by page, so that a run of any size fits into memory.
+An export contains exactly what was trained. The rows are read page by page, so that a run of any size fits into memory.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select
@@ -15,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.store import chains
 from ratchet.store.chains import ChainArrays
 from ratchet.store.schema import BatchTable, RolloutGroupTable, RolloutTable, TaskTable, TurnTable
-from ratchet.types import REWARDED_OUTCOMES
+from ratchet.types import REWARDED_OUTCOMES, JsonObject
 
 _PAGE_ROLLOUTS = 32
 
@@ -24,9 +23,9 @@ _PAGE_ROLLOUTS = 32
 class Sample:
     """One chain of one rollout that has a verdict.
 
-    `reward` is R/K over the K chains (`num_chains`) that train something, 0 on the others, so that a rollout's samples add up to
-    R (`rollout_reward`). `step` and `advantage`: of the plan row that holds the rollout, None where none does.
-    """
+    `reward` is R/K on each of the K chains (`num_chains`) with trained tokens and 0 on the others, so that the samples
+    of a rollout add up to R (`rollout_reward`). `step` and `advantage`: of the plan row with the rollout, None without
+    one."""
 
     chain: ChainArrays
     reward: float
@@ -39,17 +38,17 @@ class Sample:
     label: str
     agent_exit: str | None
     weight_versions: list[str]
-    metadata: dict[str, Any]
+    metadata: JsonObject
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first sampled one."""
+        """Number of tokens before the first sampled one."""
         sampled = np.flatnonzero(self.chain.sampled)
         return int(sampled[0]) if len(sampled) else len(self.chain.ids)
 
 
 async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
-    """All of a run, in order of rollouts and chains."""
+    """Yield all samples of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
     ids = (
         select(RolloutTable.id)
@@ -61,7 +60,7 @@ async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncItera
 
 
 async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -> AsyncIterator[Sample]:
-    """Those of one plan row, in its order."""
+    """Yield the samples of one plan row, in its order."""
     planned = await _planned(
         connection,
         select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step),
@@ -71,6 +70,7 @@ async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -
 
 
 async def planned_steps(connection: AsyncConnection, run_id: str) -> list[int]:
+    """Return the steps of the run that have a plan row, in order."""
     return list(
         (
             await connection.execute(
@@ -80,17 +80,23 @@ async def planned_steps(connection: AsyncConnection, run_id: str) -> list[int]:
     )
 
 
-async def _planned(connection: AsyncConnection, batches: Select[Any]) -> dict[int, tuple[int, float]]:
-    """rollout → (step, advantage)."""
+class _PlannedUse(NamedTuple):
+    """The step that uses a rollout, and its advantage there."""
+
+    step: int
+    advantage: float
+
+
+async def _planned(connection: AsyncConnection, batches: Select[Any]) -> dict[int, _PlannedUse]:
     return {
-        member["rollout_id"]: (row.step, member["advantage"])
+        member["rollout_id"]: _PlannedUse(row.step, member["advantage"])
         for row in await connection.execute(batches)
         for member in row.members
     }
 
 
 async def _paged(
-    connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, tuple[int, float]]
+    connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, _PlannedUse]
 ) -> AsyncIterator[Sample]:
     for start in range(0, len(rollout_ids), _PAGE_ROLLOUTS):
         page = rollout_ids[start : start + _PAGE_ROLLOUTS]
@@ -103,7 +109,7 @@ async def _paged(
             yield _sample(chain, facts[chain.rollout_id], planned.get(chain.rollout_id), versions)
 
 
-def _sample(chain: ChainArrays, row: Any, plan: tuple[int, float] | None, versions: dict[int, list[str]]) -> Sample:
+def _sample(chain: ChainArrays, row: Any, plan: _PlannedUse | None, versions: dict[int, list[str]]) -> Sample:
     trains = bool(chain.trained.any())
     turns = dict.fromkeys(chain.turn_ids[chain.sampled].tolist())
     return Sample(
@@ -111,8 +117,8 @@ def _sample(chain: ChainArrays, row: Any, plan: tuple[int, float] | None, versio
         reward=row.reward / row.num_chains if trains else 0.0,
         rollout_reward=row.reward,
         num_chains=row.num_chains,
-        advantage=None if plan is None else plan[1],
-        step=None if plan is None else plan[0],
+        advantage=None if plan is None else plan.advantage,
+        step=None if plan is None else plan.step,
         group_id=row.group_id,
         member=row.member,
         label=row.label,

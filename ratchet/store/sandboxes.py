@@ -1,12 +1,11 @@
-"""The ledger of boxes: a row before the box, one user per box, release recorded before the kill.
+"""The ledger of boxes: the row is written before the box exists, and its release before the kill.
 
-Why here: one file per aggregate; a box without a row, or with a row that says `mark_released`, may be killed by the sweep.
-Called by: `activities/boot.py`, the stages that spend a box, and `activities/sweep.py`.
+A crash between the two leaves a row that the sweep can act on; a box without a row, or with a released one, may be
+killed. The states and their transitions are listed at `ratchet.types.SandboxState`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 from sqlalchemy import exists, func, insert, select, text, update
@@ -15,11 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, SandboxGoneError
 from ratchet.store.schema import InstallationTable, PatchTable, RolloutTable, SandboxTable
-from ratchet.types import SandboxRole, SandboxState
+from ratchet.types import JsonObject, SandboxRole, SandboxState
 
 
 @dataclass(slots=True, frozen=True)
 class LedgerRow:
+    """A row of the ledger; `SandboxTable` describes the columns."""
+
     id: int
     uuid: UUID
     provider: str
@@ -29,6 +30,20 @@ class LedgerRow:
     attempt: int
     workflow_id: str
     state: str
+
+
+@dataclass(slots=True, frozen=True)
+class NewSandbox:
+    """A ledger row to be inserted. `rollout_id` None: a box of an admission. `used_by`: set if it is spent from the
+    start."""
+
+    provider: str
+    role: SandboxRole
+    rollout_id: int | None
+    attempt: int
+    workflow_id: str
+    image: str
+    used_by: str | None = None
 
 
 _COLUMNS = (
@@ -50,10 +65,11 @@ _ABOUT_TO_BE_GRADED = select(func.count()).where(
     exists().where(PatchTable.rollout_id == RolloutTable.id),
     ~exists().where(SandboxTable.rollout_id == RolloutTable.id, SandboxTable.state.in_(_HELD)),
 )
-"""Rollouts between their boxes: the agent's is gone, the grader's not yet there."""
+"""Number of rollouts between their boxes: the agent's box is released and the grading box not yet requested."""
 
 
 async def installation_id(connection: AsyncConnection) -> UUID:
+    """Return the id that marks the boxes of this installation, creating it at first use."""
     await connection.execute(pg_insert(InstallationTable).values(singleton=True).on_conflict_do_nothing())
     return UUID(str((await connection.execute(select(InstallationTable.uuid))).scalar_one()))
 
@@ -61,7 +77,7 @@ async def installation_id(connection: AsyncConnection) -> UUID:
 async def unused_sandboxes(
     connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
 ) -> LedgerRow | None:
-    """The box of an earlier try of the same boot, which nobody has used: a retried boot adopts it."""
+    """Return the unused box of an earlier try of the same boot, which a retried boot adopts; None without one."""
     statement = (
         select(*_COLUMNS)
         .where(
@@ -79,28 +95,30 @@ async def unused_sandboxes(
     return LedgerRow(*row) if row else None
 
 
-async def reserve_sandbox(connection: AsyncConnection, values: dict[str, object], max_boxes: int) -> LedgerRow | None:
-    """A new ledger row, or None when the provider's boxes are all taken.
+async def reserve_sandbox(connection: AsyncConnection, new: NewSandbox, max_boxes: int) -> LedgerRow | None:
+    """Insert a ledger row, or return None if `max_boxes` boxes of the provider are in use.
 
-    The room of an agent's box stays its rollout's until the verdict: a new agent is let in only where every patch that waits for its
-    grading box would find room as well, and a tenth is kept for grading beside. So whoever is in gets through. The advisory lock
-    orders the count and the insert of concurrent boots.
+    A rollout keeps its place from the agent's box to the verdict: an agent's box is granted only if every rollout that
+    waits for its grading box could get one, too, and a tenth of the boxes is reserved for grading. An advisory lock
+    serialises concurrent boots.
     """
-    await connection.execute(
-        text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": values["provider"]}
-    )
-    held = select(func.count()).where(SandboxTable.provider == values["provider"], SandboxTable.state.in_(_HELD))
-    taken, allowed = (await connection.execute(held)).scalar_one(), max_boxes
-    if values["role"] == SandboxRole.AGENT:
+    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": new.provider})
+    held = select(func.count()).where(SandboxTable.provider == new.provider, SandboxTable.state.in_(_HELD))
+    taken = (await connection.execute(held)).scalar_one()
+    allowed = max_boxes
+    if new.role is SandboxRole.AGENT:
         taken += (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one()
         allowed -= max(1, max_boxes // 10)
     if taken >= allowed:
         return None
-    return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**values).returning(*_COLUMNS))).one())
+    return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**asdict(new)).returning(*_COLUMNS))).one())
 
 
 async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provider_id: str) -> str | None:
-    """Returns the provider id that the ledger holds now: the caller's own, another try's, or None if the box is unwanted by now."""
+    """Store the provider id of a created box and return the one that the ledger now holds.
+
+    That is the caller's own, another try's, or None if the box is no longer wanted.
+    """
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.state == SandboxState.CREATING, SandboxTable.provider_id.is_(None)
     )
@@ -118,9 +136,9 @@ async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provide
 
 
 async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, user: str) -> str:
-    """Marks the box as used by this try and returns its provider id; a box is spent by its first use.
+    """Mark the box as used by this try and return its provider id; a box can be used once.
 
-    Raises BoxSpentError where another try was here, SandboxGoneError where the box has been released.
+    Raises BoxSpentError if another try has used it, SandboxGoneError if it has been released.
     """
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.used_by.is_(None), SandboxTable.state == SandboxState.LIVE
@@ -139,7 +157,7 @@ async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, user: str)
 
 
 async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user: str) -> list[LedgerRow]:
-    """Boxes that this user of this workflow still holds, now marked for release."""
+    """Mark the boxes of this user of this workflow for release, and return them."""
     mine = (SandboxTable.workflow_id == workflow_id, SandboxTable.used_by == user, SandboxTable.state.in_(_HELD))
     await connection.execute(
         update(SandboxTable).where(*mine).values(state=SandboxState.RELEASE_WANTED, release_reason="tried again")
@@ -148,7 +166,7 @@ async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user:
 
 
 async def provider_id(connection: AsyncConnection, sandbox_id: int) -> str:
-    """Of a live box; raises SandboxGoneError otherwise."""
+    """Return the provider's id of a live box. Raises SandboxGoneError if it is not live."""
     row = (
         await connection.execute(
             select(SandboxTable.provider_id, SandboxTable.state).where(SandboxTable.id == sandbox_id)
@@ -160,7 +178,8 @@ async def provider_id(connection: AsyncConnection, sandbox_id: int) -> str:
 
 
 async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, reason: str) -> None:
-    """In the transaction that stores what the box was for; the kill follows and may be repeated."""
+    """Mark the box for release, in the transaction that stores the box's result; the kill follows and may be
+    repeated."""
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
     )
@@ -168,7 +187,7 @@ async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, rea
 
 
 async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, reason: str) -> list[LedgerRow]:
-    """Every box of the rollout that is not released yet, now marked."""
+    """Mark every box of the rollout for release, and return those that are not released yet."""
     marking = update(SandboxTable).where(
         SandboxTable.rollout_id == rollout_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
     )
@@ -180,6 +199,7 @@ async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, 
 
 
 async def mark_released(connection: AsyncConnection, sandbox_ids: Sequence[int]) -> None:
+    """Record that these boxes are killed."""
     statement = update(SandboxTable).where(
         SandboxTable.id.in_(list(sandbox_ids)), SandboxTable.state != SandboxState.RELEASED
     )
@@ -187,12 +207,13 @@ async def mark_released(connection: AsyncConnection, sandbox_ids: Sequence[int])
 
 
 async def list_unreleased(connection: AsyncConnection, provider: str) -> list[LedgerRow]:
+    """Return the provider's rows that are not released, oldest first."""
     statement = select(*_COLUMNS).where(SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
     return [LedgerRow(*row) for row in await connection.execute(statement.order_by(SandboxTable.id))]
 
 
 async def stale_creating_ids(connection: AsyncConnection, provider: str, grace_seconds: float) -> set[int]:
-    """Rows that stayed in `creating` longer than the grace: their create call must be over."""
+    """Return the rows that have been `creating` for longer than the grace; their create call must have ended."""
     statement = select(SandboxTable.id).where(
         SandboxTable.provider == provider,
         SandboxTable.state == SandboxState.CREATING,
@@ -201,8 +222,8 @@ async def stale_creating_ids(connection: AsyncConnection, provider: str, grace_s
     return set((await connection.execute(statement)).scalars())
 
 
-async def list_sandboxes(connection: AsyncConnection, every: bool) -> list[dict[str, Any]]:
-    """The ledger for people, newest first; without `every` only what is held."""
+async def list_sandboxes(connection: AsyncConnection, every: bool) -> list[JsonObject]:
+    """Return the ledger for a report, newest first; without `every` only rows that are not released."""
     age = func.extract("epoch", func.coalesce(SandboxTable.released_at, func.now()) - SandboxTable.created_at).label(
         "age_seconds"
     )

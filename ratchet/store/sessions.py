@@ -1,16 +1,13 @@
-"""Rows of `session` and `session_token`: the adapter's licence to serve one attempt of one rollout.
+"""Rows of `session` and `session_token`: the adapter serves one attempt of one rollout per session.
 
-Why here: opening, sealing and asking how far an agent is are store operations; there is no admin API.
-Called by: the activities `workspace`, `agent` and `diff`, the adapter (look-up by token hash), the sweep.
-
-`limits`: {"max_context_tokens", "max_response_tokens", "min_response_tokens", "max_turns" (null: none)}.
+Sessions are opened, sealed and inspected through the store; the adapter has no admin API.
 """
 
 import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from sqlalchemy import ARRAY, Float, cast, column, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
@@ -23,22 +20,41 @@ from ratchet.store.schema import EngineTable, RolloutTable, SessionTable, Sessio
 from ratchet.types import SessionState, TurnState
 
 
+class SessionLimits(TypedDict):
+    """Token limits of each model call, and the largest number of calls (unlimited if missing)."""
+
+    max_context_tokens: int
+    max_response_tokens: int
+    min_response_tokens: int
+    max_turns: NotRequired[int]
+
+
+class EngineCall(NamedTuple):
+    """A call in flight: the address of its engine and its request id there."""
+
+    engine_address: str
+    request_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRow:
+    """A session; `SessionTable` describes the columns."""
+
     id: int
     rollout_id: int
     attempt: int
     state: SessionState
     temperature: float
     model: str
-    limits: dict[str, Any]
+    limits: SessionLimits
 
 
 @dataclass(frozen=True, slots=True)
 class SessionProgress:
-    """`last_call_age_seconds` None: no call yet. `engine_wait_seconds`: time in which the agent could only wait for an engine.
+    """How far an agent is.
 
-    `adapters_away_seconds`: time since its first token in which no adapter was there.
+    `last_call_age_seconds`: since its last call started or ended, None without a call. `engine_wait_seconds`: time in
+    which its calls waited for an engine. `away_seconds`: time since its first token without any adapter.
     `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
     """
 
@@ -50,24 +66,24 @@ class SessionProgress:
 
     @property
     def waited_seconds(self) -> float:
-        """Time that was not the agent's own."""
+        """Time that does not count against the agent's budget."""
         return self.engine_wait_seconds + self.away_seconds
 
 
 def token_hash(token: str) -> bytes:
-    """What the store knows of a token."""
+    """Return the sha256 of a token, which is what the store holds of it."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def request_id(turn_id: int) -> str:
-    """The name of a turn's call at the engine, so that any process can abort it."""
+    """Return the request id of a turn at its engine, by which any process can abort the call."""
     return f"turn-{turn_id}"
 
 
 async def open_session(
-    conn: AsyncConnection, rollout_id: int, attempt: int, temperature: float, model: str, limits: dict[str, Any]
+    conn: AsyncConnection, rollout_id: int, attempt: int, temperature: float, model: str, limits: SessionLimits
 ) -> int:
-    """The session of this attempt, made if missing. A second try gets the same one with its first values, open or closed."""
+    """Return the id of this attempt's session, inserting it if missing; an existing one keeps its values and state."""
     values = {
         "rollout_id": rollout_id,
         "attempt": attempt,
@@ -83,9 +99,9 @@ async def open_session(
 
 
 async def add_token(conn: AsyncConnection, session_id: int) -> str:
-    """A new token of 256 random bits, valid until the session closes, as are all before it.
+    """Return a new token of 256 random bits; it and all earlier ones are valid until the session closes.
 
-    Raises FencedError where the session is closed.
+    Raises FencedError if the session is closed.
     """
     token = secrets.token_urlsafe(32)
     is_open = (
@@ -104,7 +120,7 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
 
 
 async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | None:
-    """The session that a token's sha256 belongs to, open or closed."""
+    """Return the session of the token with this sha256, open or closed; None if the token is unknown."""
     row = (
         await conn.execute(
             select(
@@ -127,12 +143,11 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     )
 
 
-async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[tuple[str, str]]:
-    """Seals: from the commit on no turn of this attempt can be opened or completed.
+async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[EngineCall]:
+    """Seal the session: after the commit no turn of this attempt can be opened or completed.
 
-    Waits for turns that are just being opened or completed, marks what is in flight `aborted`, and returns (engine address,
-    request id) of the calls to abort there. Running it again is harmless.
-    """
+    Waits for turns that are being opened or completed, marks turns in flight as `aborted`, and returns the calls to
+    abort at their engines. Safe to repeat."""
     closed = await conn.execute(
         update(SessionTable)
         .where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == attempt)
@@ -155,11 +170,13 @@ async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) ->
         select(EngineTable.id, EngineTable.address).where(EngineTable.id.in_(set(calls.values())))
     )
     known = {row.id: row.address for row in addresses}
-    return [(known[engine_id], request_id(turn_id)) for turn_id, engine_id in calls.items() if engine_id in known]
+    return [
+        EngineCall(known[engine_id], request_id(turn_id)) for turn_id, engine_id in calls.items() if engine_id in known
+    ]
 
 
 async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> SessionProgress | None:
-    """How far the agent is; None where it has no session yet. A call in flight counts as "last call" from its start."""
+    """Return how far the agent is; None if the attempt has no session yet."""
     turns = (
         select(
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.COMPLETED).label("num_turns"),
@@ -191,7 +208,7 @@ async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int)
 
 
 async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> set[int]:
-    """Adds waited seconds to sessions, by id, and says to which: one that somebody has locked is not waited for."""
+    """Add waited seconds to sessions by id and return the ids that were updated; locked sessions are skipped."""
     free = select(SessionTable.id).where(SessionTable.id.in_(seconds)).with_for_update(key_share=True, skip_locked=True)
     found = list((await conn.execute(free)).scalars()) if seconds else []
     if not found:
@@ -208,7 +225,7 @@ async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> s
 
 
 async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) -> int:
-    """Raises FencedError where the attempt has no session, which `boot` makes."""
+    """Return the id of the attempt's session. Raises FencedError if there is none; `boot` opens it."""
     statement = select(SessionTable.id).where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == attempt)
     session_id = (await conn.execute(statement)).scalar_one_or_none()
     if session_id is None:
@@ -217,7 +234,7 @@ async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) ->
 
 
 async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwargs: Mapping[str, Any]) -> None:
-    """The rollout's provenance names the chat template that its prompts are made with, the newest if it changed."""
+    """Record in the rollout's provenance the chat template that its prompts are rendered with; the newest one stays."""
     noted = {"template_digest": digest, "chat_template_kwargs": dict(kwargs)}
     differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
     statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)

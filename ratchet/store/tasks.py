@@ -1,50 +1,75 @@
-"""Tasks: rows of datasets, imported once by digest.
-
-Why here: one file per aggregate.
-Called by: `activities/dataset_import.py`, `activities/run_lifecycle.py`, `ratchet tasks` and the stages that need a task's image, repository and grader.
-"""
+"""Tasks: rows of datasets, imported once by digest, and reports on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 from sqlalchemy import distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
-from ratchet.types import Purpose
+from ratchet.types import JsonObject, Purpose
 
 
 @dataclass(slots=True, frozen=True)
 class TaskRow:
+    """A task as stages need it. `spec`: the row's metadata, with problem_statement and pre_commands filled in."""
+
     id: int
     label: str
     image: str
     workdir: str
     grader: str
-    spec: dict[str, Any]
+    spec: JsonObject
+
+
+class TaskFields(TypedDict):
+    """The part of a task that its row digest covers."""
+
+    label: str
+    image: str
+    workdir: str
+    grader: str
+    spec: JsonObject
+
+
+class NewTask(TaskFields):
+    """A row of the `task` table. `row_no`: position in the file, from 0."""
+
+    dataset: str
+    dataset_digest: str
+    row_digest: str
+    row_no: int
+
+
+class NumberedTask(NamedTuple):
+    """A task's id, label and position in its file, from 0."""
+
+    task_id: int
+    label: str
+    row_no: int
 
 
 _COLUMNS = (TaskTable.id, TaskTable.label, TaskTable.image, TaskTable.workdir, TaskTable.grader, TaskTable.spec)
 
 
-async def import_tasks(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> int:
-    """Idempotent by (dataset digest, row digest); returns how many were new."""
+async def import_tasks(connection: AsyncConnection, rows: Sequence[NewTask]) -> int:
+    """Insert rows that are not there yet, by (dataset digest, row digest); return how many were new."""
     if not rows:
         return 0
     statement = insert(TaskTable).on_conflict_do_nothing().returning(TaskTable.id)
     return len((await connection.execute(statement, list(rows))).all())
 
 
-async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> list[tuple[int, str, int]]:
-    """(id, label, row number) of a dataset in file order."""
+async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> list[NumberedTask]:
+    """Return the tasks of a dataset in file order."""
     statement = (
         select(TaskTable.id, TaskTable.label, TaskTable.row_no)
         .where(TaskTable.dataset_digest == dataset_digest)
         .order_by(TaskTable.row_no)
     )
-    return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
+    return [NumberedTask(*row) for row in await connection.execute(statement)]
 
 
 async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskRow:
@@ -60,8 +85,9 @@ async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:
 
 async def page_of_tasks(
     connection: AsyncConnection, dataset_digest: str, after: int, size: int, labels: Sequence[str], limit: int | None
-) -> list[tuple[int, str, int]]:
-    """(id, label, row number) of the next tasks behind row number `after`; `labels` empty means all, `limit` counts rows of the file."""
+) -> list[NumberedTask]:
+    """Return the next `size` tasks after row number `after`. `labels` empty: all. `limit`: first rows of the file
+    only."""
     statement = select(TaskTable.id, TaskTable.label, TaskTable.row_no).where(
         TaskTable.dataset_digest == dataset_digest, TaskTable.row_no > after
     )
@@ -69,13 +95,12 @@ async def page_of_tasks(
         statement = statement.where(TaskTable.label.in_(list(labels)))
     if limit is not None:
         statement = statement.where(TaskTable.row_no < limit)
-    return [
-        (row[0], row[1], row[2]) for row in await connection.execute(statement.order_by(TaskTable.row_no).limit(size))
-    ]
+    rows = await connection.execute(statement.order_by(TaskTable.row_no).limit(size))
+    return [NumberedTask(*row) for row in rows]
 
 
-async def list_datasets(connection: AsyncConnection) -> list[dict[str, Any]]:
-    """Every imported dataset: path, digest, rows, and how many of them are admitted or quarantined by any grader version."""
+async def list_datasets(connection: AsyncConnection) -> list[JsonObject]:
+    """Return every imported dataset: path, digest, rows, and how many any grader version admitted or quarantined."""
     statement = (
         select(
             TaskTable.dataset,
@@ -91,8 +116,8 @@ async def list_datasets(connection: AsyncConnection) -> list[dict[str, Any]]:
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: int) -> list[dict[str, Any]]:
-    """Tasks with their newest admission, newest dataset first."""
+async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: int) -> list[JsonObject]:
+    """Return tasks with their newest admission, newest dataset first."""
     newest = (
         select(AdmissionTable)
         .distinct(AdmissionTable.task_id)
@@ -126,8 +151,8 @@ async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: in
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[dict[str, Any]]:
-    """Every admission of the newest import of a dataset, in file order; of a task by several grader versions the newest."""
+async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[JsonObject]:
+    """Return the newest admission of each task of a dataset's newest import, in file order."""
     newest_digest = (
         select(TaskTable.dataset_digest)
         .where(TaskTable.dataset == dataset)
@@ -153,8 +178,8 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def show_task(connection: AsyncConnection, task: str) -> dict[str, Any] | None:
-    """One task by id or label (the newest of that label), with every admission."""
+async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
+    """Return one task by id or label (the newest with that label), with all its admissions; None without one."""
     statement = (
         select(TaskTable)
         .where(TaskTable.id == int(task) if task.isdigit() else TaskTable.label == task)
@@ -168,13 +193,18 @@ async def show_task(connection: AsyncConnection, task: str) -> dict[str, Any] | 
     return {**row._mapping, "admissions": [dict(one._mapping) for one in await connection.execute(evidence)]}
 
 
-async def recent_solve_rates(
-    connection: AsyncConnection, run_id: str, since_step: int
-) -> list[tuple[int, str, int, int | None, float | None]]:
-    """(id, label, position, number of the last group, mean reward of recent groups) of every training task of the run, in its order.
+class RecentSolveRate(NamedTuple):
+    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward."""
 
-    Recent are groups that started at `since_step` or later; None: no group yet, no reward lately.
-    """
+    task_id: int
+    label: str
+    position: int
+    last_group_no: int | None
+    mean_reward: float | None
+
+
+async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[RecentSolveRate]:
+    """Return every training task of the run, in its order, with its mean reward since `since_step`."""
     recent = RolloutGroupTable.started_step >= since_step
     counted = recent & RolloutTable.late.is_(False) & RolloutTable.replaced_by.is_(None)
     mine = (
@@ -199,4 +229,6 @@ async def recent_solve_rates(
         .order_by(RunTaskTable.position)
     )
     rows = await connection.execute(statement)
-    return [(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows]
+    return [
+        RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows
+    ]

@@ -1,27 +1,26 @@
-"""Rows of `turn`: one model call each, written before the engine is asked and completed before the answer's last byte.
+"""Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer's last byte.
 
-Why here: a turn slips in behind a seal unless opening and completing lock the session's row; `write_turns` is the only way to do either.
-Called by: `adapter/turns/writer.py` (opens, completes), `adapter/turns/capture.py` (life of a call), the finalise activity and the viewer.
-
-`lease_expires_at`: somebody generates or delivers until then. `lease_owner`: the call whose client is connected; NULL once it has gone.
+Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
+after its session was sealed. `lease_expires_at`: until then a process generates or delivers the answer. `lease_owner`:
+the call whose client is connected; NULL once the client has disconnected.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, TextClause, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import TurnTable
-from ratchet.types import ForkCause, SessionState, TurnKind, TurnState
+from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMeta:
-    """A completed turn without its arrays: what chains are decided from."""
+    """A completed turn without its token arrays, as chains are built from it."""
 
     id: int
     parent_turn_id: int | None
@@ -38,7 +37,7 @@ class TurnMeta:
 
 @dataclass(frozen=True, slots=True)
 class TreeTurn:
-    """A completed turn with what the adapter needs to go on from it."""
+    """A completed turn with its ids and messages, from which the adapter continues a conversation."""
 
     id: int
     parent_turn_id: int | None
@@ -54,7 +53,7 @@ class TreeTurn:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """Everything that is known of a call before the engine is asked."""
+    """A call before the engine is called."""
 
     session_id: int
     rollout_id: int
@@ -77,7 +76,7 @@ class NewTurn:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTurn:
-    """What the engine gave and what goes to the client."""
+    """The engine's output of a call and the answer for the client."""
 
     id: int
     session_id: int
@@ -85,7 +84,7 @@ class CompletedTurn:
     logprobs: bytes
     num_sampled: int
     logprobs_valid: bool
-    version_spans: list[dict[str, Any]]
+    version_spans: list[JsonObject]
     finish_reason: str
     answer: bytes
     engine_id: int | None
@@ -94,7 +93,7 @@ class CompletedTurn:
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """The newest turn of a digest in its lane. `leased`: a process still works on it; `attached`: that process has its client."""
+    """The newest turn of a digest in its lane. `leased`: a process works on it. `attached`: its client is connected."""
 
     id: int
     ordinal: int
@@ -108,10 +107,11 @@ class KnownCall:
 
 @dataclass(frozen=True, slots=True)
 class WrittenTurns:
-    """`opened[i]`: the id of the new row; None where the session is closed or the same (digest, ordinal) exists.
+    """Result of `write_turns`.
 
-    `completed[i]`: False where the session was sealed, or another process completed the turn first.
-    `busy`: sessions that somebody else has locked; nothing of theirs was opened or completed.
+    `opened[i]`: id of the new row; None if the session is closed or the same (digest, ordinal) exists. `completed[i]`:
+    False if the session was sealed or another process completed the turn first. `busy`: sessions that another
+    transaction has locked; none of their turns was written.
     """
 
     opened: list[int | None]
@@ -127,11 +127,11 @@ async def write_turns(
     lease_seconds: float,
     wait: bool = False,
 ) -> WrittenTurns:
-    """Opens turns (`in_flight`), completes others and notes deliveries, of any sessions: four statements at most.
+    """Insert turns as `in_flight`, complete others and record deliveries, of any sessions, in at most four statements.
 
-    All sessions are locked against seals first. One that somebody has locked (a seal, a finalise that derives its chains) is `busy`
-    and holds up no other session's rows; with `wait` it is waited for, which is for writes of one session only: two batches that
-    wait could wait for each other.
+    All sessions are locked against seals first. A session that another transaction has locked (a seal, or a finalise
+    that builds its chains) is reported as busy without delaying the others. With `wait` the lock is waited for; use it
+    for writes of one session only, because two waiting batches could deadlock.
     """
     asked = {turn.session_id for turn in new} | {turn.session_id for turn in done}
     states = await _lock(conn, asked, wait)
@@ -145,7 +145,7 @@ async def write_turns(
 
 
 async def _lock(conn: AsyncConnection, session_ids: Collection[int], wait: bool) -> dict[int, str]:
-    """The sessions' states; a seal of one of them waits for this transaction's end."""
+    """Return the sessions' states and keep them from being sealed until the transaction ends."""
     if not session_ids:
         return {}
     rows = await conn.execute(_LOCK if wait else _LOCK_FREE, {"ids": list(session_ids)})
@@ -157,14 +157,16 @@ def _call(turn: Any) -> tuple[int, str, bytes, int]:
 
 
 def _arrays(names: Sequence[str], statement: str) -> TextClause:
-    """`statement` with {names} of `turn`, {rows}: one array for each, as the rows of `given`, and {sets} for all but the first two, by
-    which a row is found."""
+    """Fill in `statement`: {names} of `turn` columns, {rows} as arrays of parameters named `given`, and {sets}.
+
+    {sets} assigns all columns but the first two, which identify the row.
+    """
     types = {name: TurnTable.__table__.c[name].type for name in names}
     compiled = {name: kind.compile(postgresql.dialect()) for name, kind in types.items()}  # type: ignore[no-untyped-call]
     arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
     listed, sets = ", ".join(names), ", ".join(f"{name} = given.{name}" for name in names[2:])
     clause = text(statement.format(names=listed, rows=f"unnest({arrays}) AS given ({listed})", sets=sets))
-    # One dimension, said so: a column whose values are lists would make a table of it.
+    # One dimension must be stated: SQLAlchemy would take a column of lists for a two-dimensional array.
     return clause.bindparams(*(bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in types.items()))
 
 
@@ -172,7 +174,8 @@ _IDS = bindparam("ids", type_=ARRAY(BigInteger))
 _LOCK = text("SELECT id, state FROM session WHERE id = ANY(:ids) FOR SHARE").bindparams(_IDS)
 _LOCK_FREE = text(_LOCK.text + " SKIP LOCKED").bindparams(_IDS)
 _DELIVERED = text(
-    "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL WHERE id = ANY(:ids) AND state = 'completed'"
+    "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL"
+    " WHERE id = ANY(:ids) AND state = 'completed'"
 ).bindparams(_IDS)
 _OPEN = _arrays(
     NewTurn.__slots__,
@@ -204,13 +207,13 @@ async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set
 
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
-    """Gives up a call that the engine refused."""
+    """Mark a call that the engine refused as aborted."""
     statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
     await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None))
 
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
-    """Notes where the call runs now, so that a seal can abort it there."""
+    """Record which engine the call runs on, so that a seal can abort it there."""
     await conn.execute(
         update(TurnTable)
         .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
@@ -219,21 +222,24 @@ async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> Non
 
 
 async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None:
-    """The client of this call has gone; generation may go on under the lease, and a retry of the client may join."""
+    """Record that the call's client has disconnected; generation continues under the lease and a retry may join it."""
     await conn.execute(
         update(TurnTable).where(TurnTable.id == turn_id, TurnTable.lease_owner == owner).values(lease_owner=None)
     )
 
 
 async def renew_leases(conn: AsyncConnection, turn_ids: Sequence[int], seconds: float) -> None:
-    """One statement for all calls of a process. A lease that has run out stays so: another process may have taken the call. One whose
-    row is locked has to wait for the next round: it is being completed, or a seal holds it."""
+    """Renew the leases of all calls of a process in one statement.
+
+    An expired lease is not renewed, because another process may have taken the call over. Locked rows are skipped until
+    the next round: their turns are being completed or sealed.
+    """
     alive = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at > func.now()))
     await conn.execute(update(TurnTable).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
 
 
 def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int]:
-    """Those that nobody else has locked. Whoever locks many rows at once and waits for none takes part in no deadlock."""
+    """Select the turns that no other transaction has locked; a statement that waits for no lock cannot deadlock."""
     return (
         select(TurnTable.id)
         .where(TurnTable.id.in_(turn_ids), condition)
@@ -242,7 +248,8 @@ def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int
 
 
 async def take_over_turn(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> bool:
-    """Makes an in-flight call whose lease has run out ours. False where someone else was faster or it is in flight no more."""
+    """Take over a call in flight whose lease has expired; return False if another process did so or it is not in
+    flight."""
     lapsed = (TurnTable.state == TurnState.IN_FLIGHT) & (TurnTable.lease_expires_at < func.now())
     until = func.now() + timedelta(seconds=seconds)
     statement = (
@@ -252,23 +259,31 @@ async def take_over_turn(conn: AsyncConnection, turn_id: int, owner: str, second
 
 
 async def release_leases(conn: AsyncConnection, turn_ids: Sequence[int]) -> None:
-    """A process that stops in order: its calls may be taken over at once."""
+    """Expire the leases of a process that shuts down, so that its calls can be taken over at once."""
     ours = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at.is_not(None)))
     await conn.execute(update(TurnTable).where(ours).values(lease_owner=None, lease_expires_at=func.now()))
 
 
-async def load_prompt(conn: AsyncConnection, turn_id: int) -> tuple[int | None, int, bytes] | None:
-    """(parent turn, kept tokens, suffix ids) as they were stored when the turn was opened."""
+class StoredPrompt(NamedTuple):
+    """A turn's prompt: the first `kept_tokens` of the parent's stream, followed by `suffix_ids`."""
+
+    parent_turn_id: int | None
+    kept_tokens: int
+    suffix_ids: bytes
+
+
+async def load_prompt(conn: AsyncConnection, turn_id: int) -> StoredPrompt | None:
+    """Return the prompt that was stored when the turn was opened; None if the turn is missing."""
     row = (
         await conn.execute(
             select(TurnTable.parent_turn_id, TurnTable.kept_tokens, TurnTable.suffix_ids).where(TurnTable.id == turn_id)
         )
     ).one_or_none()
-    return None if row is None else (row.parent_turn_id, row.kept_tokens, row.suffix_ids)
+    return None if row is None else StoredPrompt(*row)
 
 
 async def attach_client(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> None:
-    """A retry's client is connected to this call from now on; a completed turn is leased to it for the delivery."""
+    """Connect a retry's client to this call; a completed turn is leased to it for the delivery."""
     until = func.greatest(
         func.coalesce(TurnTable.lease_expires_at, func.now()), func.now() + timedelta(seconds=seconds)
     )
@@ -297,7 +312,7 @@ _KNOWN = select(
 
 
 async def find_call(conn: AsyncConnection, session_id: int, lane: str, digest: bytes) -> KnownCall | None:
-    """The newest turn with this digest in this lane."""
+    """Return the newest turn with this digest in this lane, None without one."""
     where = (TurnTable.session_id == session_id) & (TurnTable.lane == lane) & (TurnTable.digest == digest)
     row = (await conn.execute(_KNOWN.where(where).order_by(TurnTable.ordinal.desc()).limit(1))).one_or_none()
     return None if row is None else _known(row)
@@ -322,7 +337,7 @@ def _known(row: Any) -> KnownCall:
 
 
 async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collection[int] = ()) -> list[TreeTurn]:
-    """The session's completed turns but for `known_ids`, parents before children, with token arrays and texts."""
+    """Return the session's completed turns except `known_ids`, parents before children, with token arrays and texts."""
     names = [column.label(name) for name, column in ((n, getattr(TurnTable, n)) for n in TreeTurn.__slots__)]
     where = (
         (TurnTable.session_id == session_id) & (TurnTable.state == TurnState.COMPLETED) & TurnTable.id.not_in(known_ids)
@@ -332,7 +347,7 @@ async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collectio
 
 
 async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[TurnMeta]:
-    """All completed turns of one attempt as `adapter.turns.chains` takes them, parents before children. No arrays are read."""
+    """Return all completed turns of one attempt without their arrays, parents before children."""
     num_suffix = cast(func.octet_length(TurnTable.suffix_ids) // 4, TurnTable.kept_tokens.type).label("num_suffix")
     names = [num_suffix if name == "num_suffix" else getattr(TurnTable, name) for name in TurnMeta.__slots__]
     where = (

@@ -26,7 +26,7 @@ import orjson
 
 from activities.datasets.formats import read_rows
 from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
-from activities.grade import judge_patch
+from activities.grade import GradingLimits, judge_patch
 from activities.graders.registry import GRADERS
 from activities.sandboxes.base import SandboxProvider
 from cli.console import say
@@ -98,7 +98,7 @@ async def graded(provider: SandboxProvider, task: TaskRow) -> float:
         task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
     )
     try:
-        verdict, _ = await judge_patch(box, GRADERS[task.grader], task, None, gold_of(task), CONFIG)
+        verdict, _ = await judge_patch(box, GRADERS[task.grader], task, None, gold_of(task), GradingLimits.of_run(CONFIG))
     finally:
         await box.kill()
         await box.close()

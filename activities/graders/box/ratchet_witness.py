@@ -1,11 +1,13 @@
-"""Loaded into the pytest of a grading box: says over a pipe what each test did, so that the host need not believe printed text.
+"""Loaded into the pytest of a grading box: says over a pipe what each test did, so that the host need not believe
+printed text.
 
-Why here: an exit code can be faked by one `os._exit(0)`, and a summary by one `print`. Runs under whatever Python (3.6 on) and pytest
-(4 on) the task's image has. Called by: pytest, through PYTEST_PLUGINS, in boxes that `activities/graders/test_runner.py` prepares.
+Why here: an exit code can be faked by one `os._exit(0)`, and a summary by one `print`. Runs under whatever Python (3.6
+on) and pytest (4 on) the task's image has. Called by: pytest, through PYTEST_PLUGINS, in boxes that
+`activities/graders/test_runner.py` prepares.
 
-Each line is `<nonce> <json>`. The nonce comes out of a pipe that gives every reader another one. After the last test a canary, a test
-that must fail in several ways, runs through the same machinery: if it is reported as passed, somebody changed the runner.
-"""
+Each line is `<nonce> <json>`. The nonce comes out of a pipe that gives every reader another one. After the last test a
+canary, a test that must fail in several ways, runs through the same machinery: if it is reported as passed, somebody
+changed the runner. """
 
 import json
 import os

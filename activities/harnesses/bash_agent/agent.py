@@ -1,12 +1,12 @@
 """A small agent with one tool, `bash`: standard library only, one file, run by whatever Python 3.8+ the box has.
 
-Why here: it shows the whole way from a prompt to a patch without a vendor's CLI, and starts in a few hundredths of a second.
-Called by: `command.sh` in the box, as `python3 -I -S agent.py config.json`; the tiny policy's transcripts share its formats.
+Why here: it shows the whole way from a prompt to a patch without a vendor's CLI, and starts in a few hundredths of a
+second. Called by: `command.sh` in the box, as `python3 -I -S agent.py config.json`; the tiny policy's transcripts share
+its formats.
 
-Reads the session token from RATCHET_SESSION_TOKEN. Writes its transcript to standard output, one JSON object a line, and
-one line to standard error when it ends otherwise than by itself. Imports are few on purpose: starting costs more CPU than
-working here (no typing, dataclasses, urllib.request).
-"""
+Reads the session token from RATCHET_SESSION_TOKEN. Writes its transcript to standard output, one JSON object a line,
+and one line to standard error when it ends otherwise than by itself. Imports are few on purpose: starting costs more
+CPU than working here (no typing, dataclasses, urllib.request). """
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Config:
 
 
 def format_observation(output: bytes, exit_code: int, timed_out_after: float | None = None) -> str:
-    """The text of a tool message: the output; the exit code where it is not 0; a fixed word where there is nothing to say."""
+    """The text of a tool message: the output; the exit code where it is not 0; a fixed word where there is nothing to
+    say."""
     lines = [output.decode("utf-8", "replace").rstrip("\n")]
     if timed_out_after is not None:
         lines.append(f"timed out after {timed_out_after:g} seconds")
@@ -109,7 +110,8 @@ class CappedOutput:
 
 
 def run_bash(command: str, workdir: str, timeout_seconds: float, limit_bytes: int) -> tuple[str, int]:
-    """Runs one command in a session of its own; returns the observation and the exit code (-9 where it ran out of time).
+    """Runs one command in a session of its own; returns the observation and the exit code (-9 where it ran out of
+    time).
 
     Returns when the command itself has ended. What it left in the background runs on, but its pipe is closed.
     """
@@ -166,7 +168,8 @@ def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
-    """Takes what is there now; False at the end of the stream. Bounded, so that endless output cannot hide the deadline."""
+    """Takes what is there now; False at the end of the stream. Bounded, so that endless output cannot hide the
+    deadline."""
     for _ in range(max_chunks):
         try:
             data = os.read(pipe, 65536)
@@ -182,7 +185,8 @@ def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
 
 
 class Adapter:
-    """Chat Completions over one kept connection. A call is repeated, byte for byte, until it is answered or given up."""
+    """Chat Completions over one kept connection. A call is repeated, byte for byte, until it is answered or given
+    up."""
 
     def __init__(self, config: Config, token: str) -> None:
         url = urlsplit(config.base_url)

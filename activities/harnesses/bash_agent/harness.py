@@ -50,7 +50,8 @@ class BashAgentOptions(BaseModel):
 
 
 class BashAgent(BaseHarness):
-    """Needs no `install`: the program is a few kilobytes and comes with the bundle of `start`, which saves a round trip."""
+    """Needs no `install`: the program is a few kilobytes and comes with the bundle of `start`, which saves a round
+    trip."""
 
     name = "bash_agent"
     dialect = "chat"

@@ -1,10 +1,8 @@
-"""The tables: what is true.
+"""The tables. Import them from here.
 
-Why here: constraints hold the promises (an outcome has a reward exactly when a verdict exists; a group enters one step).
-Called by: the files of this folder, one per aggregate, and the alembic migrations.
-
-Token arrays are bytea: little-endian int32 ids, float32 logprobs (`ratchet.store.arrays`). Times are timestamptz by Postgres `now()`.
-"""
+Constraints enforce the main promises: a rollout has a reward exactly if it has a verdict, and a group enters one step.
+Token arrays are bytea: little-endian int32 ids, float32 logprobs (`ratchet.store.arrays`). Times are timestamptz, set
+by Postgres `now()`. States are text columns with the values of `ratchet.types`."""
 
 from ratchet.store.schema.base import Base
 from ratchet.store.schema.rollouts import (

@@ -1,8 +1,4 @@
-"""The base of all tables: types of columns, names of constraints.
-
-Why here: one convention for the whole schema, so that migrations can name what they change.
-Called by: `ratchet.store.schema`, which is where everybody imports tables from.
-"""
+"""The base of all tables: column types, and names of constraints, by which migrations refer to them."""
 
 from datetime import datetime
 from typing import Any
@@ -33,6 +29,8 @@ NAMING = {
 
 
 class Base(DeclarativeBase):
+    """Base class of all tables."""
+
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own class-level contract)
         str: Text,
@@ -46,12 +44,15 @@ class Base(DeclarativeBase):
 
 
 def identity() -> Mapped[int]:
+    """Return a bigint primary key that Postgres generates."""
     return mapped_column(BigInteger, Identity(), primary_key=True)
 
 
 def now() -> Mapped[datetime]:
+    """Return a timestamp column with Postgres `now()` as default."""
     return mapped_column(server_default=func.now())
 
 
 def reference(column: str, **kwargs: Any) -> Mapped[Any]:
+    """Return a bigint foreign key."""
     return mapped_column(BigInteger, ForeignKey(column), **kwargs)

@@ -1,8 +1,4 @@
-"""Tasks, groups, rollouts and all that belongs to one: attempts, sessions, turns, boxes, patches, grades, chains.
-
-Why here: what an agent did and what it was worth; the largest tables.
-Called by: `ratchet.store.schema`, which is where everybody imports tables from.
-"""
+"""Tables of tasks, groups and rollouts, with their attempts, sessions, turns, boxes, patches, grades and chains."""
 
 from datetime import datetime
 from typing import Any
@@ -23,7 +19,7 @@ from ratchet.store.schema.base import Base, identity, now, reference
 
 
 class TaskTable(Base):
-    """One row of a dataset, immutable; re-importing the same file adds nothing."""
+    """One row of a dataset, immutable; importing the same file again adds no row."""
 
     __tablename__ = "task"
     id: Mapped[int] = identity()
@@ -54,7 +50,8 @@ class RunTaskTable(Base):
 
 
 class RolloutGroupTable(Base):
-    """`started_step`: the newest published step when it began. `ready_seq` orders ready groups for the planner."""
+    """A group. `started_step`: newest published step when it was made. `ready_seq`: order of ready groups for the
+    planner."""
 
     __tablename__ = "rollout_group"
     id: Mapped[int] = identity()
@@ -83,7 +80,7 @@ GROUP_READY_SEQ = Sequence("group_ready_seq", metadata=Base.metadata)
 
 
 class RolloutTable(Base):
-    """One try of one agent at one task. `owner` is the Temporal run id that claimed it; `late`: ended after its group left `open`."""
+    """One try of one agent at one task. `owner`: Temporal run id that claimed it. `late`: ended after its group did."""
 
     __tablename__ = "rollout"
     id: Mapped[int] = identity()
@@ -133,7 +130,7 @@ class RolloutTable(Base):
 
 
 class AttemptTable(Base):
-    """The n-th agent box of a rollout. Each try of a stage takes `fence + 1`, and all its writes carry it."""
+    """The n-th agent box of a rollout. Each try of a stage increments `fence`, and its writes carry that value."""
 
     __tablename__ = "attempt"
     id: Mapped[int] = identity()
@@ -153,7 +150,10 @@ class AttemptTable(Base):
 
 
 class SessionTable(Base):
-    """The adapter's view of one attempt. All its tokens are valid until it is closed."""
+    """The adapter's session for one attempt. All its tokens are valid until it is closed.
+
+    `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
+    """
 
     __tablename__ = "session"
     id: Mapped[int] = identity()
@@ -171,7 +171,7 @@ class SessionTable(Base):
 
 
 class SessionTokenTable(Base):
-    """sha256 of a bearer token of 256 random bits; the token itself is stored nowhere."""
+    """The sha256 of a bearer token of 256 random bits; the token itself is not stored."""
 
     __tablename__ = "session_token"
     token_hash: Mapped[bytes] = mapped_column(primary_key=True)
@@ -183,8 +183,8 @@ class TurnTable(Base):
     """One model call.
 
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
-    `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `delivered`: the answer's last byte was written.
-    """
+    `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `delivered`: the answer's last
+    byte was written."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -225,7 +225,10 @@ class TurnTable(Base):
 
 
 class SandboxTable(Base):
-    """Ledger of boxes, written before the box exists. `used_by` marks a box as spent by its first use. No rollout: an admission's box."""
+    """The ledger of boxes, written before the box exists.
+
+    `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission.
+    """
 
     __tablename__ = "sandbox"
     id: Mapped[int] = identity()
@@ -249,7 +252,7 @@ class SandboxTable(Base):
 
 
 class PatchTable(Base):
-    """The agent's diff against the recorded base commit, zstd. One per attempt. `reason`: why it was left out, if it was."""
+    """The agent's diff against the recorded base commit, zstd; one per attempt. `reason`: why the diff was left out."""
 
     __tablename__ = "patch"
     id: Mapped[int] = identity()
@@ -265,11 +268,11 @@ class PatchTable(Base):
 
 
 class GradeTable(Base):
-    """A verdict on a patch by one grader version. Many per rollout; the rollout names the one its reward came from.
+    """A verdict on a patch by one grader version; `rollout.grade_id` names the one that decided the reward.
 
-    `tests`: name → outcome. `fail_to_pass`, `pass_to_pass`: [passed, expected]. `findings`: [{"rule", "path", "action"}], files that an
-    integrity rule kept out; `rule`: the one that decided a `rejected`. `repeat` counts grades of one patch by one grader version.
-    """
+    `tests`: name → outcome. `fail_to_pass`, `pass_to_pass`: [passed, expected]. `findings`: [{"rule", "path",
+    "action"}], files that an integrity rule left out; `rule`: the rule that rejected the patch. `repeat` counts grades
+    of one patch by one grader version."""
 
     __tablename__ = "grade"
     id: Mapped[int] = identity()
@@ -293,7 +296,7 @@ class GradeTable(Base):
 
 
 class AdmissionTable(Base):
-    """Whether a task may be trained and evaluated on, by one grader version: its gold patch passed and the empty one failed, every time.
+    """Whether one grader version admits a task: its gold patch always passed and the empty one never did.
 
     `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat.
     """
@@ -327,9 +330,8 @@ class ChainTable(Base):
 class ChainSpanTable(Base):
     """Tokens [start, start + length) of a chain, taken from a turn.
 
-    `sampled` false: from `suffix_ids[source_start:]`; true: from `sampled_ids[source_start:]`. `trained`: these tokens get loss
-    weight in this chain, and in no other chain of the rollout.
-    """
+    `sampled` false: from `suffix_ids[source_start:]`; true: from `sampled_ids[source_start:]`. `trained`: these tokens
+    get loss weight in this chain, and in no other chain of the rollout."""
 
     __tablename__ = "chain_span"
     chain_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("chain.id", ondelete="CASCADE"), primary_key=True)

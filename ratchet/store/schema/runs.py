@@ -1,8 +1,4 @@
-"""Runs and what trains them: installation, plan rows, checkpoints, policy versions, engines, learners, evaluations, metrics.
-
-Why here: few rows, changed under locks.
-Called by: `ratchet.store.schema`, which is where everybody imports tables from.
-"""
+"""Tables of runs: installation, plan rows, checkpoints, policy versions, engines, learners, evaluations, metrics."""
 
 from datetime import datetime
 from typing import Any
@@ -22,7 +18,10 @@ from ratchet.store.schema.base import Base, identity, now
 
 
 class InstallationTable(Base):
-    """One row: who we are towards sandbox providers, so that a sweep touches no box of others, and how long no adapter was there."""
+    """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others.
+
+    `adapter_seen_at` and `adapter_away_seconds`: see `ratchet.store.adapters`.
+    """
 
     __tablename__ = "installation"
     singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
@@ -33,11 +32,11 @@ class InstallationTable(Base):
 
 
 class RunTable(Base):
-    """A training or evaluation run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
+    """A run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 
-    `patient_from`: the first group that was made after a human last resumed the run; earlier ones without signal are forgiven.
-    `source_run_id`: the run whose stored groups this one trains on; it makes no rollouts, has no workflow, and no engine serves it.
-    """
+    `patient_from`: first group made after the run was last resumed; earlier groups without signal do not pause it
+    again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
+    engine."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -64,7 +63,7 @@ class RunTable(Base):
 
 
 class BatchTable(Base):
-    """A plan row: everything that fixes one step, so that a replay does the same again.
+    """A plan row: the members, weights and settings of one step, so that a replay trains the same.
 
     `members`: list of {"rollout_id", "group_id", "grade_id", "reward", "advantage", "num_tokens", "update"}, in order.
     `denominators`: one number per update for the run's reducer. `epoch` and `metrics` are written by the learner.
@@ -86,7 +85,8 @@ class BatchTable(Base):
 
 
 class BatchItemTable(Base):
-    """A group enters at most one step, by constraint. `use`: trained, or consumed without being trained on (`no_signal`, `expired`)."""
+    """The step that consumed a group; at most one, by constraint. `use`: `trained`, or `no_signal` or `expired` if
+    not."""
 
     __tablename__ = "batch_item"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -97,7 +97,8 @@ class BatchItemTable(Base):
 
 
 class CheckpointTable(Base):
-    """A complete DCP checkpoint. The run's pointer and this row are written in the transaction that commits its batches."""
+    """A complete torch DCP checkpoint, written in the transaction that moves the run's pointer and commits its
+    batches."""
 
     __tablename__ = "checkpoint"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
@@ -110,7 +111,8 @@ class CheckpointTable(Base):
 
 
 class PolicyVersionTable(Base):
-    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256", "bytes"}]."""
+    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256",
+    "bytes"}]."""
 
     __tablename__ = "policy_version"
     version: Mapped[str] = mapped_column(primary_key=True)
@@ -125,7 +127,7 @@ class PolicyVersionTable(Base):
 
 
 class EngineTable(Base):
-    """One vLLM server. `version`: the weights it serves now; `heartbeat_at` is written by its wrapper."""
+    """One vLLM server. `version`: the weights it serves. Its wrapper writes `heartbeat_at`."""
 
     __tablename__ = "engine"
     id: Mapped[int] = identity()
@@ -140,7 +142,7 @@ class EngineTable(Base):
 
 
 class LearnerTable(Base):
-    """One row per run: what the learner does now, for `learn.step` to watch."""
+    """The phase and heartbeat of a run's learner, which `learn.step` watches."""
 
     __tablename__ = "learner"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
@@ -153,7 +155,7 @@ class LearnerTable(Base):
 
 
 class EvaluationTable(Base):
-    """One evaluation of one policy version at one temperature; its rollouts carry the label through their groups."""
+    """One evaluation of one policy version at one temperature; the groups of its rollouts carry the label."""
 
     __tablename__ = "evaluation"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
@@ -167,7 +169,7 @@ class EvaluationTable(Base):
 
 
 class MetricTable(Base):
-    """One number of one step; `name` as in training.md 1.5."""
+    """One metric of one step."""
 
     __tablename__ = "metric"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)

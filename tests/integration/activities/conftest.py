@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from activities.grade import judge_patch
-from activities.graders.base import Verdict
-from activities.graders.integrity import Finding
+from activities.grade import GradingLimits, JudgedPatch, judge_patch
 from activities.graders.registry import GRADERS
 from activities.sandboxes.base import Sandbox
 from ratchet.config import RunConfig
@@ -76,15 +74,16 @@ def config(eval_seconds: float = EVAL_SECONDS, **grading: Any) -> RunConfig:
     return RunConfig.model_validate({"datasets": [{"path": "unused"}], "grading": grading, "limits": limits})
 
 
-Judge = Callable[..., Awaitable[tuple[Verdict, list[Finding]]]]
+Judge = Callable[..., Awaitable[JudgedPatch]]
 
 
 @pytest.fixture
 def judged(box: Sandbox) -> Judge:
     """Grades a patch on a task in a fresh box."""
 
-    async def run(task: TaskRow, patch: bytes, **options: Any) -> tuple[Verdict, list[Finding]]:
-        return await judge_patch(box, GRADERS[task.grader], task, None, patch, config(**options))
+    async def run(task: TaskRow, patch: bytes, **options: Any) -> JudgedPatch:
+        limits = GradingLimits.of_run(config(**options))
+        return await judge_patch(box, GRADERS[task.grader], task, None, patch, limits)
 
     return run
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from activities.graders.integrity_rules import TAMPERED, table
+from activities.graders.integrity_rules import TAMPERED, rules_table
 from tests.integration.activities.attacks import ATTACKS, Attack
 
 PAGE = Path(__file__).parents[3] / "docs" / "integrity.md"
@@ -26,7 +26,7 @@ def _answer(attack: Attack) -> str:
 
 
 def rules() -> str:
-    rows = table()
+    rows = rules_table()
     return _markdown(
         list(rows[0]), [[f"`{value}`" if name == "files" else value for name, value in row.items()] for row in rows]
     )

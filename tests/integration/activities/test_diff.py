@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activities import git_scripts
-from activities.graders.patches import join, split
+from activities.graders.diff_sections import join_diff, split_diff
 from activities.sandboxes.base import Sandbox
 from tests.integration.sandbox_gateway.conftest import GatewayProcess, provider_of
 
@@ -110,8 +110,8 @@ async def test_whatever_was_done_to_git(box: Sandbox, second_box: Sandbox, state
     before = await listing(box)
     await box.exec(command, user="agent", cwd=WORKDIR, timeout=60)
     diff = await taken(box)
-    changes = split(diff)
-    assert join(changes) == diff
+    changes = split_diff(diff)
+    assert join_diff(changes) == diff
     if path:
         assert path in {change.path for change in changes}, (sorted(change.path for change in changes), diff[:2000])
     elif state != "strange names":
@@ -144,7 +144,7 @@ async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) ->
 async def test_a_working_tree_that_is_gone_is_a_deletion(box: Sandbox, replaced: str) -> None:
     await prepare(box, "agent")
     await box.exec(replaced.format(shlex.quote(WORKDIR)), user="root", cwd="/")
-    changes = split(await taken(box))
+    changes = split_diff(await taken(box))
     assert changes and all(change.deleted for change in changes)
 
 
@@ -280,7 +280,7 @@ async def test_any_patch_that_was_taken_applies(grading_gateway: GatewayProcess)
         script = "\n".join(f"{{ {_command(edit)}; }} 2>/dev/null || true" for edit in edits)
         await agent.exec(script, user="agent", cwd=workdir, timeout=120)
         diff = await taken(agent, workdir)
-        assert join(split(diff)) == diff
+        assert join_diff(split_diff(diff)) == diff
         await prepare(fresh, "grade", PRE, workdir)
         if diff:
             await put(fresh, diff, workdir)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,16 +172,18 @@ async def test_the_command_s_half(
 
 async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_id: str) -> None:
     config = make_config(seed=uuid.uuid4().int % 2**31)
-    values = {
-        "config": config.model_dump(mode="json"),
-        "config_digest": config.digest(),
-        "seed": config.seed,
-        "model_path": "",
-    }
+    by_hand = runs.NewRun(
+        run_id=f"{runs.ADHOC}-{run_id}",
+        config=config.model_dump(mode="json"),
+        config_digest=config.digest(),
+        config_name=runs.ADHOC,
+        seed=config.seed,
+        model_path="",
+    )
     async with database.begin() as connection:
-        await runs.create_run(connection, values | {"run_id": f"{runs.ADHOC}-{run_id}", "config_name": runs.ADHOC})
+        await runs.create_run(connection, by_hand)
         assert await runs.newest_unfinished_run(connection, config.digest()) is None
-        await runs.create_run(connection, values | {"run_id": run_id, "config_name": "test"})
+        await runs.create_run(connection, replace(by_hand, run_id=run_id, config_name="test"))
         assert await runs.newest_unfinished_run(connection, config.digest()) == run_id
 
 

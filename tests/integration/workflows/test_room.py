@@ -18,16 +18,11 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
 
     async def ask(role: SandboxRole, rollout_id: int, max_boxes: int = 3) -> Any:
         """Of three boxes one is kept for grading: two agents may be in."""
-        values = {
-            "provider": provider,
-            "role": role,
-            "rollout_id": rollout_id,
-            "attempt": 1,
-            "workflow_id": run_id,
-            "image": "host",
-        }
+        new = sandboxes.NewSandbox(
+            provider=provider, role=role, rollout_id=rollout_id, attempt=1, workflow_id=run_id, image="host"
+        )
         async with loop.database.begin() as connection:
-            return await sandboxes.reserve_sandbox(connection, values, max_boxes)
+            return await sandboxes.reserve_sandbox(connection, new, max_boxes)
 
     async with loop.database.begin() as connection:
         await make_group(connection, run_id, 0, [0.0, 0.0, 0.0])

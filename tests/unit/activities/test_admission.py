@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from activities.datasets.lints import lint_config, lint_rows
 from activities.graders.base import Verdict
-from activities.graders.log_parsers import parser
-from activities.graders.rewards import BY_NAME, RewardFacts, compute_reward
-from activities.graders.test_runner import _read
+from activities.graders.log_parsers import find_log_parser
+from activities.graders.rewards import REWARD_FUNCTIONS, RewardFacts, compute_reward
+from activities.graders.test_runner import _parse_report
 from activities.regrade import reward_spread
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
@@ -46,7 +46,7 @@ def test_closed_forms() -> None:
         0.0,
         pytest.approx(0.45),
     ]
-    assert [compute_reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in BY_NAME] == [
+    assert [compute_reward(name, verdict(True, f2p=(2, 2), p2p=(4, 4)), FACTS)[0] for name in REWARD_FUNCTIONS] == [
         1.0,
         1.0,
         pytest.approx(1.0),
@@ -114,16 +114,16 @@ LOGS = {
 @pytest.mark.parametrize("name", LOGS)
 def test_printed_logs(name: str) -> None:
     log, expected = LOGS[name]
-    assert parser(name)(log) == expected
+    assert find_log_parser(name)(log) == expected
 
 
 def test_a_parser_that_nobody_has() -> None:
     with pytest.raises(GraderFailedError, match="no log parser 'cobol'"):
-        parser("cobol")
+        find_log_parser("cobol")
 
 
 def report(end: str, seconds: float = 10.0) -> tuple[int | None, bool, bool]:
-    seen = _read(f"n log\nhello\nn frames\nn end {end}\n", "n", frozenset(), seconds, 0)
+    seen = _parse_report(f"n log\nhello\nn frames\nn end {end}\n", "n", frozenset(), seconds, 0)
     return seen.exit_code, seen.starved, seen.lost
 
 

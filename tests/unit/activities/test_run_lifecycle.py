@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from activities.run_lifecycle import planned_evaluations
+from activities.evaluations import planned_evaluations
 from ratchet.config import RunConfig
 
 

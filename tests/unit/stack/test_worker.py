@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from activities.run_configs import RunConfigs
+from activities.boxes import box_ttl_seconds
 from activities.sandboxes.base import BoxLimits
 from activities.sandboxes.docker import DockerProvider
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
 from stack.worker import adapter_url, sandbox_provider, slots
@@ -87,11 +86,10 @@ def test_boots_at_once_are_the_briefs_variable(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_service_that_ends_boxes_too_early_is_refused() -> None:
     settings = load_temporal_settings()
-    configs = RunConfigs(Database("postgresql://nowhere/x", pool_size=1), settings)
     config = RunConfig.model_validate(
         {"datasets": [{"path": "x"}], "limits": {"agent_seconds": 3000, "eval_seconds": 600}}
     )
-    assert configs.ttl_seconds(config, 86_400) == 3780 + settings.rollout.ttl_margin
-    assert configs.ttl_seconds(config, 4000) == 4000
+    assert box_ttl_seconds(config, settings, 86_400) == 3780 + settings.rollout.ttl_margin
+    assert box_ttl_seconds(config, settings, 4000) == 4000
     with pytest.raises(ConfigError, match="3780 s"):
-        configs.ttl_seconds(config, 3600)
+        box_ttl_seconds(config, settings, 3600)

@@ -77,7 +77,7 @@ def test_parquet_gives_the_rows_of_jsonl(tmp_path: Path, as_text: bool) -> None:
 def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "d.parquet").write_text("x")
     (problem,) = check_rows(DatasetConfig(path=str(tmp_path / "d.parquet")))
-    assert "is no parquet file" in str(problem)
+    assert "is not a parquet file" in str(problem)
 
 
 def test_swe_bench_rows(tmp_path: Path) -> None:

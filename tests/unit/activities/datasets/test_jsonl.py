@@ -39,7 +39,7 @@ def test_a_good_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ("not json\n", "row 2: is no JSON"),
+        ("not json\n", "row 2: is not JSON"),
         ("\n", "row 2: expected a JSON object, found an empty line"),
         ("[1]\n", "row 2: expected an object, found list"),
         ({**GOOD, "label": 7}, "row 2, field label: expected a string, found 7"),

@@ -124,7 +124,7 @@ def test_another_archive_than_the_recipes_is_refused(index: Path, tmp_path: Path
         ({"bug": {"file": "tests/test_half.py"}}, "has no source tests/test_half.py"),
         ({"bug": {"index": 4}}, "no site arithmetic 4 in half"),
         ({"file": "half-2.0.tar.gz"}, "the package index has no half-2.0.tar.gz"),
-        ({"sha256": "short"}, "half.json: is no recipe"),
+        ({"sha256": "short"}, "half.json: is not a recipe"),
     ],
 )
 def test_what_does_not_fit_is_named(index: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -1,10 +1,7 @@
-"""Integrity of a grade: what of a patch may come into the grading box, decided on the host, before anything of it is unpacked.
+"""Drop files from a patch that could change the test runner, before anything of it enters the grading box.
 
-Why here: the agent cannot grade itself. The table of rules is `rules.py`; this file applies it to one patch.
-Called by: `activities/grade.py`.
-
-A finding never makes a failure silent: by default the patch is graded without the named files, and the findings are stored beside the
-verdict; with `grading.integrity: reject` the patch gets the verdict `rejected` with the rule's name.
+This module applies the table of `integrity_rules.py` on the host. By default the patch is graded without the named
+files, and the findings are stored with the verdict; with `grading.integrity: reject` the verdict is `rejected`.
 """
 
 import re
@@ -12,15 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any
+from typing import NamedTuple, Self
 
+from activities.graders.diff_sections import GITLINK, FileChange
 from activities.graders.integrity_rules import RULES, SHADOWED_MODULES, Rule
-from activities.graders.patches import GITLINK, FileChange
+from ratchet.types import JsonObject
 
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """A file of the patch that a rule spoke about. `action`: `left out`, or `put back` where only the runner's part of it was."""
+    """A file of the patch that a rule matched. `action`: `left out`, or `put back` if only its runner settings were."""
 
     rule: str
     path: str
@@ -29,22 +27,23 @@ class Finding:
 
 @dataclass(slots=True, frozen=True)
 class PatchPolicy:
-    """What the task says. `test_files` None: the task does not list its tests, so any directory might hold some."""
+    """The task's own patterns. `test_files` None: the task does not list its tests, so any directory may hold some."""
 
     test_files: frozenset[str] | None = None
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
 
     @classmethod
-    def of_task(cls, spec: dict[str, Any], test_files: Iterable[str] | None) -> "PatchPolicy":
+    def of_task(cls, spec: JsonObject, test_files: Iterable[str] | None) -> Self:
+        """Read `metadata.integrity` of a task."""
         own = spec.get("integrity") or {}
         listed = None if test_files is None else frozenset(test_files)
         return cls(listed, tuple(own.get("allow", ())), tuple(own.get("deny", ())))
 
 
 @dataclass(slots=True)
-class Screened:
-    """`kept`: the changes that go into the box. `sections`: path → kind of file whose runner part is put back after they are in."""
+class ScreenedPatch:
+    """`kept`: changes that go into the box. `sections`: path → kind of settings file whose runner part is restored."""
 
     kept: list[FileChange] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -53,37 +52,49 @@ class Screened:
 
 @cache
 def _glob(pattern: str) -> re.Pattern[str]:
-    """`**/` any depth, `/**` everything below, `*` and `?` within a name."""
+    """Compile a pattern: `**/` any depth, `/**` everything below, `*` and `?` within a name."""
     out = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"/\*\*", "/.*").replace(r"\*\*", ".*")
     return re.compile(out.replace(r"\*", "[^/]*").replace(r"\?", "[^/]") + r"\Z", re.DOTALL)
 
 
 def matches_pattern(path: str, patterns: Sequence[str]) -> bool:
+    """Return whether the path matches one of the patterns."""
     return any(_glob(pattern).match(path) for pattern in patterns)
 
 
-def needs_packages(changes: Sequence[FileChange]) -> bool:
-    """Whether the base's packages have to be known before `screen_patch` can tell a shadowing module from a submodule."""
-    return any(_shadowing_name(change) is not None for change in changes)
+class _ShadowingModule(NamedTuple):
+    """A module name of the standard library or the runner, and the directory that would have to be on the module
+    path."""
+
+    directory: str
+    name: str
 
 
-def _shadowing_name(change: FileChange) -> tuple[str, str] | None:
-    """(directory that would have to be on the module path, module name) if the file could stand in for a known module."""
+def needs_python_files(changes: Sequence[FileChange]) -> bool:
+    """Return whether `screen_patch` needs the base's Python files, to tell a shadowing module from a submodule."""
+    return any(_shadowing_module(change) is not None for change in changes)
+
+
+def _shadowing_module(change: FileChange) -> _ShadowingModule | None:
+    """Return the known module that the file could be imported in place of, None without one."""
     if change.deleted:
         return None
     path = PurePosixPath(change.path)
     name = path.name.split(".")[0]
     if path.suffix in (".py", ".so", ".pyd") and name in SHADOWED_MODULES:
-        return str(path.parent), name
+        return _ShadowingModule(str(path.parent), name)
     for parent in path.parents:
         if parent.name in SHADOWED_MODULES and path.suffix in (".py", ".so", ".pyd"):
-            return str(parent.parent), parent.name
+            return _ShadowingModule(str(parent.parent), parent.name)
     return None
 
 
 def _is_shadow(change: FileChange, packages: frozenset[str], existing: frozenset[str]) -> bool:
-    """New, and not inside a package: a package's own `types.py` or `json/` is reached by its full name only."""
-    found = _shadowing_name(change)
+    """Return whether a change adds a shadowing module.
+
+    A file inside a package is none: a package's own `types.py` or `json/` is imported by its full name only.
+    """
+    found = _shadowing_module(change)
     if found is None or change.path in existing:
         return False
     directory, name = found
@@ -95,7 +106,8 @@ def _is_shadow(change: FileChange, packages: frozenset[str], existing: frozenset
 
 
 def _is_test(change: FileChange, policy: PatchPolicy) -> bool:
-    """A listed test, or something put in the place of one of its directories (a link, a file, a submodule)."""
+    """Return whether the change touches a listed test, or replaces one of its directories by a link, file or
+    submodule."""
     if policy.test_files is None:
         return False
     if change.path in policy.test_files:
@@ -120,7 +132,7 @@ def _applies(
 
 
 def _pytest_would_load(path: str, test_files: frozenset[str] | None) -> bool:
-    """A conftest.py beside or above a listed test; any, where the tests are not listed."""
+    """Return whether a conftest.py lies beside or above a listed test; any does if the tests are not listed."""
     if test_files is None:
         return True
     directory = path.rpartition("/")[0]
@@ -129,12 +141,12 @@ def _pytest_would_load(path: str, test_files: frozenset[str] | None) -> bool:
 
 def screen_patch(
     changes: Sequence[FileChange], policy: PatchPolicy, existing: frozenset[str] = frozenset()
-) -> Screened:
-    """Applies every rule to every change. `existing`: the base's Python files, needed where `needs_packages` says so."""
+) -> ScreenedPatch:
+    """Apply every rule to every change. `existing`: the base's Python files, if `needs_python_files`."""
     inits = {path for path in existing if path.endswith("__init__.py")}
     inits |= {change.path for change in changes if change.path.endswith("__init__.py") and not change.deleted}
     packages = frozenset(str(PurePosixPath(path).parent) for path in inits) - {"."}
-    result = Screened()
+    result = ScreenedPatch()
     for change in changes:
         rule = _rule_for(change, policy, packages, existing)
         if rule is None:

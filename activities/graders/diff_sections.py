@@ -1,25 +1,27 @@
-"""A git diff as its file sections: read, filtered, joined again, byte for byte.
+"""Split a git diff into its file sections and join them again, byte for byte.
 
-Why here: integrity rules speak about files, and a patch must lose single files without losing a byte of the others.
-Called by: `activities/graders/integrity.py`.
+Integrity rules drop single files from a patch; the sections of the other files must not change.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 _HEADER = b"diff --git "
 _MODE = re.compile(
     rb"^(?:new file mode|new mode|deleted file mode|old mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d{6})$", re.MULTILINE
 )
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
-SYMLINK, GITLINK = "120000", "160000"
+SYMLINK = "120000"
+GITLINK = "160000"
 
 
 @dataclass(slots=True, frozen=True)
 class FileChange:
-    """One section of a diff. `modes`: every file mode its header names. `raw` is the section as it stands."""
+    """One section of a diff. `modes`: every file mode that its header names. `raw`: the unchanged bytes of the
+    section."""
 
     path: str
     raw: bytes
@@ -33,7 +35,7 @@ class FileChange:
 
     @property
     def added_text(self) -> str:
-        """The lines that the section adds; empty for a binary one."""
+        """The lines that the section adds; empty for a binary file."""
         lines = self.raw.split(b"\n")
         return "\n".join(
             line[1:].decode(errors="replace")
@@ -42,9 +44,15 @@ class FileChange:
         )
 
 
-def _unquote(text: bytes) -> tuple[str, bytes]:
-    """A C-quoted path at the start of `text`, and what follows it."""
-    out, at = bytearray(), 1
+class _Unquoted(NamedTuple):
+    path: str
+    rest: bytes
+
+
+def _unquote(text: bytes) -> _Unquoted:
+    """Read a C-quoted path at the start of `text`."""
+    out = bytearray()
+    at = 1
     while text[at : at + 1] != b'"':
         if text[at : at + 1] == b"\\":
             letter = chr(text[at + 1])
@@ -57,14 +65,14 @@ def _unquote(text: bytes) -> tuple[str, bytes]:
         else:
             out.append(text[at])
             at += 1
-    return out.decode(errors="surrogateescape"), text[at + 1 :]
+    return _Unquoted(out.decode(errors="surrogateescape"), text[at + 1 :])
 
 
 def _path(header: bytes) -> str:
-    """The path in `diff --git a/P b/P`; both sides name the same file, because diffs are taken without renames."""
+    """Return P of `diff --git a/P b/P`; both sides are equal, because diffs are taken without renames."""
     rest = header.removeprefix(_HEADER)
     if rest.startswith(b'"'):
-        return _unquote(rest)[0].partition("/")[2]
+        return _unquote(rest).path.partition("/")[2]
     half = rest[: (len(rest) - 1) // 2]
     return half.decode(errors="surrogateescape").partition("/")[2]
 
@@ -74,15 +82,17 @@ def _change(raw: bytes) -> FileChange:
     end = re.search(rb"^(?:--- |GIT binary patch|Binary files )", body, re.MULTILINE)
     extended = body[: end.start()] if end else body
     modes = frozenset(mode.decode() for mode in _MODE.findall(extended))
-    added, deleted = b"\nnew file mode" in b"\n" + extended, b"\ndeleted file mode" in b"\n" + extended
+    added = b"\nnew file mode" in b"\n" + extended
+    deleted = b"\ndeleted file mode" in b"\n" + extended
     return FileChange(_path(head), raw, added, deleted, modes)
 
 
-def split(diff: bytes) -> list[FileChange]:
-    """The sections in order; `join` of them is the diff. A line of content never starts with `diff`, so headers cannot be forged."""
+def split_diff(diff: bytes) -> list[FileChange]:
+    """Return the sections in order. Content lines never start with `diff`, so that a header cannot be forged."""
     starts = [match.start() for match in re.finditer(rb"^diff --git ", diff, re.MULTILINE)]
     return [_change(diff[start:end]) for start, end in pairwise([*starts, len(diff)])]
 
 
-def join(changes: Iterable[FileChange]) -> bytes:
+def join_diff(changes: Iterable[FileChange]) -> bytes:
+    """Return the diff with these sections; the inverse of `split_diff`."""
     return b"".join(change.raw for change in changes)

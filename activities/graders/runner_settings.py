@@ -1,7 +1,6 @@
-"""Files that hold product and runner settings side by side: the runner's part is put back, the rest of an edit stays.
+"""Restore the test runner's part of files that also hold other settings: pyproject.toml, package.json, Makefile.
 
-Why here: an honest packaging change must survive, a changed `addopts` or test script must not.
-Called by: `activities/graders/integrity.py`.
+An honest change of packaging is kept; a changed `addopts` or test script is undone.
 """
 
 import configparser
@@ -9,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 _TOML_HEADER = re.compile(r"^\[{1,2}[A-Za-z0-9_.\"' -]+\]{1,2}\s*(?:#.*)?$")
 _INI_HEADER = re.compile(r"^\[[^\]]+\]\s*(?:[#;].*)?$")
@@ -21,17 +20,34 @@ _RUNNER_INI = re.compile(
 )
 _JSON_RUNNER_KEYS = ("jest", "mocha", "ava", "nyc", "c8", "vitest", "tap", "karma", "babel", "husky", "lint-staged")
 _MAKE_TARGET = re.compile(
-    r"^(?:[\w./%-]+\s+)*(?:test|tests|check|pytest|ci|verify|unit|coverage|test[-_.]\S*|check[-_.]\S*)(?:\s+\S+)*\s*::?(?!=)"
+    r"^(?:[\w./%-]+\s+)*(?:test|tests|check|pytest|ci|verify|unit|coverage|test[-_.]\S*|check[-_.]\S*)"
+    r"(?:\s+\S+)*\s*::?(?!=)"
 )
 _MAKE_DANGER = re.compile(
-    r"^\s*(?:-?include|sinclude|override|export|define|SHELL|\.SHELLFLAGS|MAKEFLAGS|PATH|PYTEST\w*|PYTHON\w*|\.ONESHELL|\.RECIPEPREFIX)\b"
+    r"^\s*(?:-?include|sinclude|override|export|define|SHELL|\.SHELLFLAGS|MAKEFLAGS|PATH|PYTEST\w*|PYTHON\w*"
+    r"|\.ONESHELL|\.RECIPEPREFIX)\b"
     r"|\$[({](?:shell|eval)\b",
     re.MULTILINE,
 )
 
 
-def put_back(kind: str, path: str, base: str | None, patched: str) -> str | None:
-    """`patched` with the runner's parts as they are in `base` (None: the file is new). None where only the whole file can go back."""
+class _Block(NamedTuple):
+    """A section of a settings file with its header; the text before the first header has the name ''."""
+
+    name: str
+    text: str
+
+
+class _MakeBlock(NamedTuple):
+    is_test: bool
+    text: str
+
+
+def restore_runner_settings(kind: str, path: str, base: str | None, patched: str) -> str | None:
+    """Return `patched` with the runner's parts as in `base` (None: the file is new).
+
+    Return None if the parts cannot be told apart, so that the whole file has to be restored.
+    """
     return _BY_KIND[kind](path, base or "", patched)
 
 
@@ -41,18 +57,17 @@ def _config(path: str, base: str, patched: str) -> str | None:
     return _checked(_merged(_INI_HEADER, _RUNNER_INI, base, patched), base, _ini_runner)
 
 
-def _blocks(header: re.Pattern[str], text: str) -> list[tuple[str, str]]:
-    """(section name, text with its header); the text before the first header has the name ''."""
+def _blocks(header: re.Pattern[str], text: str) -> list[_Block]:
     found: list[tuple[str, list[str]]] = [("", [])]
     for line in text.splitlines(keepends=True):
         if header.match(line.rstrip("\r\n")):
             found.append((line.strip().split("#")[0].strip().strip("[]").strip(), []))
         found[-1][1].append(line)
-    return [(name, "".join(lines)) for name, lines in found]
+    return [_Block(name, "".join(lines)) for name, lines in found]
 
 
 def _merged(header: re.Pattern[str], runner: re.Pattern[str], base: str, patched: str) -> str:
-    """The runner's sections stand where the patch has them, with the base's text; those that the patch took out come last."""
+    """Replace the text of the runner's sections by the base's; sections that the patch removed are appended."""
     own = {name: text for name, text in _blocks(header, base) if runner.match(name)}
     parts = [own.pop(name, "") if runner.match(name) else text for name, text in _blocks(header, patched)]
     merged = "".join(parts)
@@ -60,7 +75,10 @@ def _merged(header: re.Pattern[str], runner: re.Pattern[str], base: str, patched
 
 
 def _checked(merged: str, base: str, view: Callable[[str], Any]) -> str | None:
-    """Guards against spellings that the line-wise cut does not know: what the runner would read must be the base's."""
+    """Return `merged` if a parser reads the same runner settings from it as from `base`, else None.
+
+    Guards against spellings that the line-wise split does not recognise.
+    """
     try:
         return merged if view(merged) == view(base) else None
     except (tomllib.TOMLDecodeError, configparser.Error, ValueError):
@@ -112,8 +130,8 @@ def _package_json(path: str, base: str, patched: str) -> str | None:
     return patched if merged == new else json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
 
 
-def _make_blocks(text: str) -> list[tuple[bool, str]]:
-    """(is a test target, its text); a target ends at the next line that is neither a recipe line nor blank."""
+def _make_blocks(text: str) -> list[_MakeBlock]:
+    """Split a Makefile into test targets and the rest; a target ends before a line that is neither recipe nor blank."""
     found: list[tuple[bool, list[str]]] = []
     for line in text.splitlines(keepends=True):
         if _MAKE_TARGET.match(line):
@@ -122,7 +140,7 @@ def _make_blocks(text: str) -> list[tuple[bool, str]]:
             found[-1][1].append(line)
         else:
             found.append((False, [line]))
-    return [(is_test, "".join(lines)) for is_test, lines in found]
+    return [_MakeBlock(is_test, "".join(lines)) for is_test, lines in found]
 
 
 def _makefile(path: str, base: str, patched: str) -> str | None:

@@ -1,0 +1,106 @@
+"""Rollouts that are started by hand with a dataset and a task: find or create their run, and insert their row."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from temporalio import activity
+
+from activities.dataset_import import import_dataset
+from activities.datasets.formats import dataset_digest
+from activities.run_creation import create_run_from_config
+from activities.stage import activity_stage
+from ratchet.config import RunConfig
+from ratchet.config_sources import resolve_config
+from ratchet.errors import ConfigError, DatasetError
+from ratchet.model_directory import model_of
+from ratchet.payloads import RolloutInput, RolloutRow
+from ratchet.store import engines, rollouts, runs, tasks
+from ratchet.store.database import Database
+from ratchet.store.engines import EngineRow
+from ratchet.store.rollouts import AdhocRollout
+from ratchet.store.tasks import NumberedTask
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import JsonObject, Purpose
+
+
+class AdhocRolloutActivities:
+    """Prepare a rollout that belongs to no group."""
+
+    def __init__(self, database: Database, settings: TemporalSettings) -> None:
+        self.database = database
+        self.settings = settings
+
+    @activity_stage("prepare_rollout")
+    async def prepare_rollout(self, input: RolloutInput) -> RolloutRow:
+        """Insert the rollout's row, in a run `adhoc-…` per config. Safe to repeat by workflow id.
+
+        Raises ConfigError or DatasetError for a wrong config, model, policy version, dataset or task.
+        """
+        workflow_id = activity.info().workflow_id
+        assert workflow_id is not None
+        config = _config_of(input)
+        run_id = f"{runs.ADHOC}-{config.digest()[:8]}"
+        async with self.database.begin() as connection:
+            exists = await runs.get_run(connection, run_id)
+            _require_served(input, config, await engines.list_engines(connection))
+        if exists is None:
+            await create_run_from_config(self.database, self.settings, run_id, config, runs.ADHOC)
+        digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
+        async with self.database.begin() as connection:
+            known = await tasks.tasks_of_dataset(connection, digest)
+            if not known:  # the file has changed since the run was created
+                await import_dataset(connection, config.datasets[0], digest)
+                known = await tasks.tasks_of_dataset(connection, digest)
+            new = AdhocRollout(
+                run_id=run_id,
+                task_id=_find_task(known, input),
+                member=0,
+                purpose=Purpose.EVAL,
+                workflow_id=workflow_id,
+                harness=config.harness.name,
+                temperature=config.sampling.temperature,
+                policy_version=input.policy_version,
+            )
+            rollout_id = await rollouts.create_adhoc_rollout(connection, new)
+        stages = self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds)
+        return RolloutRow(rollout_id=rollout_id, stages=stages)
+
+
+def _config_of(input: RolloutInput) -> RunConfig:
+    """Return the config with the input's dataset, model and harness. Admission is ignored: the task was named."""
+    assert input.dataset is not None and input.task is not None, "checked by RolloutInput"
+    values: JsonObject = {**(input.config or {}), "datasets": [{"path": input.dataset}]}
+    values |= {"model": input.model} if input.model else {}
+    values |= {"harness": {"name": input.harness}} if input.harness else {}
+    values["grading"] = {**(values.get("grading") or {}), "admission": "ignored"}
+    return resolve_config(values, "Rollout input", Path.cwd())
+
+
+def _find_task(rows: Sequence[NumberedTask], input: RolloutInput) -> int:
+    for row in rows:
+        if input.task in (row.label, row.row_no) or (
+            isinstance(input.task, str) and input.task.isdigit() and int(input.task) == row.row_no
+        ):
+            return row.task_id
+    raise DatasetError(
+        f"{input.dataset}: no task {input.task!r}; give a row's label, or its number from 0 to {len(rows) - 1}"
+    )
+
+
+def _require_served(input: RolloutInput, config: RunConfig, found: Sequence[EngineRow]) -> None:
+    """Raise ConfigError if the input names a model or a policy version that no engine serves."""
+    for wanted, served, what in (
+        (
+            input.model and str(model_of(config).resolve()),
+            {str(Path(engine.model_path).resolve()) for engine in found},
+            "model",
+        ),
+        (input.policy_version, {engine.version for engine in found}, "policy version"),
+    ):
+        if wanted and found and wanted not in served:
+            names = ", ".join(sorted(str(name) for name in served))
+            raise ConfigError(
+                f"{what} {wanted} is not served; the engines serve {names} "
+                "(`ratchet up CONFIG` starts them on a config's model)"
+            )

@@ -1,0 +1,98 @@
+"""Create a run: validate its config, find its initial weights, import its tasks, write its rows.
+
+Training runs and the runs that hold rollouts started by hand are created here.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from activities.dataset_import import import_dataset, usable_task_ids
+from activities.datasets.formats import dataset_digest
+from activities.graders.rewards import find_reward
+from activities.harnesses.registry import Harnesses
+from engine.policy_files import link_version
+from ratchet import paths
+from ratchet.config import TINY, RunConfig
+from ratchet.errors import ConfigError
+from ratchet.model_directory import model_of, require_model
+from ratchet.store import runs
+from ratchet.store.database import Database
+from ratchet.store.runs import NewRun
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import Purpose, policy_version
+
+
+async def create_run_from_config(
+    database: Database, settings: TemporalSettings, run_id: str, config: RunConfig, name: str
+) -> None:
+    """Create the run with its task order and its policy version of step 0. Safe to repeat.
+
+    `name`: the config's name, or `runs.ADHOC`. Raises ConfigError or DatasetError before anything is written, and
+    ConfigError if another training run is open.
+    """
+    _check(config, settings)
+    async with database.begin() as connection:
+        if name != runs.ADHOC:
+            await runs.require_no_other_run(connection, run_id)
+        model = await model_directory(connection, config)
+    first = paths.policies() / run_id / "0.e0"
+    files = await asyncio.to_thread(link_version, model, first)
+    async with database.begin() as connection:
+        order = await _import_tasks(connection, config)
+        if name != runs.ADHOC:
+            await runs.require_no_other_run(connection, run_id)
+        new = NewRun(
+            run_id=run_id,
+            config=config.model_dump(mode="json"),
+            config_digest=config.digest(),
+            config_name=name,
+            seed=config.seed,
+            model_path=str(model),
+            init_from=config.init_from,
+        )
+        await runs.create_run(connection, new)
+        for purpose, task_ids in order.items():
+            await runs.set_task_order(connection, run_id, purpose, task_ids)
+        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
+
+
+def _check(config: RunConfig, settings: TemporalSettings) -> None:
+    """Raise ConfigError for values that would fail only when the first rollout uses them."""
+    if config.sandbox.max_boxes > settings.queues["agent"].slots * settings.agent_workers:
+        raise ConfigError(
+            f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
+            "raise queues.agent.slots or agent_workers"
+        )
+    find_reward(config.grading.reward)
+    Harnesses()[config.harness.name].check(config.harness.all_options())
+
+
+async def model_directory(connection: AsyncConnection, config: RunConfig) -> Path:
+    """Return the directory of the run's initial weights. Raises ConfigError naming what is missing."""
+    if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
+        run_id, _, step = config.init_from.rpartition("@")
+        version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
+        if version is None:
+            raise ConfigError(
+                f"init_from: {config.init_from!r} names no published step; expected a directory or RUN@step"
+            )
+        return Path(version.uri)
+    model = Path(config.init_from) if config.init_from else model_of(config)
+    if config.model == TINY and config.init_from is None and not model.exists():
+        raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy`")
+    require_model(model)
+    return model
+
+
+async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[Purpose, list[int]]:
+    """Import every dataset. Training tasks are shuffled by the run's seed, held-out tasks keep their file's order."""
+    order: dict[Purpose, list[int]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
+    for dataset in config.datasets:
+        digest = await asyncio.to_thread(dataset_digest, dataset)
+        await import_dataset(connection, dataset, digest)
+        order[Purpose(dataset.use)] += await usable_task_ids(connection, dataset, digest, config)
+    random.Random(f"{config.seed}/task order").shuffle(order[Purpose.TRAIN])
+    return order

@@ -1,0 +1,59 @@
+"""Load what every stage of a rollout needs before it uses a box: config, task, box and fence."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio import activity
+
+from activities.run_configs import RunConfigs
+from ratchet.config import RunConfig
+from ratchet.payloads import StageInput
+from ratchet.store import rollouts, sandboxes, tasks
+from ratchet.store.database import Database
+from ratchet.store.rollouts import AttemptValues
+from ratchet.store.tasks import TaskRow
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """One try of one stage. `fence`: number of this try within its attempt, None for grading, which writes no
+    attempt."""
+
+    input: StageInput
+    sandbox_id: int
+    provider_id: str
+    config: RunConfig
+    task: TaskRow
+    fence: int | None
+
+    @classmethod
+    async def load(
+        cls, database: Database, configs: RunConfigs, input: StageInput, *, use_box_as: str = "", fenced: bool = True
+    ) -> Self:
+        """Load the context in one transaction.
+
+        `use_box_as`: name of a stage that may use a box only once; the box is marked as used by this try. `fenced`:
+        take a new fence, after which writes of earlier tries are refused. Raises FencedError if the attempt is
+        superseded, SandboxGoneError if the box is not live, BoxSpentError if another try has used it. """
+        assert input.sandbox_id is not None
+        config = await configs.of_rollout(input.rollout_id)
+        async with database.begin() as connection:
+            fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
+            if use_box_as:
+                provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, _box_user(use_box_as))
+            else:
+                provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
+            task = await tasks.task_of_rollout(connection, input.rollout_id)
+        return cls(input, input.sandbox_id, provider_id, config, task, fence)
+
+    async def write_attempt(self, connection: AsyncConnection, values: AttemptValues) -> None:
+        """Write to the attempt's row. Raises FencedError if a later try of a stage has taken over."""
+        assert self.fence is not None, "only a fenced stage writes to its attempt"
+        await rollouts.write_attempt(connection, self.input.rollout_id, self.input.attempt, self.fence, values)
+
+
+def _box_user(stage: str) -> str:
+    """Return the mark of one try of one stage of one workflow run."""
+    info = activity.info()
+    return f"{stage}:{info.workflow_run_id}:{info.activity_id}:{info.attempt}"
