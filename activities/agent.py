@@ -1,7 +1,7 @@
 """Stage `agent`: run the agent's program in its box.
 
 The launcher in the box starts the program once (`mkdir` is atomic); any number of tries and workers then wait for the
-same program. This stage never ends the program, whatever cancels it: `diff` does.
+same program. A cancelled stage leaves the program running; `diff` ends it.
 """
 
 import asyncio

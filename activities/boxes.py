@@ -102,7 +102,8 @@ async def kill_and_record(database: Database, provider: SandboxProvider, rows: S
     """Kill boxes that are marked for release, and record it; a missing box counts as killed.
 
     A row without provider id may still get a box from a create call in progress. `BoxCreator.create` kills that box
-    when it finds the row released, and the sweep kills it otherwise. """
+    when it finds the row released, and the sweep kills it otherwise.
+    """
     for row in rows:
         if row.provider_id is not None:
             await provider.kill(row.provider_id)

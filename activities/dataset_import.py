@@ -72,6 +72,7 @@ async def usable_task_ids(
     if not admitted:
         raise DatasetError(
             f"{dataset.path}: none of its {len(chosen)} tasks is admitted "
-            f"({len(examined)} were examined by the present graders); run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
+            f"({len(examined)} were examined by the present graders); "
+            f"run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
         )
     return admitted

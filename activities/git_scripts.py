@@ -1,13 +1,11 @@
-"""The task's repository inside a box, as shell scripts: prepared, diffed, patched. Pure functions, text in and text
-out.
+"""Shell scripts for the task's repository in a box: prepare it, take a diff, apply a patch. Pure functions.
 
-Why here: the agent's box and the grading box must hold the same base commit, so both are prepared by the same script.
-Called by: `activities/workspace.py`, `activities/diff.py` and `activities/grade.py`.
-
-The base commit is kept twice: in the working tree's own `.git` for the agent, and in a root-only copy (`BASE_GIT`) that
-the agent cannot reach. Diffs are taken with the copy, so whatever the agent does to its `.git` (commits, amends, hooks,
-config, deletion) changes neither what is seen nor what is run. Bytes are bytes: `info/attributes`, which rules over any
-file of the tree, switches off line ends, filters and encodings. """
+The agent's box and the grading box must hold the same base commit, so the same script prepares both. The base commit is
+kept twice: in the working tree's own `.git` for the agent, and in a root-only copy (`BASE_GIT`) that the agent cannot
+reach. Diffs are taken with the copy, so that changes of the agent to its `.git` (commits, hooks, config, deletion)
+affect neither the diff nor what is run. `info/attributes`, which overrides any file of the tree, switches off line-end
+conversion, filters and encodings, so that bytes stay unchanged.
+"""
 
 import base64
 import shlex
@@ -18,9 +16,12 @@ GIT_STATE = "/run/ratchet"
 BASE_GIT = f"{GIT_STATE}/base.git"
 ORIGINAL_GIT = f"{GIT_STATE}/original.git"
 ARCHIVE = f"{GIT_STATE}/repository.tar.gz"
-PATCH, TEST_PATCH, TEST_ARCHIVE = f"{GIT_STATE}/patch", f"{GIT_STATE}/test_patch", f"{GIT_STATE}/tests.tar.gz"
+PATCH = f"{GIT_STATE}/patch"
+TEST_PATCH = f"{GIT_STATE}/test_patch"
+TEST_ARCHIVE = f"{GIT_STATE}/tests.tar.gz"
 STATEMENT = "PROBLEM_STATEMENT.md"
-DOES_NOT_APPLY, TESTS_DO_NOT_APPLY = 3, 5
+DOES_NOT_APPLY = 3
+TESTS_DO_NOT_APPLY = 5
 
 # Fixed identity and date: equal trees give equal commit ids in every box.
 _ENVIRONMENT = """
@@ -45,8 +46,7 @@ if ! grep -q '^agent:' /etc/passwd; then
   mkdir -p /home/agent && chown agent: /home/agent
 fi
 """
-"""Agents and tests run as this user, and few images have it. By hand, because every distribution has another tool for
-it."""
+"""Agents and tests run as this user, which few images have. Written without useradd, which differs by distribution."""
 
 
 def _git_with_base(workdir: str) -> str:
@@ -58,20 +58,22 @@ def _encoded(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """`text` (but for line ends at its end) as one word of the shell: quoted, which starts no program, unless
-    apostrophes make that long: a script is one argument of at most 128 KiB. """
+    """Return `text`, without trailing line ends, as one word of the shell.
+
+    Quoted, or in base64 if apostrophes would make quoting longer: a script is one argument of at most 128 KiB.
+    """
     return min(shlex.quote(text), f'"$(printf %s {_encoded(text)} | base64 -d)"', key=len)
 
 
 def prepare_script(
     workdir: str, pre_commands: list[str], statement: str | None, *, archive: bool = False, keep_history: bool = False
 ) -> str:
-    """Unpacks the row's archive if it has one, runs `pre_commands` in order, makes one base commit of what is there,
-    prints its id.
+    """Return a script that unpacks the row's archive, runs `pre_commands`, makes one base commit and prints its id.
 
     `statement` is written beside the sources for the agent (None in a grading box) and is never part of a diff.
-    `keep_history`: a grading box keeps the repository's own history where only root can read it; in an agent's box it
-    is gone. """
+    `keep_history`: keep the repository's own history where only root can read it, for a grading box; otherwise it is
+    deleted.
+    """
     directory = shlex.quote(workdir)
     lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {GIT_STATE}", f"chmod 700 {GIT_STATE}"]
     if archive:
@@ -79,24 +81,26 @@ def prepare_script(
     lines.append(f"cd {directory}")
     for number, command in enumerate(pre_commands):
         lines.append(
-            f"bash -c {_word(command)} >&2 </dev/null || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}"
+            f"bash -c {_word(command)} >&2 </dev/null"
+            f" || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}"
         )
     original = f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT}; fi; rm -rf .git"
     lines += [
         f"cd {directory}",
-        # What the repository tracks although it ignores it stays tracked; what else it ignores stays out.
+        # Files that the repository tracks although it ignores them stay tracked; other ignored files are left out.
         "tracked=$(mktemp)",
         f"if [ -e .git ]; then git {_SETTINGS} ls-files -z > $tracked 2>/dev/null || : > $tracked; fi",
         original if keep_history else "rm -rf .git",
-        # Submodules bring repositories of their own: their files are the task's, their history is nobody's business.
+        # Submodules are repositories of their own: keep their files, drop their history.
         "find . -mindepth 2 -name .git -prune -exec rm -rf {} +",
-        # Before the commit, so that its index knows the files as they stay.
+        # Before the commit, so that the index records the final owner.
         f"chown -R -h agent: {directory}",
         f"git {_SETTINGS} init -q --template= -b main",
         "mkdir -p .git/info",
         f"echo /{STATEMENT} > .git/info/exclude",
         f"echo '{_ATTRIBUTES}' > .git/info/attributes",
-        f"if [ -s $tracked ]; then git {_SETTINGS} add -f --ignore-errors --pathspec-from-file=$tracked --pathspec-file-nul 2>/dev/null || true; fi",
+        f"if [ -s $tracked ]; then git {_SETTINGS} add -f --ignore-errors --pathspec-from-file=$tracked"
+        " --pathspec-file-nul 2>/dev/null || true; fi",
         "rm -f $tracked",
         f"git {_SETTINGS} add -A",
         f"git {_SETTINGS} commit -q --no-verify --allow-empty -m base",
@@ -105,7 +109,7 @@ def prepare_script(
         f"git {_SETTINGS} config core.logAllRefUpdates false",
     ]
     if statement is not None:
-        # For whoever looks at the repository from another user: git refuses to work in it otherwise.
+        # Git refuses to work in a repository of another user unless it is listed here.
         lines.append(f"git config --file /etc/gitconfig --add safe.directory {directory} 2>/dev/null || true")
         lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown agent: {STATEMENT}")
     lines += ["chown -R -h agent: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
@@ -113,28 +117,30 @@ def prepare_script(
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:
-    """Prints two lines: number of changed files, then the binary-safe diff in base64; `too_large <bytes>` instead of
-    the second where the diff is larger than `max_bytes`.
+    """Return a script that prints two lines: the number of changed files, and the binary-safe diff in base64.
 
-    The index is that of the base commit, so staged, committed, new, deleted, binary and mode changes all come from the
-    files themselves; ignored files stay out. Repositories that the agent made inside count as the files in them. Every
-    try has files of its own ($$): one whose worker died still runs in the box, and its lock on the index must not be in
-    the way. """
-    git, directory = _git_with_base(workdir), shlex.quote(workdir)
+    The second line is `too_large <bytes>` if the diff is larger than `max_bytes`. The diff is taken from the files with
+    the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files are
+    left out, and repositories that the agent made count as their files. Every try uses files of its own ($$), because
+    the script of a try whose worker died may still run and hold the lock of the index.
+    """
+    git = _git_with_base(workdir)
+    directory = shlex.quote(workdir)
     patch = f"{PATCH}.$$"
     return "\n".join(
         [
             "set -e",
             _ENVIRONMENT,
-            # A working tree that the agent removed altogether, or put a link in the place of, is a diff that deletes
-            # everything.
+            # If the agent removed the working tree or replaced it by a link, the diff deletes every file.
             f"if [ -L {directory} ] || [ ! -d {directory} ]; then rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
-            f"cp -p {BASE_GIT}/index {GIT_STATE}/index.$$",  # with its time, by which git knows which entries to distrust
+            # With its time, by which git decides which entries it has to compare by content.
+            f"cp -p {BASE_GIT}/index {GIT_STATE}/index.$$",
             f"export GIT_INDEX_FILE={GIT_STATE}/index.$$",
             f"{git} add -A",
-            f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
+            f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
+            f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
             f"{git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c",
             f"size=$(wc -c < {patch})",
             f'if [ "$size" -gt {max_bytes} ]; then echo "too_large $size"; else base64 -w0 {patch}; echo; fi',
@@ -145,14 +151,15 @@ def diff_script(workdir: str, max_bytes: int) -> str:
 def apply_script(
     workdir: str, *, patch: bool, test_patch: bool, test_archive: bool, test_commands: Iterable[str]
 ) -> str:
-    """Puts the patch and then the task's tests into a box that holds the base commit.
+    """Return a script that applies the patch and then the task's tests to the base commit.
 
-    Exits with DOES_NOT_APPLY, or with TESTS_DO_NOT_APPLY where the task's own tests are at fault.
+    It exits with DOES_NOT_APPLY, or with TESTS_DO_NOT_APPLY if the task's own tests cannot be applied.
     """
-    git, directory = _git_with_base(workdir), shlex.quote(workdir)
+    git = _git_with_base(workdir)
+    directory = shlex.quote(workdir)
     lines = ["set -e", _ENVIRONMENT, f"cd {directory}"]
     if patch:
-        # Through the index: a file in the place of a directory, and links, come out right.
+        # Through the index, which handles links, and a file that replaces a directory.
         lines += [
             f"cp {BASE_GIT}/index {GIT_STATE}/index",
             f"{git} apply --cached --binary --whitespace=nowarn {PATCH} || exit {DOES_NOT_APPLY}",
@@ -169,7 +176,8 @@ def apply_script(
         )
     for command in test_commands:
         lines.append(
-            f"GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE={directory} GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
+            f"GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE={directory}"
+            f" GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
             f" bash -c {_word(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
         )
     lines.append("find . -path ./.git -prune -o -not -user agent -exec chown -h agent: {} +")
@@ -177,8 +185,9 @@ def apply_script(
 
 
 def protect_script(workdir: str, test_files: Iterable[str]) -> str:
-    """The task's tests belong to root: what runs in the box can add files beside them, and can neither change nor move
-    them."""
+    """Return a script that gives the task's tests to root: code in the box can add files beside them, but not change or
+    move them.
+    """
     files = sorted(f"./{path}" for path in test_files)
     own = dict.fromkeys(str(PurePosixPath(path).parent) for path in files)
     above = sorted({str(parent) for path in files for parent in PurePosixPath(path).parents})
@@ -196,36 +205,39 @@ def protect_script(workdir: str, test_files: Iterable[str]) -> str:
 
 
 def python_files_script(workdir: str) -> str:
-    """Prints the base's Python files, one a line."""
+    """Return a script that prints the Python files of the base commit, one per line."""
     return (
         f"{_git_with_base(workdir)} ls-tree -r --name-only -z HEAD | tr '\\0' '\\n' | grep -E '\\.(py|so|pyd)$' || true"
     )
 
 
 def both_versions_script(workdir: str, paths: Iterable[str]) -> str:
-    """For each path two lines in base64, `-` for a file that is not there: as the base has it, and as it is now."""
+    """Return a script that prints two lines per path: the base's content in base64 and the present one, `-` if
+    missing."""
     git = _git_with_base(workdir)
     lines = [f"cd {shlex.quote(workdir)}"]
     for path in paths:
         quoted = shlex.quote(path)
         lines.append(
-            f"if {git} cat-file -e HEAD:{quoted} 2>/dev/null; then {git} show HEAD:{quoted} | base64 -w0; else printf -- -; fi; echo"
+            f"if {git} cat-file -e HEAD:{quoted} 2>/dev/null; then {git} show HEAD:{quoted} | base64 -w0;"
+            " else printf -- -; fi; echo"
         )
         lines.append(f"if [ -f {quoted} ] && [ ! -L {quoted} ]; then base64 -w0 < {quoted}; else printf -- -; fi; echo")
     return "\n".join(lines)
 
 
 def restore_script(workdir: str, paths: Iterable[str]) -> str:
-    """These files as the base has them; a file that it does not have goes."""
+    """Return a script that restores these files from the base commit; files that it does not have are removed."""
     git = _git_with_base(workdir)
     lines = [
         "set -e",
         f"cd {shlex.quote(workdir)}",
         f"{git} read-tree HEAD",
-    ]  # the work is done: its index may be the base's again
+    ]
     for path in paths:
         quoted = shlex.quote(path)
         lines.append(
-            f"rm -rf {quoted}; if {git} cat-file -e HEAD:{quoted} 2>/dev/null; then {git} checkout-index -f -- {quoted}; chown agent: {quoted}; fi"
+            f"rm -rf {quoted}; if {git} cat-file -e HEAD:{quoted} 2>/dev/null;"
+            f" then {git} checkout-index -f -- {quoted}; chown agent: {quoted}; fi"
         )
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Turn a stored grade and stored turns into a rollout's chains, outcome and reward.
 
 Rewards are functions of stored verdicts, so a rollout's reward can be computed again from the store (`ratchet
-regrade`). """
+regrade`).
+"""
 
 from typing import NamedTuple
 

@@ -71,7 +71,8 @@ class RolloutRecordActivities:
         """Give the rollout its outcome in one transaction; an ended rollout keeps the one it has.
 
         Closes the sessions, stores the chains of the attempt that was graded (without a grade: of the last attempt),
-        sets outcome and reward, and applies the group's rule. """
+        sets outcome and reward, and applies the group's rule.
+        """
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)

@@ -35,7 +35,8 @@ class StageContext:
 
         `use_box_as`: name of a stage that may use a box only once; the box is marked as used by this try. `fenced`:
         take a new fence, after which writes of earlier tries are refused. Raises FencedError if the attempt is
-        superseded, SandboxGoneError if the box is not live, BoxSpentError if another try has used it. """
+        superseded, SandboxGoneError if the box is not live, BoxSpentError if another try has used it.
+        """
         assert input.sandbox_id is not None
         config = await configs.of_rollout(input.rollout_id)
         async with database.begin() as connection:

@@ -268,7 +268,7 @@ class Wish(StrEnum):
     """
 
     NONE = "none"
-    """Continue."""
+    """Continue the run."""
     PAUSE = "pause"
     """Start no new groups and plan no step until the value changes."""
     STOP = "stop"

@@ -150,7 +150,8 @@ def child_options(
     """Return the SDK's options of a child, whose default close policy would terminate it without clean-up.
 
     `abandon`: the child outlives its parent. Needed if the parent continues as new, which applies the close policy,
-    too. """
+    too.
+    """
     return {
         "id": workflow_id,
         "task_queue": "control",

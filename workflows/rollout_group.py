@@ -1,7 +1,8 @@
 """The RolloutGroup workflow: run the rollouts of one task, replace failed members, settle the group.
 
 Only this workflow decides that no member will be replaced any more. TrainRun starts it with the close policy `abandon`,
-so that it outlives a continue-as-new of its parent. """
+so that it outlives a continue-as-new of its parent.
+"""
 
 import asyncio
 from datetime import timedelta

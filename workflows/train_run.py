@@ -3,7 +3,8 @@
     advance ─▶ start groups ─▶ plan ─▶ learner's step ─▶ sync engines ─▶ advance …    evaluations at the start and end
 
 Groups are kept in flight up to the staleness bound; a step is planned when enough are ready. The workflow holds no
-data: it reads the run's state from Postgres each time it wakes. """
+data: it reads the run's state from Postgres each time it wakes.
+"""
 
 import asyncio
 import contextlib

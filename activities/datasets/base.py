@@ -193,9 +193,7 @@ def rows_of(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: st
         yield row
 
 
-def checked_rows(
-    raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str
-) -> Iterator[NewTask | Problem]:
+def checked_rows(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str) -> Iterator[NewTask | Problem]:
     """Yield every row, or its problem."""
     for number, raw in enumerate(raws):
         if dataset.limit is not None and number >= dataset.limit:

@@ -35,9 +35,9 @@ _ARITHMETIC = {
 _BOOLEAN = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _NAMES = {
     "startswith": "endswith", "endswith": "startswith", "lstrip": "rstrip", "rstrip": "lstrip", "strip": "lstrip",
-    "lower": "upper", "upper": "lower", "append": "extend", "extend": "append", "min": "max", "max": "min", "any": "all",
-    "all": "any", "find": "rfind", "partition": "rpartition", "rpartition": "partition", "split": "rsplit",
-    "popleft": "pop", "setdefault": "get",
+    "lower": "upper", "upper": "lower", "append": "extend", "extend": "append", "min": "max", "max": "min",
+    "any": "all", "all": "any", "find": "rfind", "partition": "rpartition", "rpartition": "partition",
+    "split": "rsplit", "popleft": "pop", "setdefault": "get",
 }  # fmt: skip
 _MAX_INTEGER = 1000
 

@@ -2,7 +2,8 @@
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
 `environment.image` of task.toml; a task with only a Dockerfile is a problem, because images are not built here.
-`test.sh` runs unprivileged; solved means exit code 0 and, if the script writes a reward file, the reward 1. """
+`test.sh` runs unprivileged; solved means exit code 0 and, if the script writes a reward file, the reward 1.
+"""
 
 import tomllib
 from collections.abc import Iterator

@@ -33,7 +33,8 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
     if tokens > _PROMPT_SHARE * sampling.max_context_tokens:
         warnings.append(
             f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens "
-            f"({sampling.max_context_tokens}), more than {_PROMPT_SHARE:.0%}: little is left to work with; raise it or choose a harness with a shorter prompt"
+            f"({sampling.max_context_tokens}), more than {_PROMPT_SHARE:.0%}: little is left to work with; "
+            "raise it or choose a harness with a shorter prompt"
         )
     return warnings
 

@@ -186,13 +186,13 @@ def _lines(content: bytes) -> list[str]:
 
 
 _STATEMENT = """\
-The sources of {package} {version} in {workdir} have a defect. The project's test suite, which is not part of this checkout, finds it: \
-{count} on the sources as they should be and fail here.
+The sources of {package} {version} in {workdir} have a defect. The project's test suite, which is not part of this \
+checkout, finds it: {count} on the sources as they should be and fail here.
 
 {symptoms}
 
-Find the cause in the sources and mend it. Every other test of the suite passes and has to go on passing. Python is {python}; \
-{import_path} belongs on its module path.
+Find the cause in the sources and mend it. Every other test of the suite passes and has to go on passing. \
+Python is {python}; {import_path} belongs on its module path.
 """
 
 

@@ -1,7 +1,8 @@
 """Parse printed test logs into name → outcome, for runners without a witness.
 
 The lists of SWE-bench-like rows name tests as their runner prints them. The code under test can forge printed text, so
-a log counts only if no witness reported; a name that was printed with two outcomes gets the worse one. """
+a log counts only if no witness reported; a name that was printed with two outcomes gets the worse one.
+"""
 
 import re
 from collections.abc import Callable
@@ -15,8 +16,13 @@ Parser = Callable[[str], dict[str, str]]
 _PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+)")
 _UNITTEST_LINE = re.compile(r"^(.+?) \.\.\. (.*)$")
 _WORDS = {
-    "PASSED": "passed", "FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped", "XFAIL": "xfailed", "XPASS": "xpassed",
-}  # fmt: skip
+    "PASSED": "passed",
+    "FAILED": "failed",
+    "ERROR": "failed",
+    "SKIPPED": "skipped",
+    "XFAIL": "xfailed",
+    "XPASS": "xpassed",
+}
 _RANK = {"failed": 0, "missing": 1, "skipped": 2, "xpassed": 3, "xfailed": 4, "passed": 5}
 
 
@@ -70,9 +76,14 @@ def sympy_classic(log: str) -> dict[str, str]:
 
 
 PARSERS: dict[str, Parser] = {
-    "pytest": pytest_summary, "unittest": unittest_verbose, "django": unittest_verbose, "sympy": sympy_classic,
-    "parse_log_pytest": pytest_summary, "parse_log_django": unittest_verbose, "parse_log_sympy": sympy_classic,
-}  # fmt: skip
+    "pytest": pytest_summary,
+    "unittest": unittest_verbose,
+    "django": unittest_verbose,
+    "sympy": sympy_classic,
+    "parse_log_pytest": pytest_summary,
+    "parse_log_django": unittest_verbose,
+    "parse_log_sympy": sympy_classic,
+}
 """Parsers by name; newer rows of the sets use the last three names."""
 
 

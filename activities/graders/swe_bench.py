@@ -2,7 +2,8 @@
 
 SWE-bench Verified and Multilingual, SWE-smith- and R2E-like rows carry these lists, the command that runs the tests
 (`test_cmd`) and the name of a log parser. If the tests run under pytest, its witness gives the outcomes, else the
-printed log does. """
+printed log does.
+"""
 
 import time
 

@@ -5,7 +5,8 @@ so the grading box keeps the repository's history), then the row's run script, t
 
 Unlike upstream: the tests run unprivileged; a patch that does not apply has a verdict of its own; the parser runs after
 all processes of the tests are dead, in an isolated interpreter; a test that was printed with two outcomes has failed;
-if pytest ran, its witness must agree with the parsed log. """
+if pytest ran, its witness must agree with the parsed log.
+"""
 
 import secrets
 import shlex

@@ -3,7 +3,8 @@
 The command runs unprivileged, with limits of time and output, and its processes are dead when the report is read.
 Root's shell in the box writes the report, framed by a nonce that only root can read and that is new for every run.
 Under pytest, the plugin `ratchet_witness` reports each test over a pipe; a runner that dies early leaves a session
-without an end. """
+without an end.
+"""
 
 import re
 import secrets

@@ -1,10 +1,8 @@
-"""The agent programs that have to be fetched: which version, where a box sees them, how they get there.
+"""The agent programs that are fetched: their pinned versions, and how they get into a box.
 
-Why here: a program is pinned once, for the layer on this machine, for the upload elsewhere and for what is recorded.
-Called by: the harnesses (`install`), and `stack.agent_programs`, which fetches.
-
-A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: mounted by the local gateway, baked into a
-template, or uploaded by `ensure_program`. The host keeps the same directory below `~/.cache/ratchet/agents`. """
+A box sees a program at `/opt/agents/<name>-<release>/bin/<command>`: the local gateway mounts it, a template contains
+it, or `ensure_program` uploads it. The host keeps the same directory below `~/.cache/ratchet/agents`.
+"""
 
 import asyncio
 import hashlib
@@ -22,13 +20,13 @@ from ratchet.errors import ConfigError
 
 BOX_AGENTS = "/opt/agents"
 RECORD = "agent.json"
-"""Beside `bin`: {"version", "source"}, written last."""
+"""File beside `bin` with {"version", "source"}, written last, so that its presence means a complete program."""
 _UNPACK_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """`release` names the directory: the pinned version, or the digest of a tarball that the environment names."""
+    """A program. `release` names its directory: the pinned version, or the digest of a tarball of the environment."""
 
     name: str
     command: str
@@ -51,18 +49,21 @@ class AgentProgram:
 
     @property
     def version(self) -> str:
-        """As the program's package says it; the pin where it is not on this machine."""
+        """The version that the program's package states; the pinned one if the program is not on this machine."""
         record = self.host_directory / RECORD
         return str(json.loads(record.read_text())["version"]) if record.is_file() else self.pinned
 
 
 def agents_directory() -> Path:
+    """Return the host's directory of agent programs."""
     return paths.cache() / "agents"
 
 
 def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
-    """VIME_AGENT_CC_TARBALL replaces the pinned package; VIME_AGENT_NODE_TARBALL goes with one that is no native
-    program."""
+    """Return Claude Code, or the tarball that VIME_AGENT_CC_TARBALL names.
+
+    VIME_AGENT_NODE_TARBALL names the Node.js for a tarball that is not a native program.
+    """
     return _program(
         "claude_code",
         "claude",
@@ -73,12 +74,12 @@ def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentPro
 
 
 def codex_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
-    """RATCHET_CODEX_TARBALL replaces the pinned package."""
+    """Return Codex, or the tarball that RATCHET_CODEX_TARBALL names."""
     return _program("codex", "codex", "0.169.0", environment.get("RATCHET_CODEX_TARBALL"), None)
 
 
 def mini_swe_agent_program() -> AgentProgram:
-    """Its release has a revision after the version, which goes up with every change of the pins in
+    """Return mini-swe-agent. Its release has a revision, raised with every change of the pins in
     `mini_swe_agent.txt`."""
     return AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2")
 
@@ -89,7 +90,7 @@ def _program(name: str, command: str, pinned: str, tarball: str | None, node_tar
     sources = [Path(source).expanduser() for source in (tarball, node_tarball) if source]
     for source in sources:
         if not source.is_file():
-            raise ConfigError(f"{source} is no file; the environment names it as a tarball of {name}")
+            raise ConfigError(f"{source} is not a file; the environment names it as a tarball of {name}")
     facts = [(str(source.resolve()), source.stat().st_size, source.stat().st_mtime_ns) for source in sources]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
     return AgentProgram(
@@ -98,7 +99,10 @@ def _program(name: str, command: str, pinned: str, tarball: str | None, node_tar
 
 
 async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
-    """The program is in the box; uploads it where the box came without. Safe to run again, and by several at once."""
+    """Upload the program if the box does not have it. Safe to repeat and to run concurrently.
+
+    Raises ConfigError if the program is not on this machine either.
+    """
     found = await box.exec(f"test -x {shlex.quote(program.box_path)}", user="root", check=False)
     if found.exit_code == 0:
         return
@@ -110,17 +114,18 @@ async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
     archive = await asyncio.to_thread(pack_program, program)
     incoming = f"/var/tmp/{program.directory_name}.tgz"
     await box.write_file(incoming, archive, user="root")
-    # Unpacked beside its place and renamed: a try that died half way leaves nothing that looks complete.
+    # Unpacked beside its place and renamed, so that an interrupted try leaves no half program under its name.
     await box.exec(
-        f"set -e; mkdir -p {BOX_AGENTS}; cd {BOX_AGENTS}; fresh=$(mktemp -d -p .); chmod 755 $fresh; tar -xzf {incoming} -C $fresh;"
-        f" mv -T $fresh {program.directory_name} 2>/dev/null || rm -rf $fresh; rm -f {incoming}; test -x {shlex.quote(program.box_path)}",
+        f"set -e; mkdir -p {BOX_AGENTS}; cd {BOX_AGENTS}; fresh=$(mktemp -d -p .); chmod 755 $fresh;"
+        f" tar -xzf {incoming} -C $fresh; mv -T $fresh {program.directory_name} 2>/dev/null || rm -rf $fresh;"
+        f" rm -f {incoming}; test -x {shlex.quote(program.box_path)}",
         user="root",
         timeout=_UNPACK_SECONDS,
     )
 
 
 def pack_program(program: AgentProgram) -> Path:
-    """The host's directory as one archive, made at the first upload and kept."""
+    """Return the program's directory as one archive, which is made at the first upload and kept."""
     import tarfile
 
     target = program.host_directory.with_name(f"{program.directory_name}.tgz")

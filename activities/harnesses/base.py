@@ -1,8 +1,8 @@
-"""What a harness is: how an agent program is installed, started, awaited, collected and ended in a box.
+"""The contract of a harness: how an agent program is installed, started, awaited, collected and ended in a box.
 
-Why here: the agent activity works with any harness through this contract; harnesses know boxes and nothing of Temporal.
-Called by: `activities/agent.py` and `activities/diff.py`; implemented by one file or folder per agent, named in
-`registry.py`. """
+The agent stage works with any program through it. A harness is one file or folder here, named in `registry.py`; it
+knows boxes but not Temporal.
+"""
 
 import contextlib
 import json
@@ -32,20 +32,22 @@ Fix the issue below in the repository at {workdir}, which is your working direct
 {problem_statement}
 </issue>
 
-Read the code first and find the cause. Change the source code, not the tests; keep the change small and in the style of the
-code around it. Check it by running the code or its tests. Hidden tests decide whether the issue is solved. Leave your changes
+Read the code first and find the cause. Change the source code, not the tests; keep the change small and in the style \
+of the
+code around it. Check it by running the code or its tests. Hidden tests decide whether the issue is solved. Leave your \
+changes
 in the working directory; there is no need to commit."""
 
 
 class HarnessSpec(BaseModel):
-    """One agent's task and limits. The session token is no part of it: it is a secret of its own.
+    """One agent's task and limits, without the session token, which is a secret.
 
-    `adapter_base_url` is the adapter as the box reaches it, without `/v1`. `prompt` is the final text for the user's
-    turn (see `render_prompt`). `time_budget_seconds` counts by the box's clock and is what the launcher enforces;
-    seconds that the adapter spent waiting for an engine are given back by `BaseHarness.extend`. `extra` holds the
-    harness's own options, which it validates itself: an unknown one is an error. `extra_args` are appended to the
-    program's command line, in shell syntax; None: the harness's own default. `extra_env` is merged last into its
-    environment. """
+    `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
+    `render_prompt`). `time_budget_seconds`: counted by the box's clock and enforced by the launcher; time in which the
+    agent waits for an engine is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
+    itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
+    `extra_env`: overrides all other environment variables.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,8 +68,7 @@ class HarnessSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How the agent ended. `exit_code` None: the launcher died and nobody saw it. `used_seconds` is by the box's
-    clock."""
+    """How the agent ended. `exit_code` None: the launcher died. `used_seconds`: by the box's clock."""
 
     kind: AgentExit
     exit_code: int | None
@@ -77,54 +78,54 @@ class ExitReport:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What the agent wrote down, as it wrote it. The facts are its own claims; turns that count are those in the
-    store."""
+    """The program's own output. Its counts are the program's claims; the turns that count are those in the store."""
 
     data: bytes
     num_turns: int
     num_steps: int
     usage: Mapping[str, int] = field(default_factory=dict)
-    """Tokens by the program's own count, under its own names."""
+    """Token counts by the program, under its own names."""
 
 
 class NoOptions(BaseModel):
-    """`HarnessSpec.extra` of a harness that has no options of its own."""
+    """`HarnessSpec.extra` of a harness without options of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class BaseHarness(ABC):
-    """One agent program. A new one says what goes into the box (`configure`) and how its end is read (`read_exit`,
-    `read_transcript`).
+    """One agent program. A subclass defines its files (`configure`), its exit (`read_exit`) and its transcript.
 
-    Starting once, waiting, the deadline and the end are the launcher's and the same for all. Every method may be called
-    again: by another try, in another process, after success. `attempt` names the agent's run within the box. All raise
-    SandboxGoneError and SandboxBusyError as the box does. """
+    The launcher starts the program once, waits for it, enforces the deadline and ends it, in the same way for all.
+    Every method may be called again, by another try or process, also after success. `attempt` identifies the agent's
+    run within the box. All methods raise SandboxGoneError and SandboxBusyError as the box does.
+    """
 
     name: ClassVar[str]
     dialect: ClassVar[WireProtocol]
-    """The wire protocol that the program speaks with the adapter."""
+    """Wire protocol between the program and the adapter."""
     options: ClassVar[type[BaseModel]] = NoOptions
-    """What `HarnessSpec.extra` may hold."""
+    """Model that validates `HarnessSpec.extra`."""
 
     @property
     @abstractmethod
     def version(self) -> str:
-        """Of the program, as recorded with every attempt."""
+        """The program's version, as recorded with every attempt."""
 
     @abstractmethod
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
-        """The files beside the program: `command.sh`, which is run by /bin/sh as the agent's user, and what it reads.
+        """Return the files for the agent: `command.sh`, which /bin/sh runs as the agent's user, and its inputs.
 
-        They lie in one folder, the command's working directory, readable by the agent and not writable. The session
-        token is in RATCHET_SESSION_TOKEN. """
+        They lie in one folder, the command's working directory, which the agent can read but not write. The session
+        token is in the environment variable RATCHET_SESSION_TOKEN.
+        """
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
-        """What the program finds in its environment beside the token and the box's own; `spec.extra_env` comes last."""
+        """Return the environment variables beside the token and the box's own; `spec.extra_env` overrides."""
         return {**spec.extra_env}
 
     def check(self, extra: Mapping[str, JsonValue]) -> None:
-        """Raises ConfigError for options that this harness does not know; called when a run starts."""
+        """Raise ConfigError for options that this harness does not know; called when a run starts."""
         try:
             self.options.model_validate(extra)
         except ValidationError as error:
@@ -132,10 +133,10 @@ class BaseHarness(ABC):
             raise ConfigError(f"harness {self.name}: {problems}") from None
 
     async def install(self, box: Sandbox, spec: HarnessSpec) -> None:  # noqa: B027
-        """Puts the program into the box where the image does not have it."""
+        """Put the program into the box if the image does not have it."""
 
     async def start(self, box: Sandbox, spec: HarnessSpec, attempt: int, token: str) -> StartResult:
-        """Starts the agent detached, unless this attempt was started before. Raises CommandFailedError if it cannot."""
+        """Start the agent detached, unless this attempt was started before. Raises CommandFailedError if it cannot."""
         return await launcher.start_once(
             box,
             self.configure(spec),
@@ -146,7 +147,7 @@ class BaseHarness(ABC):
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:
-        """Returns when the agent has ended: one long command in the box. Cancelling it leaves the agent alone."""
+        """Wait until the agent has ended, by one long command in the box. Cancelling it does not end the agent."""
         record, errors = await launcher.wait_for_exit(box, attempt)
         if record.reason in ("deadline", "stalled"):
             kind = AgentExit.TIME_BUDGET
@@ -157,38 +158,38 @@ class BaseHarness(ABC):
         return ExitReport(kind, record.exit_code, record.used_seconds, errors or record.reason)
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        """What the end of a program that ended by itself means. `errors`: the last lines of its standard error."""
+        """Return the exit of a program that ended by itself. `errors`: the last lines of its standard error."""
         return AgentExit.DONE if exit_code == 0 else AgentExit.CRASHED
 
     async def extend(self, box: Sandbox, attempt: int, waited_seconds: float) -> None:
-        """Moves the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
+        """Move the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
         await launcher.extend_deadline(box, attempt, waited_seconds)
 
     async def stop(self, box: Sandbox, attempt: int) -> None:
-        """Ends an agent that makes no progress, as its deadline would: `wait` returns `time_budget`."""
+        """End an agent that makes no progress, as at its deadline: `wait` then returns `time_budget`."""
         await launcher.stop_stalled(box, attempt)
 
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
-        """Reads the transcript, empty if there is none; works while the agent runs, too. A program that printed without
-        end gets no further."""
+        """Read the transcript, which is empty if there is none; works while the agent runs. At most
+        MAX_TRANSCRIPT_BYTES."""
         return self.read_transcript(await launcher.read_output(box, attempt, MAX_TRANSCRIPT_BYTES))
 
     @abstractmethod
     def read_transcript(self, data: bytes) -> Transcript:
-        """Counts what the program printed; a last line that was cut off when it died does not count."""
+        """Count the turns and steps in the program's output; an incomplete last line is ignored."""
 
     async def end(self, box: Sandbox, attempt: int) -> None:
-        """Ends every process of the agent's user and checks that none is left; else raises CommandFailedError."""
+        """End every process of the agent's user. Raises CommandFailedError if one is left."""
         await launcher.end_tree(box, attempt)
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """Shell lines for the top of a `command.sh`."""
+    """Return shell lines that export the variables, for the top of a `command.sh`."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 def json_lines(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects among the lines; everything else, a cut last line included, is passed over."""
+    """Return the JSON objects among the lines; other lines, and an incomplete last one, are skipped."""
     found = []
     for line in data.splitlines():
         with contextlib.suppress(ValueError):
@@ -199,6 +200,6 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def render_prompt(template: str, problem_statement: str, workdir: str) -> str:
-    """Fills `{problem_statement}` and `{workdir}`; other braces, and braces inside the values, stay as they are."""
+    """Replace `{problem_statement}` and `{workdir}`; other braces, also within the values, stay unchanged."""
     values = {"problem_statement": problem_statement, "workdir": workdir}
     return re.sub(r"\{(problem_statement|workdir)\}", lambda match: values[match[1]], template)

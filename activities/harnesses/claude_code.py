@@ -1,8 +1,4 @@
-"""The `claude_code` harness: Anthropic's CLI, unmodified, in its print mode.
-
-Why here: the agent that most people use. It believes that it talks to its vendor; ANTHROPIC_BASE_URL is the adapter.
-Called by: the agent activity, through the contract of `base.py`.
-"""
+"""The `claude_code` harness: Anthropic's CLI, unmodified, in print mode, with the adapter as ANTHROPIC_BASE_URL."""
 
 import json
 import shlex
@@ -18,18 +14,19 @@ from ratchet.types import AgentExit
 
 _INVESTIGATOR = {
     "investigator": {
-        "description": "Reads code to answer one question about it and reports; never changes a file. Use it for anything that needs many files.",
-        "prompt": "You answer one question about the code in the working directory. Read what you need, change nothing, and report what you"
-        " found with file names and line numbers.",
+        "description": "Reads code to answer one question about it and reports; never changes a file."
+        " Use it for anything that needs many files.",
+        "prompt": "You answer one question about the code in the working directory. Read what you need, change nothing,"
+        " and report what you found with file names and line numbers.",
         "tools": ["Read", "Grep", "Glob"],
     }
 }
 DEFAULT_EXTRA_ARGS = shlex.join(
     ["--agents", json.dumps(_INVESTIGATOR), "--disallowedTools", "WebFetch,WebSearch", "--disable-slash-commands"]
 )
-"""VIME_AGENT_CC_EXTRA_ARGS takes its place."""
+"""Arguments that are appended unless VIME_AGENT_CC_EXTRA_ARGS replaces them."""
 
-# The prompt comes by standard input: one argument is limited to 128 KiB, and a list flag would swallow it.
+# The prompt is passed by standard input: an argument is limited to 128 KiB, and a list flag would consume it.
 _COMMAND = """\
 export ANTHROPIC_AUTH_TOKEN="$RATCHET_SESSION_TOKEN"
 unset RATCHET_SESSION_TOKEN
@@ -40,8 +37,7 @@ exec {program} -p --output-format stream-json --verbose --dangerously-skip-permi
 
 
 _COMPACT_AT_PERCENT = 80
-"""Of what is left of the context beside an answer: the summary is asked for with room for the question and a tool's
-late result."""
+"""Share, in percent, of the context beside an answer at which the CLI compacts, which leaves room for a tool result."""
 
 
 class ClaudeCodeOptions(BaseModel):
@@ -50,10 +46,12 @@ class ClaudeCodeOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     system_prompt: str | None = None
-    """Appended to the program's own."""
+    """Text that is appended to the program's own system prompt."""
 
 
 class ClaudeCode(FetchedHarness):
+    """Claude Code; its transcript is the CLI's stream-json output."""
+
     name = "claude_code"
     dialect = "messages"
     options = ClaudeCodeOptions
@@ -115,11 +113,11 @@ class ClaudeCode(FetchedHarness):
 
 
 def _window(spec: HarnessSpec) -> dict[str, str]:
-    """It knows nothing of this model and would take its context for 200,000 tokens: told the true size, it compacts in
-    time.
+    """Return the variables that tell the CLI the model's true context size; it assumes 200,000 tokens by default.
 
-    What it keeps free for an answer is CLAUDE_CODE_MAX_OUTPUT_TOKENS, 20,000 at most; without it a window of 32k leaves
-    it nothing. (CLAUDE_CODE_AUTO_COMPACT_WINDOW, made for this, takes nothing below 100,000.) """
+    It keeps CLAUDE_CODE_MAX_OUTPUT_TOKENS free for an answer, 20,000 at most; without that variable a window of 32k
+    leaves no room. CLAUDE_CODE_AUTO_COMPACT_WINDOW is not used, because it refuses values below 100,000.
+    """
     if spec.max_context_tokens is None:
         return {}
     window = {
@@ -132,7 +130,7 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
 
 
 def read_claude_code_exit(output: bytes, exit_code: int) -> AgentExit:
-    """Its closing event says it; a program that ended without one crashed."""
+    """Read the exit from the closing event; a program that ended without one has crashed."""
     result = next((event for event in reversed(json_lines(output)) if event.get("type") == "result"), None)
     if result is None:
         return AgentExit.CRASHED

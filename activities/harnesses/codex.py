@@ -1,8 +1,4 @@
-"""The `codex` harness: OpenAI's CLI, unmodified, in its `exec` mode.
-
-Why here: it speaks the Responses dialect, and its provider is a configuration of its own: the adapter.
-Called by: the agent activity, through the contract of `base.py`.
-"""
+"""The `codex` harness: OpenAI's CLI, unmodified, in `exec` mode, with the adapter as its model provider."""
 
 import json
 import shlex
@@ -21,7 +17,7 @@ prompt=$PWD/prompt.txt
 cd {workdir} || exit 1
 exec {program} exec --json --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox {arguments} - <"$prompt"
 """
-# The box is the sandbox: Codex's own would need namespaces that the agent's user may not make there.
+# Codex's own sandbox is off: it needs namespaces that the agent's user may not create, and the box is the sandbox.
 _CONFIG = """\
 model = {model}
 model_provider = "ratchet"
@@ -43,6 +39,8 @@ enabled = false
 
 
 class Codex(FetchedHarness):
+    """Codex; its transcript is the CLI's JSON events."""
+
     name = "codex"
     dialect = "responses"
 
@@ -50,7 +48,7 @@ class Codex(FetchedHarness):
         return agent_programs.codex_program()
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
-        # A JSON string is a TOML string.
+        # A JSON string is a valid TOML string.
         config = _CONFIG.format(model=json.dumps(spec.model_name), base_url=json.dumps(f"{spec.adapter_base_url}/v1"))
         if spec.max_context_tokens is not None:
             config = f"model_context_window = {spec.max_context_tokens}\n" + config
@@ -84,7 +82,7 @@ class Codex(FetchedHarness):
 
 
 def read_codex_exit(output: bytes) -> AgentExit:
-    """`turn.completed` or `turn.failed` is its last word; a program that ended without either crashed."""
+    """Read the exit from the last `turn.completed` or `turn.failed` event; a program without either has crashed."""
     for event in reversed(json_lines(output)):
         if event.get("type") == "turn.completed":
             return AgentExit.DONE

@@ -1,8 +1,4 @@
-"""What all harnesses share whose program has to be fetched first (`ratchet agents fetch`).
-
-Why here: which version is recorded and how the program gets into a box is the same for all of them.
-Called by: `claude_code.py`, `codex.py`, `mini_swe_agent.py`.
-"""
+"""Base of the harnesses whose program is fetched first (`ratchet agents fetch`)."""
 
 from abc import abstractmethod
 
@@ -12,12 +8,14 @@ from activities.sandboxes.base import Sandbox
 
 
 class FetchedHarness(BaseHarness):
+    """A harness that records the program's version and uploads it if needed."""
+
     def __init__(self) -> None:
         self._program = self.find_program()
 
     @abstractmethod
     def find_program(self) -> agent_programs.AgentProgram:
-        """The pinned program, or what the environment names in its place."""
+        """Return the pinned program, or the one that the environment names instead."""
 
     @property
     def version(self) -> str:

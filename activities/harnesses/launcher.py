@@ -1,8 +1,4 @@
-"""The host's side of `launcher.sh`: packs what goes into the box, runs the subcommands, reads what they print.
-
-Why here: every harness starts, awaits and ends its program in the same way; only the command and the exit codes differ.
-Called by: the harnesses.
-"""
+"""The host's side of `launcher.sh`: pack the files for the box, run its subcommands, parse their output."""
 
 import io
 import secrets
@@ -12,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,16 +24,17 @@ END_TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StartResult:
-    """`started` False: an earlier try started this attempt; its agent runs or has ended, so go on with `wait`."""
+    """`started` False: an earlier try started this attempt, whose agent runs or has ended."""
 
     started: bool
 
 
 class ExitRecord(BaseModel):
-    """`exit.json` as the launcher writes it; seconds of the box's monotonic clock.
+    """`exit.json` as the launcher writes it; times in seconds of the box's monotonic clock.
 
-    `exit`: the program ended by itself. `deadline`: its time was up. `stalled`: `stop` ended it, because it made no
-    model call for too long. `ended`: `end` came first. `crashed`: the launcher died. """
+    `reason`: `exit`: the program ended by itself. `deadline`: its time was up. `stalled`: `stop` ended it, because it
+    made no model call for too long. `ended`: `end` came first. `crashed`: the launcher died.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,18 +45,20 @@ class ExitRecord(BaseModel):
     used_seconds: float
 
 
-def agent_folder(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """Where the agent's files of this attempt lie in the box: readable by the agent, written by root."""
-    return f"{run_dir}-agent/{attempt}"
+class AgentEnd(NamedTuple):
+    """The launcher's record, and the last lines of the program's standard error."""
+
+    record: ExitRecord
+    errors: str
 
 
 def output_path(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """The program's standard output, opened by root: the agent cannot point it elsewhere."""
+    """Return the path of the program's standard output, which root opens, so that the agent cannot redirect it."""
     return f"{run_dir}/{attempt}/output"
 
 
 def pack_bundle(agent_files: Mapping[str, bytes], token: str) -> bytes:
-    """A tar of the launcher, the token (0600) and the agent's files, of which `command.sh` is what gets run."""
+    """Return a tar of the launcher, the token (0600) and the agent's files, of which `command.sh` is run."""
     assert "command.sh" in agent_files, "a bundle needs its command.sh"
     launcher = resources.files("activities.harnesses").joinpath("launcher.sh").read_bytes()
     buffer = io.BytesIO()
@@ -73,28 +72,33 @@ def pack_bundle(agent_files: Mapping[str, bytes], token: str) -> bytes:
 
 
 def add_file(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+    """Add a file with this content and mode."""
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(data), mode
+    info.size = len(data)
+    info.mode = mode
     tar.addfile(info, io.BytesIO(data))
 
 
 def launcher_command(attempt: int, *words: str, run_dir: str = RUN_DIR) -> str:
-    """A subcommand for an attempt that was started, e.g. to run in one command with something else."""
+    """Return the command line of a subcommand for an attempt that was started."""
     subcommand, *arguments = words
     return shlex.join(["sh", f"{run_dir}/{attempt}/launcher.sh", subcommand, str(attempt), *arguments])
 
 
 def start_command(incoming: str, attempt: int, user: str, budget_seconds: float, run_dir: str = RUN_DIR) -> str:
-    """Unpacks `<incoming>.tar` and starts; the folder is closed to others first, for the tar holds the token."""
+    """Return a command that unpacks `<incoming>.tar`, which holds the token, into a closed folder and starts the
+    agent."""
     launch = shlex.join(
         ["sh", f"{incoming}/launcher.sh", "start", str(attempt), user, f"{budget_seconds:.2f}", incoming]
     )
-    return f"umask 077 && chmod 700 {run_dir} && mkdir {incoming} && tar -xf {incoming}.tar -C {incoming} && rm {incoming}.tar && {launch}"
+    return (
+        f"umask 077 && chmod 700 {run_dir} && mkdir {incoming}"
+        f" && tar -xf {incoming}.tar -C {incoming} && rm {incoming}.tar && {launch}"
+    )
 
 
 def end_command(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """Ends the attempt's tree; succeeds where it was never started, which leaves no launcher to ask. A start under way
-    finds the mark."""
+    """Return a command that ends the attempt's processes; it succeeds if the attempt was never started."""
     folder = f"{run_dir}/{attempt}"
     end = launcher_command(attempt, "end", run_dir=run_dir)
     return f"if [ -d {folder} ]; then : > {folder}/end_wanted; fi; if [ -f {folder}/launcher.sh ]; then {end}; fi"
@@ -103,7 +107,7 @@ def end_command(attempt: int, run_dir: str = RUN_DIR) -> str:
 async def start_once(
     box: Sandbox, agent_files: Mapping[str, bytes], token: str, *, attempt: int, user: str, budget_seconds: float
 ) -> StartResult:
-    """One upload and one command. Every try packs and sends its own bundle; the launcher of the first one wins."""
+    """Start the agent by one upload and one command. Every try sends its own bundle; the first one wins."""
     incoming = f"{RUN_DIR}/incoming-{secrets.token_hex(8)}"
     await box.write_file(f"{incoming}.tar", pack_bundle(agent_files, token), user="root")
     command = start_command(incoming, attempt, user, budget_seconds)
@@ -114,7 +118,7 @@ async def start_once(
 
 
 async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
-    """What the program printed; of more than `max_bytes` the beginning and the end, half each. Empty if it never
+    """Return the program's output, at most `max_bytes`: half from the start and half from the end. Empty if not
     started."""
     path = output_path(attempt)
     try:
@@ -128,8 +132,8 @@ async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
     return data[:half] + b"\n[the middle is left out]\n" + end.stdout.encode()
 
 
-async def wait_for_exit(box: Sandbox, attempt: int) -> tuple[ExitRecord, str]:
-    """The record, and the last lines that the program wrote to its standard error."""
+async def wait_for_exit(box: Sandbox, attempt: int) -> AgentEnd:
+    """Wait for the end of the agent."""
     command = launcher_command(attempt, "wait")
     result = await box.exec(command, user="root", check=False, timeout=None)
     if result.exit_code != 0:
@@ -137,22 +141,25 @@ async def wait_for_exit(box: Sandbox, attempt: int) -> tuple[ExitRecord, str]:
     return parse_exit(result.stdout)
 
 
-def parse_exit(printed: str) -> tuple[ExitRecord, str]:
+def parse_exit(printed: str) -> AgentEnd:
+    """Parse the output of `launcher.sh wait`. Raises CommandFailedError if it is not an exit record."""
     first, _, rest = printed.partition("\n")
     try:
-        return ExitRecord.model_validate_json(first), rest.strip()
+        return AgentEnd(ExitRecord.model_validate_json(first), rest.strip())
     except ValidationError as error:
         raise CommandFailedError("launcher.sh wait", 0, printed, f"not an exit record: {error}") from error
 
 
 async def extend_deadline(box: Sandbox, attempt: int, waited_seconds: float) -> None:
+    """Move the deadline to start + budget + `waited_seconds`."""
     await box.exec(launcher_command(attempt, "deadline", f"{waited_seconds:.2f}"), user="root")
 
 
 async def stop_stalled(box: Sandbox, attempt: int) -> None:
-    """The watchdog's end: as at the deadline the whole tree ends, and the record says why."""
+    """End the whole tree as at the deadline, recorded as `stalled`."""
     await box.exec(launcher_command(attempt, "stop", "stalled"), user="root", timeout=END_TIMEOUT_SECONDS)
 
 
 async def end_tree(box: Sandbox, attempt: int) -> None:
+    """End every process of the agent's user. Raises CommandFailedError if one is left."""
     await box.exec(end_command(attempt), user="root", timeout=END_TIMEOUT_SECONDS)

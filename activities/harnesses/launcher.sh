@@ -1,20 +1,19 @@
 #!/bin/sh
-# Starts an agent in a box exactly once, keeps its deadline, and ends everything it left.
+# Start an agent in a box exactly once, enforce its deadline, and end all its processes.
 #
-# Why here: the box decides who starts (`mkdir` is atomic), so any number of tries may come by; POSIX sh, because an
-# image need not have Python. Runs as root, out of the reach of the agent's user.
-# Called by: `launcher.py`, through one command in the box per subcommand.
+# Any number of tries may run `start`: `mkdir` is atomic, so one of them starts the agent. POSIX sh, because an image may
+# lack Python. Runs as root, out of the reach of the agent's user; `launcher.py` runs the subcommands.
 #
 #   launcher.sh start ATTEMPT USER BUDGET_SECONDS INCOMING   exit 17: started already
 #   launcher.sh wait ATTEMPT                                 prints exit.json, then the tail of the agent's stderr
 #   launcher.sh deadline ATTEMPT WAITED_SECONDS              deadline = started + budget + WAITED_SECONDS
-#   launcher.sh stop ATTEMPT REASON                          ends the tree now; the record says REASON
+#   launcher.sh stop ATTEMPT REASON                          ends the tree now, recorded as REASON
 #   launcher.sh end ATTEMPT                                  ends the tree; exit 1: something is left
 #
 # $RUN/ATTEMPT (root only): launcher.sh budget started user token deadline launcher output errors exit.json
 # $RUN-agent/ATTEMPT (readable by the agent): command.sh and what it needs. Clocks are seconds of /proc/uptime.
-# The agent's tree is every process of its user: a session or a group of their own does not let one escape.
-# Builtins wherever they do: a box runs this for every rollout, and a program started costs a millisecond of CPU.
+# The agent's tree is every process of its user, also those with a session or process group of their own.
+# Builtins are preferred, because starting a program costs a millisecond of CPU in every rollout.
 set -u
 umask 077
 RUN=${RATCHET_RUN_DIR:-/run/ratchet}
@@ -57,7 +56,7 @@ resolve_user() {
   [ "$uid" != "$(id -u)" ] || fail 2 "the agent needs a user other than the launcher's"
 }
 
-# What `start` found out: a name may mean somebody else by now, if the agent could write /etc/passwd
+# The user as `start` found it; the agent may have changed /etc/passwd since.
 read_user() { read -r user uid gid groups <"$dir/user"; }
 
 home_of() {
@@ -65,7 +64,7 @@ home_of() {
   while IFS=: read -r _ _ id _ _ folder _; do [ "$id" = "$1" ] && [ -d "$folder" ] && home=$folder && return; done </etc/passwd
 }
 
-# Without new privileges no sudo or setuid program takes a process out of the tree.
+# Without new privileges, no sudo or setuid program can take a process out of the tree.
 as_user() {
   if command -v setpriv >/dev/null 2>&1; then
     setpriv --reuid "$uid" --regid "$gid" $groups --no-new-privs "$@"
@@ -122,7 +121,7 @@ start() { # ATTEMPT USER BUDGET_SECONDS INCOMING
     mv "$incoming/agent" "$RUN-agent/$1" && mv "$incoming/token" "$incoming/launcher.sh" "$dir/" && rmdir "$incoming" ||
     fail 1 "cannot unpack $incoming"
   now
-  # The user comes last: whoever sees it finds the rest.
+  # The user file is written last: a reader that finds it finds the others, too.
   echo "$3" >"$dir/budget" && from_centis "$centis" >"$dir/started" && set_deadline 0 && write user "$user $uid $gid $groups" ||
     fail 1 "cannot write to $dir"
   detach=$(command -v setsid) || detach=
@@ -147,7 +146,7 @@ keep_deadline() {
   end_tree
 }
 
-# A watchdog's decision, by the same way as the deadline: the reason first, then the tree.
+# As at the deadline: write the reason first, then end the tree.
 stop() { # ATTEMPT REASON
   [ -f "$dir/user" ] || exit 0
   [ ! -f "$dir/exit.json" ] || exit 0
@@ -186,7 +185,7 @@ record_exit() { # EXIT_CODE REASON
     "$1" "$2" "$began" "$(from_centis "$ended")" "$(from_centis $((ended - centis)))"
 }
 
-# A launcher that does not show up within some seconds died between `mkdir` and its first line.
+# A launcher that writes nothing within some seconds died between `mkdir` and its first line.
 await() {
   [ -d "$dir" ] || fail 3 "attempt was never started in this box"
   looks=0 unseen=0
@@ -199,16 +198,16 @@ await() {
   [ ! -s "$dir/errors" ] || tail -c 1000 "$dir/errors"
 }
 
-# Order: nobody may start the agent after this returns, so the launcher has to be gone before the tree is checked last.
+# Nothing may start the agent after this returns, so the launcher must be dead before the last check of the tree.
 end() {
   [ -d "$dir" ] || exit 0
-  : >"$dir/end_wanted" # first: a start that is still under way finds it and launches nothing
+  : >"$dir/end_wanted" # first, so that a start in progress finds it and launches nothing
   [ -f "$dir/user" ] || exit 0
   read_user
   end_tree
   rounds=0
   while [ ! -f "$dir/launcher" ] && [ $rounds -lt 20 ]; do rounds=$((rounds + 1)); sleep 0.1; done
-  # A launcher that looked for `end_wanted` just before it was written starts its agent now: that one is ended, too.
+  # A launcher that checked `end_wanted` just before it was written starts its agent now, which is ended, too.
   rounds=0
   while launcher_alive && [ $rounds -lt 50 ]; do rounds=$((rounds + 1)); end_tree; sleep 0.1; done
   launcher_alive && kill -9 "$pid"

@@ -1,7 +1,7 @@
-"""The `mini_swe_agent` harness: SWE-agent's small agent from PyPI, with its own command line and its own prompts.
+"""The `mini_swe_agent` harness: SWE-agent's small agent from PyPI, with its own command line and prompts.
 
-Why here: shows that a foreign Python agent plugs in: it speaks Chat Completions through litellm and knows nothing of
-us. Called by: the agent activity, through the contract of `base.py`. """
+It speaks Chat Completions through litellm, and is an example of a Python agent that was not written for this program.
+"""
 
 import json
 import re
@@ -15,7 +15,7 @@ from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
-# Its own output is for people; what counts is the trajectory, which it saves after every step.
+# Its output is for people; the transcript is the trajectory, which it saves after every step.
 _COMMAND = """\
 export OPENAI_API_KEY="$RATCHET_SESSION_TOKEN"
 unset RATCHET_SESSION_TOKEN
@@ -31,14 +31,17 @@ grep -m1 -o '"exit_status": "[A-Za-z]*"' "$MSWEA_GLOBAL_CONFIG_DIR/trajectory.js
 exit $code
 """
 _EXIT_STATUS = re.compile(r'"exit_status": "(\w+)"')
-# What litellm calls the failures of a model call; any other exception is the program's own.
+# litellm's names of failed model calls; any other exception is the program's own.
 _MODEL_CALL_FAILURES = (
-    "APIConnectionError", "APIError", "AuthenticationError", "BadRequestError", "ContextWindowExceededError", "InternalServerError",
-    "LimitsExceeded", "NotFoundError", "PermissionDeniedError", "RateLimitError", "ServiceUnavailableError", "Timeout",
+    "APIConnectionError", "APIError", "AuthenticationError", "BadRequestError", "ContextWindowExceededError",
+    "InternalServerError", "LimitsExceeded", "NotFoundError", "PermissionDeniedError", "RateLimitError",
+    "ServiceUnavailableError", "Timeout",
 )  # fmt: skip
 
 
 class MiniSweAgent(FetchedHarness):
+    """mini-swe-agent; its transcript is the trajectory file."""
+
     name = "mini_swe_agent"
     dialect = "chat"
 
@@ -47,7 +50,7 @@ class MiniSweAgent(FetchedHarness):
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         return {
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the internet for prices first
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it fetches a price list from the internet
             "MSWEA_CONFIGURED": "true",
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_SILENT_STARTUP": "1",
@@ -81,7 +84,7 @@ class MiniSweAgent(FetchedHarness):
     def read_transcript(self, data: bytes) -> Transcript:
         try:
             messages = json.loads(data)["messages"]
-        except (ValueError, KeyError, TypeError):  # it is printed whole at the end, or not at all
+        except (ValueError, KeyError, TypeError):  # it is printed completely at the end, or not at all
             messages = []
         steps = sum(len((message.get("extra") or {}).get("actions") or []) for message in messages)
         return Transcript(
@@ -90,7 +93,8 @@ class MiniSweAgent(FetchedHarness):
 
 
 def read_mini_swe_agent_exit(errors: str) -> AgentExit:
-    """The last line of `command.sh` is the trajectory's exit status: `Submitted`, a limit, or an exception's name."""
+    """Read the exit from the trajectory's exit status, which `command.sh` prints last: `Submitted`, a limit or an
+    exception."""
     found = _EXIT_STATUS.findall(errors)
     status = found[-1] if found else ""
     if status == "Submitted":

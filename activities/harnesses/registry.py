@@ -1,8 +1,4 @@
-"""Harnesses by name: ours, or any class that a run's config names by import path.
-
-Why here: a new harness is one file and one line below, or no line at all.
-Called by: the worker, for its activities; `activities/run_lifecycle.py`, before a run starts.
-"""
+"""Harnesses by name: those of this folder, or a class that the config names by its import path."""
 
 import re
 
@@ -20,7 +16,7 @@ _IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
 
 class Harnesses:
-    """Made once per name and kept. `harnesses[name]` raises ConfigError for a name that is no harness."""
+    """Harnesses, made once per name. `harnesses[name]` raises ConfigError for an unknown name."""
 
     def __init__(self) -> None:
         self._made: dict[str, BaseHarness] = {}
@@ -32,15 +28,17 @@ class Harnesses:
 
 
 def load_harness(name: str) -> BaseHarness:
+    """Make the harness of this name or import path. Raises ConfigError if it cannot be loaded."""
     path = HARNESSES.get(name, name)
     if not _IMPORT_PATH.fullmatch(path):
         raise ConfigError(
-            f"harness.name: {name!r} is none of {', '.join(HARNESSES)}, nor an import path like `my_package.my_agent:MyAgent`"
+            f"harness.name: {name!r} is none of {', '.join(HARNESSES)}, "
+            "nor an import path like `my_package.my_agent:MyAgent`"
         )
     try:
         made = import_object(path)()
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"harness.name: {name!r} cannot be loaded: {error}") from error
     if not isinstance(made, BaseHarness):
-        raise ConfigError(f"harness.name: {name!r} is no BaseHarness (activities/harnesses/base.py)")
+        raise ConfigError(f"harness.name: {name!r} is not a BaseHarness (activities/harnesses/base.py)")
     return made

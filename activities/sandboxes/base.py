@@ -1,10 +1,8 @@
-"""The contract of a sandbox back end: what a box can do, and what may go wrong.
+"""The contract of a sandbox back end: what a box can do, and which errors it raises.
 
-Why here: stages and harnesses are written against these Protocols and know no vendor.
-Called by: activities; implemented by one file per back end in this folder. Knows nothing of Temporal.
-
-Errors, for every method of both Protocols unless it says more: SandboxGoneError (the box is no more, a new one is
-the only remedy), SandboxBusyError (busy, rate-limited or unreachable: the same call may go through later).
+Stages and harnesses use these Protocols and know no vendor; each back end is one file of this folder. Every method of
+both Protocols may raise SandboxGoneError (the box is gone, only a new one helps) and SandboxBusyError (busy,
+rate-limited or unreachable; the same call may succeed later).
 """
 
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from typing import Literal, Protocol, Self
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """`exit_code` is -1 for a command that a signal ended. Undecodable output bytes are replaced."""
+    """Result of a command. `exit_code`: -1 if a signal ended it. Undecodable output bytes are replaced."""
 
     exit_code: int
     stdout: str
@@ -26,7 +24,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A live box as its service lists it; `started_at` is in UTC."""
+    """A live box in the service's list; `started_at` is in UTC."""
 
     id: str
     metadata: dict[str, str]
@@ -36,8 +34,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a back end offers beyond the contract; stages ask here and never for the vendor's name. `limits`: those that
-    a create asks for."""
+    """Optional features of a back end; stages ask for these and not for the vendor. `limits`: those of `create`."""
 
     pause: bool
     network_policy: bool
@@ -47,7 +44,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class BoxLimits:
-    """What one box may use; None: what its service gives every box."""
+    """Limits of one box; None: the service's own."""
 
     memory_bytes: int | None = None
     num_cpus: float | None = None
@@ -55,7 +52,7 @@ class BoxLimits:
 
 
 class Sandbox(Protocol):
-    """One box. As an async context manager it is killed on exit."""
+    """One box; used as an async context manager, it is killed on exit."""
 
     @property
     def id(self) -> str: ...
@@ -70,52 +67,51 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> CommandResult:
-        """Runs `cmd` in a login shell and waits for it; `timeout` is in seconds, None waits for ever.
+        """Run `cmd` in a login shell and wait for it; `timeout` in seconds, None for unlimited.
 
-        Raises CommandFailedError: for a non-zero exit if `check`, and always when it ran out of time (it is killed
-        then). A command that cannot start (no such user or directory) counts as exit code 126, as in a shell. Never
-        raises anything else but the two errors above. """
+        Raises CommandFailedError for a non-zero exit code if `check`, and for a time-out always, after killing the
+        command. A command that cannot start (unknown user or directory) has exit code 126, as in a shell. Raises no
+        other errors than these three.
+        """
         ...
 
     async def start_detached(
         self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> None:
-        """Starts `cmd` in a login shell and returns; it goes on without us until it or the box ends. Its output is
-        nobody's: redirect it.
+        """Start `cmd` in a login shell and return; it runs until it or the box ends. Its output is discarded.
 
-        Raises CommandFailedError (126) when it cannot start.
+        Raises CommandFailedError (126) if it cannot start.
         """
         ...
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
-        """Writes the bytes, the text as UTF-8, or the local file at a Path; makes parents; the user owns the result.
+        """Write the bytes, the text as UTF-8, or the local file at a Path; make parents; the user owns the result.
 
-        Raises CommandFailedError when the box refuses the path or its disk is full.
+        Raises CommandFailedError if the box refuses the path or its disk is full.
         """
         ...
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        """The file, of a longer one its first `max_bytes`; for any size there is `fetch_file`.
+        """Return the file's content, at most `max_bytes` from the start; use `fetch_file` for large files.
 
-        Raises FileNotFoundError for a missing file, CommandFailedError for what is no regular file.
+        Raises FileNotFoundError for a missing file, CommandFailedError for anything but a regular file.
         """
         ...
 
     async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        """Streams the file into the local file `target`; raises as `read_file`, and may then leave a part of it
-        there."""
+        """Stream the file into the local file `target`; raises as `read_file`, possibly leaving a partial file."""
         ...
 
     async def set_ttl(self, seconds: int) -> None:
-        """The box ends this many seconds from now, sooner or later than before."""
+        """Set the time to live to this many seconds from now, shorter or longer than before."""
         ...
 
     async def kill(self) -> None:
-        """Ends the box. One that is gone already counts as success."""
+        """End the box; a missing one counts as success."""
         ...
 
     async def close(self) -> None:
-        """Drops what the client holds; the box lives on."""
+        """Close the client's connection; the box lives on."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -126,7 +122,7 @@ class Sandbox(Protocol):
 
 
 class SandboxProvider(Protocol):
-    """A service that makes boxes."""
+    """A service that creates boxes."""
 
     @property
     def name(self) -> str: ...
@@ -145,26 +141,25 @@ class SandboxProvider(Protocol):
         network: bool = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
-        """Boots a box. Asked again with the same key it gives the same box, so a retry leaks none.
+        """Create a box. A repeated call with the same key returns the same box, so that a retry leaks none.
 
-        `network` False: nothing can be reached from it, the adapter included.
-
-        Raises ConfigError when the service does not know the image, cannot hold one of the limits, or refuses the
-        request or the key. """
+        `network` False: the box can reach nothing, not even the adapter. Raises ConfigError if the service does not
+        know the image, does not support a limit, or refuses the request or the key.
+        """
         ...
 
     async def connect(self, sandbox_id: str) -> Sandbox:
-        """A handle on a box that somebody else created."""
+        """Return a handle on an existing box."""
         ...
 
     async def kill(self, sandbox_id: str) -> bool:
-        """Whether there was a box to kill."""
+        """Kill a box; return whether it existed."""
         ...
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
-        """All live boxes that carry every one of these entries."""
+        """Return all live boxes with these metadata entries."""
         ...
 
     async def close(self) -> None:
-        """Drops what the client holds; the boxes live on."""
+        """Close the client's connections; the boxes live on."""
         ...

@@ -1,10 +1,9 @@
-"""Boxes as containers of a Docker daemon, over its API.
+"""The Docker back end: boxes as containers of a Docker daemon, over its API.
 
-Why here: a container's name is the idempotency key, and its first process ends it at its time to live, without us.
-Called by: whoever builds the activities passes a `DockerProvider`.
-
-An agent's box has no network at all but its own loopback, where `ratchet egress` listens at the adapter's port, from
-outside: no bridge, no route and no packet filter to get wrong. A network of the user's own may take its place. """
+The container's name is the idempotency key, and its first process ends it at its time to live. An agent's box has no
+network but its loopback, on which `ratchet egress` listens at the adapter's port from outside, so there is no bridge or
+packet filter to configure. A network of the user's own may be used instead.
+"""
 
 import asyncio
 import time
@@ -22,16 +21,17 @@ from activities.sandboxes.docker_errors import remove_container, require_running
 from activities.sandboxes.docker_settings import EGRESS_LABEL
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError
 
-_MAKING_SECONDS, _MAKING_POLL_SECONDS = 20.0, 0.1
+_MAKING_SECONDS = 20.0
+_MAKING_POLL_SECONDS = 0.1
 _CAPABILITIES_KEPT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 _DEFAULT_LIMITS = BoxLimits(memory_bytes=2 << 30, max_processes=512)
-# /proc/uptime is the host's clock since boot: nobody in the box can set it.
+# /proc/uptime is the host's clock since boot, which the box cannot set.
 _LIFE = f"""
 now() {{ read -r up _ </proc/uptime; up=${{up%%.*}}; }}
 now; mkdir -p /run; umask 077; echo $((up + $1)) >{DEADLINE_FILE}
 while now; read -r end <{DEADLINE_FILE} && [ "$up" -lt "$end" ]; do sleep 1; done
 """
-# State 0A is a listening socket; needs nothing of the image but bash and sleep.
+# State 0A is a listening socket; the script needs only bash and sleep.
 _AWAIT_WAY = """
 while [ $((tries += 1)) -le %d ]; do
   while read -r _ local _ state _; do [ "$state" = 0A ] && [ "${local#*:}" = %04X ] && exit 0; done </proc/net/tcp
@@ -43,10 +43,12 @@ _LIVE_STATES = ("created", "running", "paused", "restarting")
 
 
 class DockerProvider:
-    """`url` None: DOCKER_HOST, else the local socket. Images are the daemon's own: nothing is pulled during a create.
+    """Creates containers. `url` None: DOCKER_HOST, else the local socket. Images are not pulled.
 
-    `adapter` is what a box finds at 127.0.0.1 and the same port, by way of a `ratchet egress` beside the daemon. With a
-    `network` of the user's own, boxes are on that instead. `way_seconds`: how long a create waits for that egress. """
+    `adapter`: host:port of the adapter, which a box finds at 127.0.0.1 and the same port if `ratchet egress` runs
+    beside the daemon. `network`: a network of the user's own, used instead. `way_seconds`: time limit for the egress to
+    appear.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,10 @@ class DockerProvider:
         max_ttl_seconds: int = 86_400,
         way_seconds: int = 30,
     ) -> None:
-        self._url, self._network, self._adapter, self._limits = url, network, adapter, limits
+        self._url = url
+        self._network = network
+        self._adapter = adapter
+        self._limits = limits
         self._way_seconds = way_seconds
         self._capabilities = Capabilities(
             pause=False, network_policy=True, limits=True, max_ttl_seconds=max_ttl_seconds
@@ -104,24 +109,26 @@ class DockerProvider:
                 if error.status != 409:
                     raise
                 container = await self._being_made(name)
-            await container.start()  # which is nothing where it runs already
+            await container.start()  # no effect if it runs already
         box = DockerSandbox(container)
         if has_way:
             await self._await_way(box)
         return box
 
     async def _await_way(self, box: DockerSandbox) -> None:
-        """Without one the agent would start, reach nobody, and end."""
+        """Wait for the egress, without which the agent could not reach the adapter. Raises SandboxBusyError."""
         port = int(self._adapter.rpartition(":")[2])
         found = await box.exec(_AWAIT_WAY % (20 * self._way_seconds, port), check=False, timeout=4 * self._way_seconds)
         if found.exit_code != 0:
             raise SandboxBusyError(
-                f"box {box.id[:12]} has no way to the adapter at {self._adapter}: `ratchet egress` has to run beside the Docker daemon,"
-                " as root and with the same ADAPTER_PUBLIC_HOST and ADAPTER_PORT (`ratchet up` starts one)"
+                f"box {box.id[:12]} has no way to the adapter at {self._adapter}:"
+                " `ratchet egress` has to run beside the Docker daemon, as root"
+                " and with the same ADAPTER_PUBLIC_HOST and ADAPTER_PORT (`ratchet up` starts one)"
             )
 
     async def _being_made(self, name: str) -> DockerContainer:
-        """The daemon takes the name some time before it shows the container."""
+        """Wait for a container that another call creates; the daemon reserves the name before it shows the
+        container."""
         until = time.monotonic() + _MAKING_SECONDS
         while True:
             try:
@@ -184,7 +191,7 @@ class DockerProvider:
             self._client = None
 
     def _docker(self) -> aiodocker.Docker:
-        """Made with the first call, because it belongs to the event loop that runs then."""
+        """Return the client, made at the first call because it belongs to the running event loop."""
         if self._client is None:
             try:
                 self._client = aiodocker.Docker(url=self._url)

@@ -1,7 +1,8 @@
-"""One container as a box: commands are execs in it, files go through them.
+"""One container as a box: commands are execs in it, and files are transferred through execs.
 
-Why here: what the Docker API cannot do for a command (end it, close its input, tell a bad exit from a dying box) is
-made good here. Called by: `docker.py` hands these out. """
+This module adds what the Docker API lacks for an exec: ending it, closing its input, and telling a failing command from
+a dying box.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from aiodocker.containers import DockerContainer
 from aiodocker.execs import Exec
@@ -21,18 +22,33 @@ from activities.sandboxes.base import CommandResult
 from activities.sandboxes.docker_errors import remove_container, require_running, service_errors
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
 
-_CANNOT_START, _KILLED, _MISSING, _NO_FILE, _CUT = 126, 137, 144, 145, 146
-_POLL_SECONDS, _POLL_MAX_SECONDS = 0.01, 0.5
+# Exit codes: of a shell (126, 137), and of the scripts below.
+_CANNOT_START = 126
+_KILLED = 137
+_MISSING = 144
+_NO_FILE = 145
+_CUT = 146
+_POLL_SECONDS = 0.01
+_POLL_MAX_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 18
 _TRANSFER_SECONDS = 600.0
 _REMOVAL_SECONDS = 3.0
 DEADLINE_FILE = "/run/ratchet-deadline"
-_SET_LIFE = f"read -r up _ </proc/uptime; umask 077; echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
+_SET_LIFE = (
+    "read -r up _ </proc/uptime; umask 077;"
+    f" echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
+)
 _READ = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec {{read}} -- "$1"'
 
 
+class _ExecOutput(NamedTuple):
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
 class DockerSandbox:
-    """One container; commands are execs in it."""
+    """One container as a Sandbox."""
 
     def __init__(self, container: DockerContainer) -> None:
         self._container = container
@@ -53,7 +69,7 @@ class DockerSandbox:
     ) -> CommandResult:
         arguments = _login(cmd, cwd)
         if timeout is not None:
-            # In the box, because the API cannot end an exec; KILL reaches the whole process group.
+            # In the box, because the API cannot end an exec. KILL reaches the whole process group.
             arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
         started = time.monotonic()
         try:
@@ -61,7 +77,7 @@ class DockerSandbox:
         except CommandFailedError as unable:
             code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
         result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
-        if code == _CANNOT_START:  # the daemon's word for a box that is ending, too
+        if code == _CANNOT_START:  # the daemon also answers so for a box that is ending
             await require_running(self._container)
         if code == _KILLED:
             if timeout is not None and time.monotonic() - started >= timeout:
@@ -90,7 +106,7 @@ class DockerSandbox:
         else:
             content = content.encode() if isinstance(content, str) else content
             size = len(content)
-        # Reads as many bytes as there are: the API cannot close one direction of a stream.
+        # Reads exactly `size` bytes, because the API cannot close one direction of a stream.
         script = f'mkdir -p -- "$(dirname -- "$1")" && head -c {size} > "$1" || exit'
         script += f'; [ ! -f "$1" ] || [ "$(stat -L -c %s -- "$1")" = {size} ] || exit {_CUT}'
         await self._file_command(f"write {path}", script, path, user, content)
@@ -107,7 +123,8 @@ class DockerSandbox:
         self, action: str, script: str, path: str, user: str, content: bytes | Path | None, into: BinaryIO | None = None
     ) -> bytes:
         # `~` and relative paths start at the user's home.
-        place = f'cd -- "$(eval echo ~{shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""})" 2>/dev/null || cd /; '
+        home_of = shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""
+        place = f'cd -- "$(eval echo ~{home_of})" 2>/dev/null || cd /; '
         home_path = path.removeprefix("~/") if path.startswith("~/") else path
         if "\0" in path:
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
@@ -122,7 +139,7 @@ class DockerSandbox:
         if code != 0:
             if code == _KILLED:
                 await self._require_staying()
-            words = "it is no regular file" if code == _NO_FILE else errors.decode(errors="replace").strip()
+            words = "it is not a regular file" if code == _NO_FILE else errors.decode(errors="replace").strip()
             raise CommandFailedError(action, 1, "", words)
         return data
 
@@ -134,9 +151,8 @@ class DockerSandbox:
         cwd: str | None,
         content: bytes | Path | None = None,
         into: BinaryIO | None = None,
-    ) -> tuple[int, bytes, bytes]:
-        """Exit code and output, which goes to `into` instead if that is given. Raises CommandFailedError for a command
-        that cannot start."""
+    ) -> _ExecOutput:
+        """Run a command, with its output in `into` if given. Raises CommandFailedError if it cannot start."""
         try:
             with service_errors(self.id):
                 process = await self._container.exec(
@@ -156,11 +172,13 @@ class DockerSandbox:
                 code = await _exit_code(process)
         except ConfigError as error:
             raise CommandFailedError(shlex.join(arguments), _CANNOT_START, "", str(error)) from error
-        return code, bytes(stdout), bytes(stderr)
+        return _ExecOutput(code, bytes(stdout), bytes(stderr))
 
     async def _require_staying(self) -> None:
-        """Of a box whose command was killed: the daemon kills the processes of one that it removes some time before it
-        says so."""
+        """Raise SandboxGoneError if the box is being removed.
+
+        After a command was killed: the daemon kills the processes of a box some time before it reports its removal.
+        """
         until = time.monotonic() + _REMOVAL_SECONDS
         while time.monotonic() < until:
             await require_running(self._container)
@@ -178,7 +196,7 @@ class DockerSandbox:
             await remove_container(self._container)
 
     async def close(self) -> None:
-        """The provider holds the connections."""
+        """Do nothing: the provider holds the connections."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,13 +208,12 @@ class DockerSandbox:
 
 
 def _login(cmd: str, cwd: str | None) -> list[str]:
-    """Docker starts where the image says, which is often the root directory; a login starts at home."""
+    """Return a login shell with the command. It starts at home, unless the image or `cwd` names a directory."""
     return ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
 
 
 async def _exit_code(process: Exec) -> int:
-    """A command may close its output before it ends, and the daemon hears of the end a little later than of the
-    output's."""
+    """Wait for the exit code, which the daemon reports a little later than the end of the output."""
     pause = _POLL_SECONDS
     while (facts := await process.inspect())["Running"]:
         await asyncio.sleep(pause)

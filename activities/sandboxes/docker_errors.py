@@ -1,8 +1,4 @@
-"""The Docker daemon's answers as our errors.
-
-Why here: the back end says one of three things when something fails, whichever of its calls it was.
-Called by: `docker.py`, `docker_box.py`, and `stack.docker_egress`.
-"""
+"""Translate errors of the Docker daemon into the errors of the sandbox contract."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +13,7 @@ _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtim
 
 
 async def remove_container(container: DockerContainer) -> None:
-    """One that is being removed already is on its way; a missing one raises."""
+    """Remove a container; one that is being removed counts as success. A missing one raises DockerError."""
     try:
         await container.delete(force=True)
     except DockerError as error:
@@ -26,6 +22,7 @@ async def remove_container(container: DockerContainer) -> None:
 
 
 async def require_running(container: DockerContainer) -> None:
+    """Raise SandboxGoneError if the container does not run."""
     with service_errors(container.id):
         facts = await container.show()
     if not facts["State"]["Running"]:
@@ -34,6 +31,7 @@ async def require_running(container: DockerContainer) -> None:
 
 @contextmanager
 def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError) -> Iterator[None]:
+    """Translate errors of the block. `missing`: class of the error if the daemon does not know the object."""
     try:
         yield
     except DockerError as error:
@@ -45,7 +43,7 @@ def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError)
 
 
 def _translate(error: DockerError, subject: str, missing: type[RatchetError]) -> RatchetError:
-    """The one table from the daemon's answers to our errors."""
+    """The only mapping from the daemon's answers to errors of this program."""
     words = f"{subject}: {error.message}"
     if any(part in error.message for part in _CANNOT_START_WORDS):
         return ConfigError(f"Docker refuses {words}")

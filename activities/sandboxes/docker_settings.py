@@ -1,31 +1,31 @@
-"""What the environment says of Docker, and the one label that provider and egress agree upon.
+"""Settings of the Docker back end from the environment, and the label that marks boxes with egress.
 
-Why here: workers make boxes, `ratchet egress` gives them their way out, `ratchet up` decides whether it starts that;
-all read the same. Called by: `docker.py`, `stack.worker`, `stack.docker_egress`, `stack.parts`. Imports no Docker
-client. """
+Workers, `ratchet egress` and `ratchet up` read the same values here. This module imports no Docker client.
+"""
 
 import os
 from collections.abc import Mapping
 
 EGRESS_LABEL = "ratchet_egress"
-"""On a box that has a way to the adapter: the adapter's address, as `ratchet egress` reaches it."""
+"""Label of a box that can reach the adapter; its value is the adapter's address, as `ratchet egress` reaches it."""
 
 
 def is_chosen() -> bool:
-    """Whether boxes are containers."""
+    """Return whether boxes are Docker containers."""
     return os.environ.get("RATCHET_SANDBOX_PROVIDER") == "docker"
 
 
 def own_network() -> str | None:
-    """A network of the user's own, with whatever it reaches; None: boxes have no network, and `ratchet egress` opens
-    the adapter's port."""
+    """Return the name of the user's own network; None: `ratchet egress` gives boxes without network the adapter's
+    port."""
     return os.environ.get("RATCHET_DOCKER_NETWORK") or None
 
 
 def needs_egress() -> bool:
+    """Return whether boxes need `ratchet egress` to reach the adapter."""
     return is_chosen() and own_network() is None
 
 
 def adapter_address(environment: Mapping[str, str] = os.environ) -> str:
-    """host:port, as this machine reaches the adapter."""
+    """Return host:port of the adapter, as this machine reaches it."""
     return f"{environment.get('ADAPTER_PUBLIC_HOST') or '127.0.0.1'}:{environment.get('ADAPTER_PORT') or '18001'}"

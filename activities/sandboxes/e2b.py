@@ -1,7 +1,6 @@
-"""Boxes over the unmodified E2B SDK: E2B's cloud, a self-hosted fleet, or our local gateway.
+"""The E2B back end, over the unmodified SDK: E2B's cloud, a self-hosted fleet, or the local gateway.
 
-Why here: the only file that imports `e2b`, so its exceptions and settings end here.
-Called by: whoever builds the activities passes an `E2BProvider`.
+Only this file imports `e2b`; the SDK's exceptions and settings do not leave it.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _log = structlog.get_logger(__name__)
 
 
 def image_metadata_key() -> str:
-    """The metadata key that carries a task's image, by the brief's variable or its older name; for whoever sets it and
-    whoever reads it."""
+    """Return the metadata key of a task's image, as the environment sets it."""
     return (
         os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
         or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY")
@@ -47,9 +45,12 @@ def image_metadata_key() -> str:
 
 
 class E2BProvider:
-    """`api_url` and `sandbox_url` None mean E2B's cloud. `max_connections` should be twice the commands that run at
-    once: every open command holds a connection, and all boxes of one service share one address. In `template`,
-    `{image}` stands for a task's image: for services that know templates only. """
+    """Creates boxes by the SDK. `api_url` and `sandbox_url` None: E2B's cloud.
+
+    `max_connections`: should be twice the number of concurrent commands, because every open command holds a connection
+    and all boxes of a service share one address. `template`: `{image}` in it is replaced by the task's image, for
+    services that only support templates.
+    """
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class E2BProvider:
         max_ttl_seconds: int = 86_400,
     ) -> None:
         _prepare_sdk(max_connections, (api_url, sandbox_url))
-        self._image_metadata_key, self._template = image_metadata_key, template
+        self._image_metadata_key = image_metadata_key
+        self._template = template
         self._capabilities = Capabilities(
             pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
         )
@@ -71,7 +73,7 @@ class E2BProvider:
         self._options: dict[str, Any] = {"api_key": api_key, "retries": 0, "debug": False}
         for name, url in (("api_url", api_url), ("sandbox_url", sandbox_url)):
             if url is not None:
-                self._options[name] = url.rstrip("/")  # a trailing slash would double in every path
+                self._options[name] = url.rstrip("/")  # a trailing slash would be doubled in every path
 
     @property
     def name(self) -> str:
@@ -96,7 +98,8 @@ class E2BProvider:
 
         if limits not in (None, BoxLimits()):
             raise ConfigError(
-                "sandbox.memory_mib, cpus and max_processes: this service gives every box what its template or gateway has;"
+                "sandbox.memory_mib, cpus and max_processes:"
+                " this service gives every box what its template or gateway has;"
                 " leave them out, or set RATCHET_SANDBOX_PROVIDER=docker"
             )
 
@@ -116,7 +119,7 @@ class E2BProvider:
         from e2b import AsyncSandbox
 
         with _service_errors(sandbox_id):
-            # Without a time the SDK asks for 300 seconds, which would prolong a box that ends sooner.
+            # Without a timeout the SDK sets 300 seconds, which would extend a box that ends sooner.
             return E2BSandbox(await AsyncSandbox.connect(sandbox_id, timeout=1, **self._options))
 
     async def kill(self, sandbox_id: str) -> bool:
@@ -138,11 +141,11 @@ class E2BProvider:
         return found
 
     async def close(self) -> None:
-        """The SDK keeps one connection pool per event loop and closes it with the loop."""
+        """Do nothing: the SDK keeps one connection pool per event loop and closes it with the loop."""
 
 
 class E2BSandbox:
-    """One connected box; the SDK object is kept, so that a command is one request."""
+    """One connected box; the SDK object is kept, so that a command takes one request."""
 
     def __init__(self, box: AsyncSandbox) -> None:
         self._box = box
@@ -175,7 +178,7 @@ class E2BSandbox:
         started = time.monotonic()
         handle: AsyncCommandHandle[str] | None = None
         try:
-            # In the background, because only its handle still has the output when the command runs out of time.
+            # In the background, because only its handle keeps the output of a command that times out.
             handle = await self._box.commands.run(
                 cmd, background=True, user=user, envs=env, cwd=cwd, timeout=0 if timeout is None else timeout
             )
@@ -250,7 +253,7 @@ class E2BSandbox:
             await self._box.kill()
 
     async def close(self) -> None:
-        """Nothing is held beside the SDK's shared pool."""
+        """Do nothing: the SDK shares one pool."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -262,7 +265,7 @@ class E2BSandbox:
 
     @contextmanager
     def _file_errors(self, action: str) -> Iterator[None]:
-        """A file the box refuses is a failed command, not a mistake in the configuration."""
+        """Translate errors of a file operation: a refused path is a failed command, not a wrong configuration."""
         from e2b import FileNotFoundException
 
         try:
@@ -275,8 +278,11 @@ class E2BSandbox:
 
 
 def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
-    """What the SDK reads from the environment only: the pool's size, once at import, and proxies, which it would ask
-    even for loopback."""
+    """Set what the SDK reads only from the environment.
+
+    That is the size of its pool, read once at import, and the proxy exceptions, without which it uses a proxy for
+    loopback.
+    """
     if "e2b" not in sys.modules:
         os.environ["E2B_MAX_CONNECTIONS"] = str(max_connections)
     elif int(os.environ.get("E2B_MAX_CONNECTIONS") or 200) < max_connections:
@@ -293,7 +299,7 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
 
 
 def _sdk_errors() -> tuple[type[Exception], ...]:
-    """Everything the SDK and its transports raise for a call that failed."""
+    """Return every exception class that the SDK and its transports raise for a failed call."""
     from connectrpc.errors import ConnectError
     from e2b.exceptions import AuthenticationException, SandboxException, ServiceBusyException
     from pyqwest import ReadError, StreamError, WriteError
@@ -315,11 +321,11 @@ def _service_errors(subject: str) -> Iterator[None]:
 
 @contextmanager
 def cancellable() -> Iterator[None]:
-    """A task that is cancelled in the block leaves it cancelled.
+    """Leave a task that is cancelled in the block cancelled.
 
-    The SDK's transport (connectrpc) turns a cancellation into an error of its own, which its command handle may even
-    drop: whoever cancelled would wait for ever. Clean-up of a task that was cancelled before the block runs
-    undisturbed. """
+    The SDK's transport (connectrpc) turns a cancellation into an error of its own, which its command handle may drop,
+    so that the canceller would wait for ever. Clean-up of a task that was cancelled before the block is not disturbed.
+    """
     task = asyncio.current_task()
     assert task is not None, "the SDK runs in a task"
     before = task.cancelling()
@@ -334,8 +340,7 @@ def cancellable() -> Iterator[None]:
 
 
 def _translate(error: Exception, subject: str) -> RatchetError:
-    """The one table from the SDK's exceptions to ours. ConfigError stands for every refusal that asking again cannot
-    change."""
+    """The only mapping from the SDK's exceptions to errors of this program; ConfigError for refusals that are final."""
     from e2b import exceptions as sdk
 
     words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"
@@ -353,7 +358,7 @@ def _translate(error: Exception, subject: str) -> RatchetError:
 
 
 def _is_client_error(error: Exception) -> bool:
-    """A status below 500, or a Connect refusal that names our request and not the service's state."""
+    """Return whether the service refused the request itself: a status below 500, or a Connect refusal of that kind."""
     status = getattr(error, "status_code", None)
     if status is not None:
         return bool(status < _RETRYABLE_STATUS)
@@ -364,7 +369,7 @@ def _is_client_error(error: Exception) -> bool:
 
 
 def _is_plain_timeout(error: Exception) -> bool:
-    """The command's own limit, and not one of the subclasses that say the box is gone or out of reach."""
+    """Return whether the command's own limit expired; subclasses mean that the box is gone or unreachable."""
     from e2b.exceptions import TimeoutException
 
     return type(error) is TimeoutException

@@ -126,7 +126,7 @@ def _alarms(causes: dict[str, int], unexplained: list[_RolloutChains]) -> list[s
     if unexplained:
         named = ", ".join(f"{rollout.rollout_id} (K={rollout.num_chains})" for rollout in unexplained[:5])
         alarms.append(
-            f"{len(unexplained)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain: "
-            f"{named}"
+            f"{len(unexplained)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain:"
+            f" {named}"
         )
     return alarms

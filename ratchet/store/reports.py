@@ -3,6 +3,7 @@
 Every report takes a fixed number of queries.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Integer, cast, func, select
@@ -94,72 +95,76 @@ async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
     return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
 
 
+_ATTEMPT_COLUMNS = (
+    AttemptTable.n,
+    AttemptTable.state,
+    AttemptTable.agent_exit,
+    AttemptTable.used_seconds,
+    AttemptTable.transcript,
+)
+_TURN_COLUMNS = (
+    TurnTable.id,
+    TurnTable.attempt,
+    TurnTable.lane,
+    TurnTable.state,
+    TurnTable.kind,
+    TurnTable.parent_turn_id,
+    TurnTable.fork_cause,
+    TurnTable.prompt_tokens,
+    TurnTable.num_sampled,
+    TurnTable.finish_reason,
+    TurnTable.version_spans,
+    TurnTable.delivered,
+    TurnTable.engine_wait_seconds,
+    TurnTable.created_at,
+    TurnTable.completed_at,
+)
+_PATCH_COLUMNS = (
+    PatchTable.id,
+    PatchTable.attempt,
+    PatchTable.num_bytes,
+    PatchTable.num_files,
+    PatchTable.diff,
+)
+_GRADE_COLUMNS = (
+    GradeTable.id,
+    GradeTable.grader,
+    GradeTable.grader_version,
+    GradeTable.solved,
+    GradeTable.rejected,
+    GradeTable.rule,
+    GradeTable.reason,
+    GradeTable.findings,
+    GradeTable.log,
+    GradeTable.duration_seconds,
+)
+_BOX_COLUMNS = (
+    SandboxTable.id,
+    SandboxTable.role,
+    SandboxTable.attempt,
+    SandboxTable.state,
+    SandboxTable.provider_id,
+    SandboxTable.release_reason,
+)
+_CHAIN_COLUMNS = (ChainTable.no, ChainTable.num_tokens, ChainTable.num_trained)
+
+
 async def read_rollout(connection: AsyncConnection, rollout_id: int) -> JsonObject:
     """Return everything about one rollout except its token arrays."""
 
-    async def rows(statement: Any) -> list[JsonObject]:
+    async def rows(columns: Sequence[Any], rollout: Any, order: Any) -> list[JsonObject]:
+        statement = select(*columns).where(rollout == rollout_id).order_by(order)
         return [dict(row._mapping) for row in await connection.execute(statement)]
 
-    head = (
-        await rows(
-            select(*RolloutTable.__table__.c, TaskTable.label.label("task"))
-            .join(TaskTable)
-            .where(RolloutTable.id == rollout_id)
-        )
-    )[0]
-    turns = select(
-        TurnTable.id,
-        TurnTable.attempt,
-        TurnTable.lane,
-        TurnTable.state,
-        TurnTable.kind,
-        TurnTable.parent_turn_id,
-        TurnTable.fork_cause,
-        TurnTable.prompt_tokens,
-        TurnTable.num_sampled,
-        TurnTable.finish_reason,
-        TurnTable.version_spans,
-        TurnTable.delivered,
-        TurnTable.engine_wait_seconds,
-        TurnTable.created_at,
-        TurnTable.completed_at,
-    )
-    attempts = select(
-        AttemptTable.n, AttemptTable.state, AttemptTable.agent_exit, AttemptTable.used_seconds, AttemptTable.transcript
-    )
-    patches = select(PatchTable.id, PatchTable.attempt, PatchTable.num_bytes, PatchTable.num_files, PatchTable.diff)
-    grades = select(
-        GradeTable.id,
-        GradeTable.grader,
-        GradeTable.grader_version,
-        GradeTable.solved,
-        GradeTable.rejected,
-        GradeTable.rule,
-        GradeTable.reason,
-        GradeTable.findings,
-        GradeTable.log,
-        GradeTable.duration_seconds,
-    )
-    boxes = select(
-        SandboxTable.id,
-        SandboxTable.role,
-        SandboxTable.attempt,
-        SandboxTable.state,
-        SandboxTable.provider_id,
-        SandboxTable.release_reason,
-    )
+    head = select(*RolloutTable.__table__.c, TaskTable.label.label("task")).join(TaskTable)
     report: JsonObject = {
-        "rollout": head,
-        "attempts": await rows(attempts.where(AttemptTable.rollout_id == rollout_id).order_by(AttemptTable.n)),
-        "turns": await rows(turns.where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)),
-        "patches": await rows(patches.where(PatchTable.rollout_id == rollout_id).order_by(PatchTable.id)),
-        "grades": await rows(grades.where(GradeTable.rollout_id == rollout_id).order_by(GradeTable.id)),
-        "boxes": await rows(boxes.where(SandboxTable.rollout_id == rollout_id).order_by(SandboxTable.id)),
-        "chains": await rows(
-            select(ChainTable.no, ChainTable.num_tokens, ChainTable.num_trained)
-            .where(ChainTable.rollout_id == rollout_id)
-            .order_by(ChainTable.no)
-        ),
+        "rollout": dict((await connection.execute(head.where(RolloutTable.id == rollout_id))).one()._mapping),
+        "attempts": await rows(_ATTEMPT_COLUMNS, AttemptTable.rollout_id, AttemptTable.n),
+        "turns": await rows(_TURN_COLUMNS, TurnTable.rollout_id, TurnTable.id),
+        "patches": await rows(_PATCH_COLUMNS, PatchTable.rollout_id, PatchTable.id),
+        "grades": await rows(_GRADE_COLUMNS, GradeTable.rollout_id, GradeTable.id),
+        "boxes": await rows(_BOX_COLUMNS, SandboxTable.rollout_id, SandboxTable.id),
+        "chains": await rows(_CHAIN_COLUMNS, ChainTable.rollout_id, ChainTable.no),
     }
     for name, column in (("attempts", "transcript"), ("patches", "diff"), ("grades", "log")):
         for row in report[name]:

@@ -109,7 +109,8 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
         if other != run_id:
             raise ConfigError(
                 f"run {other} is still open, and the engines serve one policy at a time: wait for its end, cancel it "
-                f"(`temporal workflow cancel --workflow-id run/{other}`, or in the UI), or train this one in a checkout of its own"
+                f"(`temporal workflow cancel --workflow-id run/{other}`, or in the UI), "
+                "or train this one in a checkout of its own"
             )
 
 

@@ -229,6 +229,4 @@ async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_ste
         .order_by(RunTaskTable.position)
     )
     rows = await connection.execute(statement)
-    return [
-        RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows
-    ]
+    return [RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows]

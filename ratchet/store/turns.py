@@ -162,9 +162,11 @@ def _arrays(names: Sequence[str], statement: str) -> TextClause:
     {sets} assigns all columns but the first two, which identify the row.
     """
     types = {name: TurnTable.__table__.c[name].type for name in names}
-    compiled = {name: kind.compile(postgresql.dialect()) for name, kind in types.items()}  # type: ignore[no-untyped-call]
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    compiled = {name: kind.compile(dialect) for name, kind in types.items()}
     arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
-    listed, sets = ", ".join(names), ", ".join(f"{name} = given.{name}" for name in names[2:])
+    listed = ", ".join(names)
+    sets = ", ".join(f"{name} = given.{name}" for name in names[2:])
     clause = text(statement.format(names=listed, rows=f"unnest({arrays}) AS given ({listed})", sets=sets))
     # One dimension must be stated: SQLAlchemy would take a column of lists for a two-dimensional array.
     return clause.bindparams(*(bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in types.items()))

@@ -1,13 +1,11 @@
-"""Loaded into the pytest of a grading box: says over a pipe what each test did, so that the host need not believe
-printed text.
+"""Pytest plugin for grading boxes: report over a pipe what each test did.
 
-Why here: an exit code can be faked by one `os._exit(0)`, and a summary by one `print`. Runs under whatever Python (3.6
-on) and pytest (4 on) the task's image has. Called by: pytest, through PYTEST_PLUGINS, in boxes that
-`activities/graders/test_runner.py` prepares.
+An exit code can be faked by one `os._exit(0)` and a summary by one `print`; these reports cannot. The plugin is loaded
+through PYTEST_PLUGINS and runs under any Python from 3.6 and pytest from 4.
 
-Each line is `<nonce> <json>`. The nonce comes out of a pipe that gives every reader another one. After the last test a
-canary, a test that must fail in several ways, runs through the same machinery: if it is reported as passed, somebody
-changed the runner. """
+Each line is `<nonce> <json>`; a pipe gives every reader another nonce. After the last test a canary, a test that must
+fail in several ways, runs through the same machinery. If it is reported as passed, the runner was changed.
+"""
 
 import json
 import os
@@ -39,8 +37,12 @@ def _open_pipe():
 
 class Witness:
     def __init__(self, nonce, pipe, number):
-        self.nonce, self.pipe, self.number, self.pid = nonce, pipe, number, os.getpid()
-        self.items, self.canary = [], ""
+        self.nonce = nonce
+        self.pipe = pipe
+        self.number = number
+        self.pid = os.getpid()
+        self.items = []
+        self.canary = ""
 
     def send(self, kind, **facts):
         if os.getpid() != self.pid:
@@ -70,8 +72,8 @@ class Witness:
         elif hasattr(report, "wasxfail"):
             place = str(getattr(getattr(report.longrepr, "reprcrash", None), "path", ""))
         self.send(
-            "test", name=report.nodeid[:_MAX_NAME], when=report.when, outcome=str(report.outcome), xfail=hasattr(report, "wasxfail"),
-            place=place[:_MAX_NAME],
+            "test", name=report.nodeid[:_MAX_NAME], when=report.when, outcome=str(report.outcome),
+            xfail=hasattr(report, "wasxfail"), place=place[:_MAX_NAME],
         )  # fmt: skip
 
     def pytest_sessionfinish(self, session, exitstatus):
@@ -79,7 +81,7 @@ class Witness:
         self.send("end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3))
 
     def tell_canary(self):
-        """`failed` is right, `passed` means that the runner lies, `none` that there was nowhere to put one."""
+        """Run the canary: `failed` is correct, `passed` means a changed runner, `none` that it could not be run."""
         import pytest
         from _pytest import runner
 
@@ -98,7 +100,7 @@ class Witness:
 
 
 def _canary():
-    """Passes exactly if some way of failing does not fail any more."""
+    """Pass exactly if some way of failing does not fail any more."""
     import unittest
 
     import pytest

@@ -1,7 +1,7 @@
-# Runs one test command as the user `agent` and reports over stdout, framed by a nonce that only root of this box can read.
+# Run one test command as the user `agent` and report over stdout, framed by a nonce that only root of this box can read.
 #
-# The tail of a script of root's in /run/ratchet that sets: NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES, TAIL_BYTES,
-# WITNESS. Whatever the tests leave behind is dead before the first line of the report is written.
+# `activities/graders/test_runner.py` puts assignments of NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES,
+# TAIL_BYTES and WITNESS in front of this file. All processes of the tests are dead before the report is written.
 set -u
 state=/run/ratchet witness=/run/ratchet-witness
 rm -rf "$witness" "$state/log" "$state/frames" "$state/out" "$state/never" "$state/timed_out"
@@ -15,12 +15,12 @@ else echo "neither setpriv nor runuser is in this image" >&2; exit 70; fi
 command=$(cat "$COMMAND_FILE")
 home=/home/agent; while IFS=: read -r name _ _ _ _ directory _; do [ "$name" = agent ] && home=$directory; done </etc/passwd
 
-owned_by_agent() {  # a process directory; by builtins only: there may be no room for another process
+owned_by_agent() {  # argument: a process directory; only builtins, because no further process may be possible
     local key value
     { while read -r key value _; do [ "$key" = Uid: ] && { [ "$value" = "$uid" ]; return; }; done <"$1/status"; } 2>/dev/null
     return 1
 }
-end_tests() {  # a fork bomb is stopped first, so that it cannot outrun its end
+end_tests() {  # stop all processes first, so that a fork bomb cannot outrun the kills
     local signal process
     for signal in STOP STOP KILL KILL; do
         for process in /proc/[0-9]*; do
@@ -28,7 +28,7 @@ end_tests() {  # a fork bomb is stopped first, so that it cannot outrun its end
         done
     done
 }
-time_out() {  # what the living test processes got and what they had to wait for, in nanoseconds, by the kernel's own count
+time_out() {  # record the CPU time and the waiting time of the running test processes, in nanoseconds
     local process task run wait ran=0 waited=0
     for process in /proc/[0-9]*; do
         owned_by_agent "$process" || continue
@@ -40,7 +40,7 @@ time_out() {  # what the living test processes got and what they had to wait for
     end_tests
 }
 
-# Every reader of the pipe gets a token of its own; the pipe stays open here, so that nobody waits at it.
+# Every reader of the pipe gets a token of its own; the pipe stays open here, so that a reader never blocks.
 exec 8<>"$witness/nonce"
 printf '%s\n' $TOKENS >&8
 cat "$witness/frames" >"$state/frames" 8>&- &

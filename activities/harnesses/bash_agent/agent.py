@@ -1,12 +1,10 @@
-"""A small agent with one tool, `bash`: standard library only, one file, run by whatever Python 3.8+ the box has.
+"""A small agent with one tool, `bash`: one file of standard-library Python 3.8 that runs in the box.
 
-Why here: it shows the whole way from a prompt to a patch without a vendor's CLI, and starts in a few hundredths of a
-second. Called by: `command.sh` in the box, as `python3 -I -S agent.py config.json`; the tiny policy's transcripts share
-its formats.
-
-Reads the session token from RATCHET_SESSION_TOKEN. Writes its transcript to standard output, one JSON object a line,
-and one line to standard error when it ends otherwise than by itself. Imports are few on purpose: starting costs more
-CPU than working here (no typing, dataclasses, urllib.request). """
+`command.sh` runs it as `python3 -I -S agent.py config.json`. It reads the session token from RATCHET_SESSION_TOKEN,
+writes its transcript to standard output, one JSON object per line, and one line to standard error unless it ends by
+itself. It imports little (no typing, dataclasses or urllib.request), because starting costs more CPU time than working.
+The tiny policy's transcripts use its formats.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +22,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-EXIT_DONE, EXIT_TURN_LIMIT, EXIT_CONTEXT_FULL, EXIT_STARVED = 0, 10, 11, 12
+EXIT_DONE = 0
+EXIT_TURN_LIMIT = 10
+EXIT_CONTEXT_FULL = 11
+EXIT_STARVED = 12
 
 RETRIED_STATUSES = (408, 409, 425, 429)
-FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.25, 5.0
+FIRST_BACKOFF_SECONDS = 0.25
+MAX_BACKOFF_SECONDS = 5.0
 NO_OUTPUT = "(no output)"
 
 BASH_TOOL = {
@@ -49,15 +51,15 @@ class ContextFullError(Exception):
 
 
 class TurnsSpentError(Exception):
-    """The adapter allows this session no further call: another process of the box may have made some."""
+    """The session has no model calls left; another process of the box may have made some."""
 
 
 class StarvedError(Exception):
-    """The adapter could not be reached, or answered with errors to the end."""
+    """The adapter could not be reached, or kept answering with errors."""
 
 
 class Config:
-    """`config.json`, as `harness.py` writes it. `outage_seconds`: how long one model call is tried before giving up."""
+    """`config.json`, written by `harness.py`. `outage_seconds`: how long a model call is repeated before giving up."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.base_url: str = values["base_url"]
@@ -76,8 +78,7 @@ class Config:
 
 
 def format_observation(output: bytes, exit_code: int, timed_out_after: float | None = None) -> str:
-    """The text of a tool message: the output; the exit code where it is not 0; a fixed word where there is nothing to
-    say."""
+    """Return the text of a tool message: the output, the exit code unless 0, and NO_OUTPUT if there is neither."""
     lines = [output.decode("utf-8", "replace").rstrip("\n")]
     if timed_out_after is not None:
         lines.append(f"timed out after {timed_out_after:g} seconds")
@@ -87,7 +88,7 @@ def format_observation(output: bytes, exit_code: int, timed_out_after: float | N
 
 
 class CappedOutput:
-    """Keeps the first and the last half of `limit` bytes, whatever a command prints."""
+    """Keeps the first and the last half of `limit` bytes of a command's output."""
 
     def __init__(self, limit: int) -> None:
         self.half = max(limit // 2, 1)
@@ -110,10 +111,9 @@ class CappedOutput:
 
 
 def run_bash(command: str, workdir: str, timeout_seconds: float, limit_bytes: int) -> tuple[str, int]:
-    """Runs one command in a session of its own; returns the observation and the exit code (-9 where it ran out of
-    time).
+    """Run one command in a session of its own; return the observation and the exit code (-9 if it timed out).
 
-    Returns when the command itself has ended. What it left in the background runs on, but its pipe is closed.
+    Returns when the command itself has ended; its background processes continue, but their pipe is closed.
     """
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -134,20 +134,20 @@ def run_bash(command: str, workdir: str, timeout_seconds: float, limit_bytes: in
 
 
 def drain(process: subprocess.Popen[bytes], pipe: int, output: CappedOutput, deadline: float) -> bool:
-    """Reads until the command has ended; False if the deadline came first."""
+    """Read until the command has ended; return False if the deadline came first."""
     os.set_blocking(pipe, False)
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
     try:
         handle = os.pidfd_open(process.pid)
         poller.register(handle, select.POLLIN)
-    except (AttributeError, OSError):  # an old Python or kernel: look every 50 ms instead
+    except (AttributeError, OSError):  # an old Python or kernel: poll every 50 ms instead
         handle = -1
     try:
         while True:
             left = deadline - time.monotonic()
             poller.poll(1000 * min(max(left, 0), 3600 if handle >= 0 else 0.05))
-            ended = process.poll() is not None  # asked before reading, so nothing printed before the end is missed
+            ended = process.poll() is not None  # before reading, so that no output before the end is missed
             if not read_all(pipe, output):
                 return ended or wait_for(process, max(deadline - time.monotonic(), 0))
             if ended:
@@ -168,8 +168,9 @@ def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
-    """Takes what is there now; False at the end of the stream. Bounded, so that endless output cannot hide the
-    deadline."""
+    """Read what is available; return False at the end of the stream. Bounded, so that endless output cannot delay
+    the deadline check.
+    """
     for _ in range(max_chunks):
         try:
             data = os.read(pipe, 65536)
@@ -185,8 +186,7 @@ def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
 
 
 class Adapter:
-    """Chat Completions over one kept connection. A call is repeated, byte for byte, until it is answered or given
-    up."""
+    """Chat Completions over one connection; a call is repeated unchanged until it is answered or given up."""
 
     def __init__(self, config: Config, token: str) -> None:
         url = urlsplit(config.base_url)
@@ -197,11 +197,12 @@ class Adapter:
         self.connection = kind(url.hostname or "", url.port, timeout=config.request_timeout_seconds)
 
     def complete(self, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
-        """The answer and how often the call had to be repeated."""
+        """Return the answer and how often the call was repeated."""
         body = json.dumps(
             {"model": self.config.model, "messages": messages, "tools": [BASH_TOOL], "stream": False}
         ).encode()
-        retries, started = 0, time.monotonic()
+        retries = 0
+        started = time.monotonic()
         while True:
             answer, problem, pause = self.ask(body, retries)
             if answer is not None:
@@ -213,7 +214,7 @@ class Adapter:
             retries += 1
 
     def ask(self, body: bytes, retries: int) -> tuple[dict[str, Any] | None, str, float]:
-        """One call: (answer, "", 0), or (None, what went wrong, seconds to wait before the next one)."""
+        """Make one call: (answer, "", 0), or (None, the problem, seconds to wait before the next one)."""
         jitter = 0.75 + os.urandom(1)[0] / 512
         pause = jitter * min(FIRST_BACKOFF_SECONDS * 2 ** min(retries, 10), MAX_BACKOFF_SECONDS)
         try:
@@ -243,13 +244,13 @@ class Adapter:
 
 
 def write_event(event: str, **fields: Any) -> None:
-    """One line of the transcript, out of the process at once: whatever happens next, it is there."""
+    """Write one line of the transcript and flush it, so that it survives a crash."""
     sys.stdout.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
     sys.stdout.flush()
 
 
 def read_command(call: dict[str, Any]) -> tuple[str | None, str]:
-    """(command, "") or (None, what to tell the model)."""
+    """Return (command, "") or (None, the message for the model)."""
     function = call.get("function") or {}
     if function.get("name") != "bash":
         return None, f"error: no tool {function.get('name')}"
@@ -263,7 +264,7 @@ def read_command(call: dict[str, Any]) -> tuple[str | None, str]:
 
 
 def run_call(call: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The tool message that answers one call."""
+    """Run one tool call and return the tool message with its result."""
     started = time.monotonic()
     command, observation = read_command(call)
     exit_code = None
@@ -296,7 +297,7 @@ def run_turns(config: Config, adapter: Adapter) -> int:
             retries=retries,
             seconds=seconds,
         )
-        if choice.get("finish_reason") == "length":  # a call that was cut is not run: half a command is another command
+        if choice.get("finish_reason") == "length":  # do not run a command that was cut
             raise ContextFullError("the answer was cut at the token limit")
         calls = message.get("tool_calls") or []
         if not calls:

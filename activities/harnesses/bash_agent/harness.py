@@ -1,7 +1,6 @@
-"""The `bash_agent` harness: uploads `agent.py` with its config and reads its exit codes.
+"""The `bash_agent` harness, the default: upload `agent.py` with its config and read its exit codes.
 
-Why here: the default harness; it needs nothing in the image but a shell, bash and a Python.
-Called by: the agent activity, through the contract of `base.py`.
+It needs nothing in the image but a shell, bash and a Python.
 """
 
 import hashlib
@@ -15,12 +14,12 @@ from activities.harnesses.bash_agent import agent
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
-# Short, because a small policy's context is: every rollout pays for it on every turn that is not cached.
+# Short, because the context of a small policy is small.
 DEFAULT_SYSTEM_PROMPT = (
     "You are a coding agent. Use the tool bash to read and edit files. When the work is done, say so."
 )
 
-# -I: nothing of the working directory or the user's environment is imported; -S: no site-packages to scan.
+# -I: import nothing from the working directory or the user's environment; -S: do not scan site-packages.
 COMMAND = """\
 python=/opt/ratchet/bin/python3
 [ -x "$python" ] || python=python3
@@ -42,16 +41,17 @@ class BashAgentOptions(BaseModel):
 
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     output_limit_bytes: int = Field(default=16_384, ge=2)
-    """What the model sees of one command's output at most; the middle is left out."""
+    """Largest output of one command that the model sees, in bytes; the middle of a longer one is left out."""
     request_timeout_seconds: float = Field(default=900, gt=0)
-    """Silence after which a model call is made again (it joins the one in flight)."""
+    """Time in seconds without an answer after which a model call is repeated; the repetition joins the one in
+    flight."""
     outage_seconds: float = Field(default=1800, ge=0)
-    """How long one model call is repeated before the agent gives up as starved; the time budget counts meanwhile."""
+    """Time in seconds for which a model call is repeated before the agent ends as starved; it counts against the
+    budget."""
 
 
 class BashAgent(BaseHarness):
-    """Needs no `install`: the program is a few kilobytes and comes with the bundle of `start`, which saves a round
-    trip."""
+    """The bash agent. It needs no `install`: the program is a few kilobytes and is part of the bundle of `start`."""
 
     name = "bash_agent"
     dialect = "chat"
@@ -72,10 +72,12 @@ class BashAgent(BaseHarness):
 
 
 def program() -> bytes:
+    """Return the source of `agent.py`; its sha256 is the recorded version."""
     return resources.files("activities.harnesses.bash_agent").joinpath("agent.py").read_bytes()
 
 
 def bundle_files(spec: HarnessSpec) -> dict[str, bytes]:
+    """Return the agent's files: command, program and config."""
     options = BashAgentOptions.model_validate(spec.extra)
     config = {
         "base_url": spec.adapter_base_url,
@@ -91,6 +93,7 @@ def bundle_files(spec: HarnessSpec) -> dict[str, bytes]:
 
 
 def read_transcript(data: bytes) -> Transcript:
+    """Count the turns, steps and tokens in the agent's events."""
     events = json_lines(data)
     kinds = [event.get("event") for event in events]
     usage: dict[str, int] = {}

@@ -74,7 +74,7 @@ def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.tgz is no file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.tgz is not a file"):
         agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": "/nowhere.tgz"})
     script = npm_tarball(tmp_path / "cc.tgz", {"cli.js": "console.log(1)"})
     with pytest.raises(ConfigError, match="VIME_AGENT_NODE_TARBALL"):
