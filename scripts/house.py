@@ -1,8 +1,8 @@
 """Measure what CONTRIBUTING.md asks of the code, and exit with 1 if a limit is exceeded.
 
-`make house` prints one line per rule: the limit, the figure and, with `--list`, each place that exceeds it. Only the
-product's packages are measured; migrations are frozen and generated in part, so the limit of lines per function
-leaves them out.
+`make house` prints one line per rule: the limit, the figure and, with `--list`, each place that exceeds it. Sizes and
+names are measured in the product's packages; prose also in tests, scripts and datasets. Migrations are frozen and
+partly generated, so the limit of lines per function leaves them out.
 """
 
 import argparse
@@ -20,6 +20,8 @@ MAX_PACKAGE_SHARE = 0.30
 MAX_FUNCTION_LINES = 60
 MAX_LINE_LENGTH = 120
 MAX_LOOSE_WORDS = 5
+PROSE_FOLDERS = ["tests", "scripts", "datasets"]
+"""Folders beside the packages whose prose is measured."""
 FRAMEWORK_NAMES = {"upgrade", "downgrade"}
 """Names that a framework looks up in every module of a folder: alembic's migrations."""
 
@@ -197,7 +199,7 @@ def _literal(node: ast.stmt | None) -> str:
 
 
 def loose_words(modules: list[Module]) -> Finding:
-    """`where` for if, and whoever, whatever, whichever, nobody, in docstrings, field sentences and comments."""
+    """Find words that LOOSE_WORDS and WHERE_FOR_IF describe, in docstrings, field sentences and comments."""
     finding = Finding(f"`where` for `if`, whoever, whatever, nobody in prose (at most {MAX_LOOSE_WORDS})")
     finding.allowed = MAX_LOOSE_WORDS
     for module in modules:
@@ -248,17 +250,18 @@ def main() -> int:
     settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]
     layers = [{name.strip() for name in layer.split("|")} for layer in settings["contracts"][0]["layers"]]
     modules = load_modules(settings["root_packages"])
+    everything = [*modules, *load_modules(PROSE_FOLDERS)]
     findings = [
         package_shares(modules),
         upward_imports(modules, layers),
         names_defined_twice(modules),
-        long_lines(modules),
+        long_lines(everything),
         long_functions(modules),
         config_fields_without_sentence(modules),
         enum_values_without_sentence(modules),
-        loose_words(modules),
-        old_headings(modules),
-        packed_attributes(modules),
+        loose_words(everything),
+        old_headings(everything),
+        packed_attributes(everything),
     ]
     for finding in findings:
         verdict = "FAIL" if finding.exceeded else "ok"

@@ -90,7 +90,8 @@ class Prefix:
             at = end
             if at < len(text):
                 self.marks.append((at, num_ids))
-        self.text, self.ids = text, np.concatenate(parts)
+        self.text = text
+        self.ids = np.concatenate(parts)
         wire(self.ids)
         return self.ids
 

@@ -98,7 +98,9 @@ async def graded(provider: SandboxProvider, task: TaskRow) -> float:
         task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
     )
     try:
-        verdict, _ = await judge_patch(box, GRADERS[task.grader], task, None, gold_of(task), GradingLimits.of_run(CONFIG))
+        verdict, _ = await judge_patch(
+            box, GRADERS[task.grader], task, None, gold_of(task), GradingLimits.of_run(CONFIG)
+        )
     finally:
         await box.kill()
         await box.close()

@@ -59,7 +59,8 @@ class Simulation:
     """One run from a warm start. `policy` samples; after every step it has the weights that the learner published."""
 
     def __init__(self, model_path: Path, config: RunConfig, case: Case) -> None:
-        self.config, self.model_path = config, model_path
+        self.config = config
+        self.model_path = model_path
         self.learner = RankLearner(model_path, config)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.load(model_path)

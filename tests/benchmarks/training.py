@@ -138,7 +138,8 @@ class Ours:
     def __init__(self, way: str, model: Path, directory: Path, case: Case | Recorded) -> None:
         from training.learner import RankLearner
 
-        self.chains, self.alone = case.chains(), way == "separate"
+        self.chains = case.chains()
+        self.alone = way == "separate"
         self.members = members_of(self.chains)
         packing = "packed" if self.alone else way
         longest, total = max(len(one.ids) for one in self.chains), sum(len(one.ids) for one in self.chains)
@@ -238,7 +239,8 @@ class Worker:
         context.set_forkserver_preload(
             ["training.learner", "transformers.models.qwen3.modeling_qwen3", "tests.benchmarks._trl"]
         )
-        self.way, (self.pipe, theirs) = way, context.Pipe()
+        self.way = way
+        (self.pipe, theirs) = context.Pipe()
         self.process = context.Process(
             target=work, args=(theirs, way, model, directory / way.replace(" ", "-"), threads), daemon=True
         )

@@ -1,8 +1,4 @@
-"""Alembic's entry: runs the migrations over asyncpg, one process at a time.
-
-Why here: alembic looks for this file beside its versions.
-Called by: `ratchet.store.database.migrate` and, when writing a new migration, the `alembic` command.
-"""
+"""Alembic's entry: run the migrations over asyncpg, in one process at a time."""
 
 import asyncio
 
