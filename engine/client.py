@@ -324,10 +324,10 @@ class EngineClient:
         headers = {"content-type": "application/json"} if content is not None else {}
         if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
             headers["connection"] = "close"
-        extra = {} if timeout is None else {"timeout": timeout}
+        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
             with self._pool() as http:
-                reply = await http.request(method, path, content=content, headers=headers, params=params, **extra)  # type: ignore[arg-type]
+                reply = await http.request(method, path, content=content, headers=headers, params=params, timeout=limit)
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"engine {self.address}{path}: {error!r}") from error
         if reply.status_code >= 500 or reply.status_code in (408, 429):

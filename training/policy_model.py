@@ -125,7 +125,9 @@ def chosen_logprobs(
 
     `wide` computes the logits in float32 throughout.
     """
-    found = _ChosenLogprobs.apply(hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits)  # type: ignore[no-untyped-call]
+    found = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
+    )
     return TokenScores(*found)
 
 

@@ -150,7 +150,8 @@ class Ours:
         self.learner.accumulate(self.chains, self.members)
 
     def gradient(self) -> npt.NDArray[np.float32]:
-        parts = [parameter.grad.full_tensor().flatten() for parameter in self.learner.policy.parameters()]  # type: ignore[union-attr]
+        parameters = self.learner.policy.parameters()
+        parts = [parameter.grad.full_tensor().flatten() for parameter in parameters]  # type: ignore[union-attr]
         return np.concatenate([part.float().cpu().numpy() for part in parts])
 
     def logprobs(self) -> npt.NDArray[np.float32]:

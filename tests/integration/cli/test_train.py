@@ -68,7 +68,8 @@ def test_a_config_that_is_not_there(machine: Machine) -> None:
 
 def test_a_wrong_row(machine: Machine) -> None:
     with (machine.directory / "tasks.jsonl").open("a") as file:
-        file.write(json.dumps({**TASK, "metadata": {**TASK["metadata"], "workdir": "relative"}}) + "\n")  # type: ignore[dict-item]
+        wrong = {**TASK, "metadata": {**TASK["metadata"], "workdir": "relative"}}  # type: ignore[dict-item]
+        file.write(json.dumps(wrong) + "\n")
     assert "tasks.jsonl, row 2, field metadata.workdir: expected an absolute path, found 'relative'" in machine.train()
     assert not machine.home.exists()
 

@@ -34,7 +34,10 @@ class Runs:
     """Runs that differ in their ids only, each trained by its own ranks."""
 
     def __init__(self, database: Database, model: Path, home: Path, config: RunConfig) -> None:
-        self.database, self.model, self.home, self.config = database, model, home, config
+        self.database = database
+        self.model = model
+        self.home = home
+        self.config = config
 
     async def make(self) -> RankSettings:
         run_id = f"fault-{uuid.uuid4().hex[:8]}"

@@ -144,7 +144,10 @@ class Service:
     """The learner service in a process of its own."""
 
     def __init__(self, database: Database, head: Head, home: Path, run_id: str) -> None:
-        self.database, self.head, self.home, self.run_id = database, head, home, run_id
+        self.database = database
+        self.head = head
+        self.home = home
+        self.run_id = run_id
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:

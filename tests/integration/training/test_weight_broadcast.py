@@ -71,7 +71,9 @@ class Engines:
     """A run with published steps, and two engines that serve step 0."""
 
     def __init__(self, database: Database, run_id: str, root: Path) -> None:
-        self.database, self.run_id, self.root = database, run_id, root
+        self.database = database
+        self.run_id = run_id
+        self.root = root
         self.processes: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
         self.ids: list[int] = []
