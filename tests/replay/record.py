@@ -1,10 +1,8 @@
-"""Records one history of every workflow from the running stack, for `test_histories.py`: `python -m tests.replay.record`.
+"""Record one history of every workflow from a running stack: `python -m tests.replay.record`.
 
-Why here: a change of workflow code that would strand running workflows is found before it is deployed, not after.
-Called by: people, after a change that is meant to alter a workflow's commands; needs a stack with a finished run,
-an admission and a regrade. What is not found keeps the history that it has.
-
-Payloads keep their shape; what names this machine (paths, host, process) is replaced.
+Run it after an intended change of a workflow's commands, on a stack with a finished run, an admission and a regrade;
+other workflows keep their recorded history. `test_histories.py` replays them. Payloads keep their shape; names of the
+machine (paths, host, process) are replaced.
 """
 
 import asyncio
@@ -33,7 +31,7 @@ def _without_machine(text: str, stack: Stack) -> str:
 
 
 def _clean(value: Any, stack: Stack) -> Any:
-    """The history's JSON; payload data is base64 of what may name the machine."""
+    """Return the history as JSON, without the machine's names in its payloads, which are base64."""
     if isinstance(value, list):
         return [_clean(item, stack) for item in value]
     if isinstance(value, str):

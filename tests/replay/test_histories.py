@@ -1,4 +1,4 @@
-"""Recorded histories replay under today's workflow code: workflows that run while it is deployed go on."""
+"""Recorded histories replay under the present workflow code, so that running workflows survive its deployment."""
 
 import gzip
 import json

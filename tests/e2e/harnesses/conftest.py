@@ -1,7 +1,6 @@
-"""The loop's services with a scripted engine, and the real agent programs.
+"""The services of a rollout with a scripted engine and the real agent programs.
 
-Why here: what the policy says must be known, so that a real CLI's work can be told; all else, the CLI first of all, is real.
-Called by: the tests of this folder.
+Only the engine is scripted, so that the work of a real CLI can be predicted; everything else is real.
 """
 
 import pytest
@@ -13,7 +12,7 @@ from tests.integration.workflows.conftest import home, loop, model  # noqa: F401
 
 
 def require_program(name: str) -> AgentProgram:
-    """The fetched program; skips with the reason where it cannot be had."""
+    """Return the fetched program; skip with the reason if it cannot be fetched."""
     program = FETCHABLE[name]()
     try:
         fetch_program(program, print)

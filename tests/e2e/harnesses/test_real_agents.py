@@ -1,4 +1,5 @@
-"""Each real agent, end to end: box, program, adapter, edits, diff, verdict, turns in Postgres; and a worker killed under it."""
+"""Each real agent, end to end: box, program, adapter, edits, diff, verdict, turns in Postgres; also with a killed
+worker."""
 
 import asyncio
 import contextlib
@@ -18,7 +19,10 @@ from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(900)
 
-PRE = "git init -q . && printf 'def add(a, b):\\n    return a - b\\n' > calc.py && git add -A && git -c user.name=x -c user.email=x@x commit -qm first"
+PRE = (
+    "git init -q . && printf 'def add(a, b):\\n    return a - b\\n' > calc.py && git add -A && git -c"
+    " user.name=x -c user.email=x@x commit -qm first"
+)
 TASK = {
     "problem_statement": "add() subtracts.",
     "pre_commands": [PRE],
@@ -32,7 +36,7 @@ LONG = {"sampling": {"max_context_tokens": 400_000, "max_response_tokens": 2_000
 
 @dataclass(frozen=True)
 class Agent:
-    """`tool`: its shell tool and that tool's argument. `last`: what it is told to do and say in the end."""
+    """One agent program. `tool`: its shell tool and that tool's argument. `last`: its last action and words."""
 
     harness: str
     fetch: str
@@ -41,7 +45,10 @@ class Agent:
     last: tuple[str, ...]
 
     def call(self, command: str) -> str:
-        return f"<tool_call>\n<function={self.tool}>\n<parameter={self.argument}>\n{command}\n</parameter>\n</function>\n</tool_call>"
+        return (
+            f"<tool_call>\n<function={self.tool}>\n<parameter={self.argument}>\n{command}\n</parameter>"
+            "\n</function>\n</tool_call>"
+        )
 
     @property
     def ending(self) -> tuple[str, ...]:
@@ -103,7 +110,7 @@ async def test_an_agent_solves_a_task(loop: Loop, agent: Agent) -> None:
 
 
 async def test_a_killed_worker_finds_the_same_agent_at_work(loop: Loop, agent: Agent) -> None:
-    """kill -9 of the worker in mid-run: the program goes on under the same pid, and the next try re-attaches to it."""
+    """After a kill -9 of the worker the program continues under the same pid, and the next try re-attaches to it."""
     hold = f"kill-{agent.harness}"
     await loop.script(agent.call(FIX), hold=hold)
     handle = await begin(loop, agent)
@@ -145,7 +152,7 @@ async def test_at_its_deadline_an_agent_and_all_that_it_started_end_and_the_diff
 
 
 async def box_of_agent(loop: Loop, handle: Any, turn_state: str) -> str:
-    """As soon as one of its model calls is in this state."""
+    """Return as soon as one of the rollout's model calls is in this state."""
 
     async def found() -> str | None:
         row = await loop.rollout(handle)
@@ -175,7 +182,8 @@ async def box_in(loop: Loop, box_id: str) -> AsyncIterator[base.Sandbox]:
 
 
 async def processes(loop: Loop, box_id: str) -> str:
-    """Pids and start times of the launcher, by its own record, and of the agent's program: the first process of its user."""
+    """Return pids and start times of the launcher, by its own record, and of the agent's program, the first of its
+    user."""
     async with box_in(loop, box_id) as box:
         launcher = 'read boot pid start </run/ratchet/1/launcher; kill -0 "$pid" && echo "$pid $start"'
         program = 'agent=$(pgrep -o -u agent) && sed "s/.*) //" "/proc/$agent/stat" | cut -d " " -f 20 && echo "$agent"'

@@ -1,8 +1,7 @@
 # ruff: noqa: E501 (a patch a line reads better than a patch a page)
-"""The red team: patches that try to be graded as solved without solving anything.
+"""Attacks: patches that try to be graded as solved without solving anything.
 
-Why here: one entry an attack, so that the list can be read, counted and printed; `docs/integrity.md` shows it as a table.
-Called by: `test_red_team.py` and the benchmark's documentation.
+Each entry is one attack; `docs/integrity.md` shows the list as a table.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ BOTH = ("swe_bench", "eval_cmd")
 
 @dataclass(frozen=True)
 class Attack:
-    """`rule`: the finding or rejection that must be named; empty where the verdict is simply not solved."""
+    """One attack. `rule`: the finding or rejection that must be named; empty if the verdict must only be `not
+    solved`."""
 
     name: str
     edits: Edits
@@ -28,12 +28,12 @@ class Attack:
 
 
 def _product(code: str) -> Edits:
-    """Code that runs when the package under test is imported."""
+    """Return an attack whose code runs when the package under test is imported."""
     return {"shop/price.py": code + "\n\n\n" + TOTAL + BUG}
 
 
 def _called(body: str) -> Edits:
-    """Code that runs when the broken function is called."""
+    """Return an attack whose code runs when the broken function is called."""
     indented = "\n".join("    " + line for line in body.splitlines())
     return {"shop/price.py": TOTAL + "def discount(cents, percent):\n" + indented + "\n"}
 

@@ -1,8 +1,4 @@
-"""A real gateway, and a judge: a patch in, the verdict of a fresh box out, by the same code as the stage `grade`.
-
-Why here: these tests are about what earns a reward, and only real boxes, real git and a real pytest can tell.
-Called by: pytest.
-"""
+"""A real gateway, and a fixture that judges a patch in a fresh box by the same code as the stage `grade`."""
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -79,7 +75,7 @@ Judge = Callable[..., Awaitable[JudgedPatch]]
 
 @pytest.fixture
 def judged(box: Sandbox) -> Judge:
-    """Grades a patch on a task in a fresh box."""
+    """Judge a patch on a task in a fresh box."""
 
     async def run(task: TaskRow, patch: bytes, **options: Any) -> JudgedPatch:
         limits = GradingLimits.of_run(config(**options))
@@ -95,7 +91,7 @@ def test_patch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """An empty directory for the patch's repository."""
+    """Return an empty directory for the patch's repository."""
     directory = tmp_path / "tree"
     directory.mkdir()
     return directory

@@ -1,8 +1,7 @@
 # ruff: noqa: E501 (a patch a line reads better than a patch a page)
-"""Honest patches: each solves the task, and touches on the way what the integrity rules look at.
+"""Honest patches: each solves the task and touches files that the integrity rules concern.
 
-Why here: a rule that hurts honest work is as wrong as one that lets an attack through; there are as many of these as attacks.
-Called by: `test_honest.py`.
+A rule that breaks honest work is as wrong as one that lets an attack through, so there are as many of these as attacks.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ SOLUTION: Edits = {"shop/price.py": TOTAL + FIX}
 
 @dataclass(frozen=True)
 class Honest:
-    """`kept`: files of the patch that must be in the box afterwards as the patch has them."""
+    """One honest patch. `kept`: files of the patch that must be in the box unchanged."""
 
     name: str
     edits: Edits

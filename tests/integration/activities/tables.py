@@ -1,7 +1,6 @@
-"""The tables of docs/integrity.md, made from the rules and from the suite itself.
+"""The tables of docs/integrity.md, made from the rules and from the tests.
 
-Why here: a list of attacks that is written by hand is true on the day it is written.
-Called by: a person, as `python -m tests.integration.activities.tables`, and the test that holds the page against it.
+Run as `python -m tests.integration.activities.tables`; a test compares the page with them.
 """
 
 import re

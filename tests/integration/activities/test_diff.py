@@ -1,4 +1,4 @@
-"""A patch shows what the agent did to the files, whatever it did to git; and a patch that was taken applies in a fresh box."""
+"""A patch contains the agent's changes for any use of git, and applies in a fresh box."""
 
 import base64
 import hashlib
@@ -20,13 +20,16 @@ GIT = "git -c user.name=a -c user.email=a@a"
 MAX_BYTES = 2_000_000
 PRE = [
     f"{GIT} init -q . && mkdir -p src 'd ir' && echo one > a.txt && echo two > src/b.py && echo x > 'd ir/ü.txt'"
-    " && printf 'crlf\\r\\n' > win.txt && echo '*.txt text eol=lf' > .gitattributes && printf '\\000\\001' > bin && ln -s a.txt link"
+    " && printf 'crlf\\r\\n' > win.txt && echo '*.txt text eol=lf' > .gitattributes && printf '\\000\\001' > bin"
+    " && ln -s a.txt link"
     " && printf 'build/\\n*.log\\n' > .gitignore && mkdir build && echo kept > build/kept"
     f" && git add -A && git add -f build/kept && {GIT} commit -qm first && echo two > a.txt && {GIT} commit -qam second"
 ]
 LISTING = (
-    "find . -path ./.git -prune -o -mindepth 1 \\( -type f -o -type l \\) -not -name PROBLEM_STATEMENT.md -printf '%P\\t%y\\t%l\\t' -a"
-    ' \\( -type f -exec sh -c \'test -x "$1" && printf "x "; md5sum < "$1"\' _ {} \\; -o -printf \'\\n\' \\) | LC_ALL=C sort'
+    "find . -path ./.git -prune -o -mindepth 1 \\( -type f -o -type l \\) -not -name PROBLEM_STATEMENT.md -printf"
+    " '%P\\t%y\\t%l\\t' -a"
+    ' \\( -type f -exec sh -c \'test -x "$1" && printf "x "; md5sum < "$1"\' _ {} \\; -o -printf \'\\n\' \\) |'
+    " LC_ALL=C sort"
 )
 
 
@@ -132,7 +135,7 @@ async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
 
 
 async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) -> None:
-    """Its worker was killed, the command goes on in the box: it holds git's lock on the index, and half of it is written."""
+    """A diff whose worker was killed still runs in the box, holds the lock of the index, and has written half of it."""
     await prepare(box, "agent")
     await box.exec("echo new > new.txt", user="agent", cwd=WORKDIR)
     expected = await taken(box)
@@ -153,13 +156,17 @@ async def test_a_working_tree_that_is_gone_is_a_deletion(box: Sandbox, replaced:
 ODD = {
     "no git at all": "echo 1 > a.txt",
     "empty": "true",
-    "submodule": f"{GIT} init -q sub && cd sub && echo s > s.txt && git add -A && {GIT} commit -qm s && cd .. && {GIT} init -q . && echo 1 > a.txt"
-    f" && {GIT} -c protocol.file.allow=always submodule --quiet add ./sub sub2 2>/dev/null; git add -A; {GIT} commit -qm all",
+    "submodule": f"{GIT} init -q sub && cd sub && echo s > s.txt && git add -A && {GIT} commit -qm s && cd .. &&"
+    f" {GIT} init -q . && echo 1 > a.txt"
+    f" && {GIT} -c protocol.file.allow=always submodule --quiet add ./sub sub2 2>/dev/null; git add -A; {GIT}"
+    f" commit -qm all",
     "lfs pointers": f"{GIT} init -q . && echo '*.bin filter=lfs diff=lfs merge=lfs -text' > .gitattributes"
     " && printf 'version https://git-lfs.github.com/spec/v1\\noid sha256:0\\nsize 1\\n' > big.bin && echo 1 > a.txt"
     f" && git -c filter.lfs.clean=cat add -A && {GIT} commit -qm lfs",
-    "bare repository inside": f"{GIT} init -q . && git init -q --bare fixtures/x.git && echo 1 > a.txt && git add -A && {GIT} commit -qm all",
-    "shallow and packed": f"{GIT} init -q . && for i in 1 2 3; do echo $i > a.txt; git add -A; {GIT} commit -qm $i; git tag v$i; done; git gc -q"
+    "bare repository inside": f"{GIT} init -q . && git init -q --bare fixtures/x.git && echo 1 > a.txt && git add"
+    f" -A && {GIT} commit -qm all",
+    "shallow and packed": f"{GIT} init -q . && for i in 1 2 3; do echo $i > a.txt; git add -A; {GIT} commit -qm"
+    f" $i; git tag v$i; done; git gc -q"
     " && git remote add origin https://example.invalid/x && git stash -q || true",
     "wrong owner": f"{GIT} init -q . && echo 1 > a.txt && git add -A && {GIT} commit -qm all && chown -R 65534 .",
 }
@@ -186,16 +193,20 @@ async def test_odd_repositories(box: Sandbox, second_box: Sandbox, kind: str) ->
 
 
 async def test_the_agents_box_keeps_no_future(box: Sandbox) -> None:
-    """Every object and name of the original history is gone: commits ahead, other branches, tags, reflog, stashes, packs."""
+    """All objects and names of the original history are gone: commits, branches, tags, reflog, stashes, packs."""
     future = (
-        f"{GIT} init -q . && echo 1 > a.txt && git add -A && {GIT} commit -qm base && echo FUTURE-FIX > a.txt && {GIT} commit -qam future"
-        f" && git tag later && git branch ahead && git reset -q --hard HEAD~1 && echo STASHED-FIX > a.txt && {GIT} stash -q && git gc -q"
+        f"{GIT} init -q . && echo 1 > a.txt && git add -A && {GIT} commit -qm base && echo FUTURE-FIX > a.txt &&"
+        f" {GIT} commit -qam future"
+        f" && git tag later && git branch ahead && git reset -q --hard HEAD~1 && echo STASHED-FIX > a.txt && {GIT}"
+        f" stash -q && git gc -q"
         " && git update-ref refs/remotes/origin/main later && git remote add origin /nowhere"
     )
     await prepare(box, "agent", [future])
     seen = await box.exec(
-        "git log --all --oneline | wc -l; git reflog | wc -l; git for-each-ref | wc -l; git remote | wc -l; ls .git/objects/pack | wc -l;"
-        " for o in $(git cat-file --batch-all-objects --batch-check='%(objectname)'); do git cat-file -p $o; done | grep -c FIX; true;"
+        "git log --all --oneline | wc -l; git reflog | wc -l; git for-each-ref | wc -l; git remote | wc -l; ls"
+        " .git/objects/pack | wc -l;"
+        " for o in $(git cat-file --batch-all-objects --batch-check='%(objectname)'); do git cat-file -p $o; done"
+        " | grep -c FIX; true;"
         " cat /run/ratchet/* 2>&1 | grep -c FIX; true",
         user="agent",
         cwd=WORKDIR,
@@ -203,7 +214,7 @@ async def test_the_agents_box_keeps_no_future(box: Sandbox) -> None:
     assert seen.stdout.split() == ["1", "0", "1", "0", "0", "0", "0"], seen.stdout
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- random edits
 
 _NAMES = st.sampled_from(
     [
@@ -266,7 +277,7 @@ def _command(edit: tuple[str, str, bytes]) -> str:
 
 
 async def test_any_patch_that_was_taken_applies(grading_gateway: GatewayProcess) -> None:
-    """Random edit scripts: the fresh box ends with the same files, byte for byte, and the sections join to the patch."""
+    """Random edits: the fresh box ends with the same files, byte for byte, and the joined sections are the patch."""
     provider = provider_of(grading_gateway)
     agent: Any = await provider.create("host", ttl_seconds=1800, metadata={}, idempotency_key="edits-a")
     fresh: Any = await provider.create("host", ttl_seconds=1800, metadata={}, idempotency_key="edits-b")
@@ -295,7 +306,8 @@ async def test_any_patch_that_was_taken_applies(grading_gateway: GatewayProcess)
 
 
 def examples(number: int) -> list[list[tuple[str, str, bytes]]]:
-    """Drawn by hypothesis in one place, because its runner and an event loop do not mix; the same every time."""
+    """Draw examples by hypothesis outside the test, because its runner and an event loop do not mix; always the
+    same."""
     found: list[list[tuple[str, str, bytes]]] = []
 
     @settings(

@@ -1,4 +1,4 @@
-"""What each grader says of the same task: solved, not solved, broken, out of time."""
+"""Each grader's verdict on the same task: solved, not solved, broken, timed out."""
 
 import base64
 from dataclasses import replace
@@ -35,7 +35,7 @@ async def test_the_empty_patch_is_not(judged: Judge, test_patch: str, grader: st
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 async def test_what_the_quickstarts_rows_say_of_an_empty_patch_is_true(judged: Judge, family: str) -> None:
-    """One held-out task of each family: `empty_patch_fails` stands in for this very verdict."""
+    """One held-out task of each family gets the verdict that `empty_patch_fails` replaces."""
     rows = read_rows(DatasetConfig(path=str(HELD_OUT)), "")
     row = next(row for row in rows if row["spec"]["family"] == family)
     assert row["spec"]["empty_patch_fails"] is True
@@ -72,7 +72,7 @@ json.dump({"tests": [{"name": name, "status": status} for status, name in found]
 
 
 def pro_task(test_patch: str, **changes: object) -> TaskRow:
-    """The tests lie in a later commit of the repository, as in SWE-bench Pro; a first line that would undo the patch must not run."""
+    """As in SWE-bench Pro, the tests are in a later commit; a first line that would undo the patch must not run."""
     task = shop.task("eval_cmd", test_patch)
     row = {
         "before_repo_set_cmd": f"git reset --hard HEAD\ngit clean -fdx\ngit checkout later -- {shop.TESTS}",

@@ -1,4 +1,4 @@
-"""Honest patches stay whole and are solved, whatever they touch beside the fix; as many of them as there are attacks."""
+"""Honest patches keep all their files and are solved; there are as many of them as attacks."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Every attack of `attacks.py` on the real gateway, with each grader it aims at. None may earn a reward; each named rule must be named."""
+"""Every attack of `attacks.py` on the real gateway with each grader it targets: none earns a reward, each rule is
+named."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""The loop's services as processes: Postgres, Temporal, gateway, adapter, worker; only the engine is a scripted one.
+"""The services of a rollout as processes: Postgres, Temporal, gateway, adapter, worker, and a scripted engine.
 
-Why here: these tests are about workflows, boxes and verdicts; what the model says must be known, so its process is replaced.
-Called by: the tests of this folder. Every process that is started here is ended here.
+These tests are about workflows, boxes and verdicts, so the model's answers must be known. The fixtures end all
+processes that they start.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ _LOG_LINES = 20
 
 
 def _short(directory: Path) -> Path:
-    """temporal.yaml with heartbeats and retries of seconds instead of minutes."""
+    """Write temporal.yaml with heartbeats and retries of seconds instead of minutes."""
     settings = yaml.safe_load((ROOT / "temporal.yaml").read_text())
     for stage in settings["stages"].values():
         stage |= {"retry_initial": 0.1, "retry_max": 1}
         if stage["heartbeat"]:
-            stage["heartbeat"] = 10  # a busy machine may hold a worker up for some seconds
+            stage["heartbeat"] = 10  # a busy machine may delay a worker by some seconds
     settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     settings["rollout"]["ttl_margin"] = 60
@@ -58,7 +58,8 @@ def _short(directory: Path) -> Path:
 
 @dataclass
 class Loop:
-    """Handles on the running services. `script` tells the engine what to say next; `start` begins a rollout by plain JSON."""
+    """Handles on the running services. `script`: what the engine answers next. `start`: start a rollout by plain
+    JSON."""
 
     home: Path
     environment: dict[str, str]
@@ -71,7 +72,7 @@ class Loop:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def spawn(self, part: str, *arguments: str) -> None:
-        """`ratchet PART`, or the module that `arguments` name."""
+        """Start `ratchet PART`, or the module that `arguments` name."""
         command = [sys.executable, "-m", *(arguments or ("cli.main", part))]
         with self.log(part).open("ab") as log:
             self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
@@ -84,7 +85,7 @@ class Loop:
 
     def end(self, part: str, kill: bool = False) -> None:
         process = self.processes.pop(part)
-        # Postgres' own polite signal waits for every client for ever; SIGINT is its fast shutdown.
+        # SIGTERM lets Postgres wait for every client; SIGINT is its fast shutdown.
         process.send_signal(signal.SIGKILL if kill else signal.SIGINT if part == "postgres" else signal.SIGTERM)
         try:
             process.wait(20)
@@ -115,7 +116,7 @@ class Loop:
         return str(path)
 
     async def start(self, dataset: str, **config: Any) -> WorkflowHandle[Any, Any]:
-        """By plain JSON, as the stock CLI would."""
+        """Start a workflow by plain JSON, as the stock CLI does."""
         values = {"model": str(self.model), "limits": {"agent_seconds": 60, "eval_seconds": 20}, **config}
         argument = {"dataset": dataset, "task": 0, "config": values}
         return await self.client.start_workflow(
@@ -132,7 +133,7 @@ class Loop:
             ).one_or_none()
 
     async def until(self, condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
-        """Polls an async condition until it is true."""
+        """Poll an async condition until it is true."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not (found := await condition()):
@@ -142,7 +143,8 @@ class Loop:
         return found
 
     async def result(self, handle: WorkflowHandle[Any, Any], seconds: float = 400) -> Any:
-        """The workflow's, or an AssertionError once a part that it needs has died: nobody here starts one anew."""
+        """Return the workflow's result; raise AssertionError if a part that it needs has died, since nothing restarts
+        it here."""
         result = asyncio.ensure_future(handle.result())
         try:
             async with asyncio.timeout(seconds):
@@ -167,7 +169,7 @@ class Loop:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test shows what the services said last: they are gone when somebody reads its report."""
+    """Add the last log lines of the services to a failed test's report."""
     outcome: Any = yield
     report, loop = outcome.get_result(), getattr(item, "funcargs", {}).get("loop")
     if report.failed and loop is not None:
@@ -188,7 +190,7 @@ def home() -> Iterator[Path]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     make_tokenizer(directory)
-    (directory / "config.json").write_text("{}")  # nobody loads its weights here
+    (directory / "config.json").write_text("{}")  # its weights are not loaded
     return directory
 
 
@@ -201,7 +203,7 @@ def _serving_plan(home: Path, model: Path) -> None:
 
 
 async def _engine_row(database: Database, address: str, model: Path) -> None:
-    """The scripted engine registers like a real one, and its heartbeat is kept fresh."""
+    """Register the scripted engine as a real one and keep its heartbeat fresh."""
     values = {"state": EngineState.READY, "model_path": str(model), "details": {}}
     async with database.begin() as connection:
         await connection.execute(

@@ -1,4 +1,4 @@
-"""Admission and regrading through the real workflows: what is admitted, what an empty patch then costs, what a new verdict changes."""
+"""Admission and regrading through the real workflows, and their effect on empty patches and rewards."""
 
 import json
 import subprocess
@@ -86,7 +86,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
 
 
 async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
-    """Two of the second bundled dataset, fetched and built here; `datasets/packages/ADMISSION.md` reports on all of them."""
+    """Two tasks of the bundled package dataset, fetched and built here; `datasets/packages/ADMISSION.md` covers all."""
     recipes = ROOT / "datasets" / "packages"
     only = frozenset({"inflection-0.5.1-9c59df57", "isodate-0.7.2-63e104e0"})
     path = loop.home / "packages.jsonl"
@@ -168,7 +168,7 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
 
 
 async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -> None:
-    """The verdict of a grader that could not run is given later, three times, and pays the rollout."""
+    """A verdict that a broken grader could not give is given later, three times, and decides the reward."""
     await loop.script(call("echo two > a.txt"), "Done.")
     switch = "test -e /usr/bin/env && no-such-program"
     started = await loop.start(

@@ -1,4 +1,4 @@
-"""Groups and their members when people and restarts come between: what is cancelled, terminated and taken up again."""
+"""Groups and their members under cancellation, termination and restarts."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +21,7 @@ TASK = {
 
 
 class Training:
-    """A run of one group of two, whose agents' first calls are held; nobody learns from it."""
+    """A run of one group of two whose agents' first calls are held; no learner runs."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop, self.run_id = loop, f"groups-{uuid4().hex[:8]}"
@@ -55,7 +55,7 @@ class Training:
             )
 
     async def working(self) -> list[Any]:
-        """The rows, once two agents are at work."""
+        """Return the rows as soon as two agents work."""
         rows = await self.rows()
         return rows if sum(row.claimed_at is not None and row.outcome is None for row in rows) >= 2 else []
 
@@ -116,7 +116,7 @@ async def test_a_member_that_is_cancelled_by_hand_is_replaced(training: Training
 
 
 async def test_a_terminated_group_is_taken_up_again(training: Training, loop: Loop) -> None:
-    """Terminating a group in the UI cancels its members; the run starts it again, and it gets members that end."""
+    """Terminating a group in the UI cancels its members; the run starts it again with members that end."""
     await loop.until(training.working, "both agents work")
     await loop.client.get_workflow_handle(f"group/{training.run_id}/0").terminate("in the UI")
 

@@ -1,4 +1,4 @@
-"""What the grader has is nowhere in the agent's box: an agent that looks for it finds nothing."""
+"""The grader's hidden tests are nowhere in the agent's box: an agent that searches for them finds nothing."""
 
 import base64
 import io
@@ -23,10 +23,13 @@ def archive(name: str, content: bytes) -> str:
 
 
 async def test_the_agents_box_holds_nothing_of_the_grader(loop: Loop) -> None:
-    """The search is written so that it does not find itself; the grader sees whether it found anything, and has the tests itself."""
+    """The search cannot find itself; the grader sees whether it found anything, and has the tests."""
     half = len(MARKER) // 2
     pattern = f'"{MARKER[:half]}""{MARKER[half:]}"'
-    search = f"grep -rIl {pattern} /workspace /tmp /run /home /var /etc /proc/self/environ 2>/dev/null > found.txt; echo searched >> done.txt"
+    search = (
+        f"grep -rIl {pattern} /workspace /tmp /run /home /var /etc /proc/self/environ 2>/dev/null >"
+        f" found.txt; echo searched >> done.txt"
+    )
     await loop.script(call(search), "Done.")
     spec = {
         "pre_commands": [PRE],

@@ -1,7 +1,8 @@
-"""Not one box leaks: a worker is killed while it creates, uses or ends a box; after one sweep nothing of ours is left and the ledger agrees.
+"""No box leaks: a worker is killed while it creates, uses or kills a box; after one sweep no box of this installation
+is left and the ledger agrees.
 
-Where the worker stands when it is killed is arranged and not hoped for: the gateway is stopped, so that a call to it hangs, or an
-update of the ledger waits in a trigger for a lock that the test holds.
+The worker's position at the kill is arranged: the gateway is stopped, so that a call to it hangs, or an update of the
+ledger waits in a trigger for a lock that the test holds.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ _ESTABLISHED = "01"
 _TRIGGER = """
 CREATE OR REPLACE FUNCTION wait_for_the_test() RETURNS trigger AS $$
 BEGIN PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NEW; END $$ LANGUAGE plpgsql;
-CREATE TRIGGER wait_for_the_test BEFORE UPDATE OF state ON sandbox FOR EACH ROW WHEN (NEW.state = '{state}') EXECUTE FUNCTION wait_for_the_test()
+CREATE TRIGGER wait_for_the_test BEFORE UPDATE OF state ON sandbox FOR EACH ROW
+WHEN (NEW.state = '{state}') EXECUTE FUNCTION wait_for_the_test()
 """
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :lock AND NOT granted")
 
@@ -74,7 +76,7 @@ async def boxes_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def _stopped_gateway(loop: Loop) -> Iterator[None]:
-    """Calls to it are accepted by the kernel and answered by nobody."""
+    """Stop a process: the kernel accepts calls to it, and they get no answer."""
     process = loop.processes["gateway"]
     process.send_signal(signal.SIGSTOP)
     try:
@@ -84,7 +86,7 @@ def _stopped_gateway(loop: Loop) -> Iterator[None]:
 
 
 async def call_hangs(loop: Loop) -> bool:
-    """Whether bytes lie unread in a connection to the gateway."""
+    """Return whether a connection to the gateway has unread bytes."""
     port = f":{loop.stack.ports['gateway']:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -95,7 +97,7 @@ async def call_hangs(loop: Loop) -> bool:
 
 @contextlib.asynccontextmanager
 async def _held_update(loop: Loop, state: str) -> AsyncIterator[None]:
-    """Ledger rows cannot become `state` while the block runs: whoever tries waits, with its transaction open."""
+    """Keep ledger rows from becoming `state` while the block runs: such a transaction waits."""
     statements = _TRIGGER.format(lock=_LOCK, state=state).split(";\nCREATE TRIGGER")
     async with loop.database.begin() as connection:
         await connection.execute(text(statements[0]))
@@ -123,7 +125,7 @@ async def works(loop: Loop, handle: WorkflowHandle[Any, Any]) -> bool:
 
 
 async def _kill_worker_in_create(loop: Loop) -> WorkflowHandle[Any, Any]:
-    """The box is made after its worker died: nobody has written its id down."""
+    """The box is created after its worker died, so its id is not stored."""
     ours = {INSTALLATION_KEY: await installation_of(loop)}
     with _stopped_gateway(loop):
         handle = await loop.start(loop.dataset(**TASK))
@@ -187,7 +189,7 @@ async def test_killed_in_run_and_terminated(loop: Loop) -> None:
 
 @pytest.mark.parametrize("moment", ["before the box is gone", "after the box is gone"])
 async def test_killed_in_kill(loop: Loop, moment: str) -> None:
-    """Once between the record that a box is to go and its end, once between its end and the record of it."""
+    """Kill once between the release mark and the kill of the box, and once between the kill and its record."""
     await loop.script(call("echo two > a.txt"), "Done.")
     async with _held_update(loop, "release_wanted" if moment.startswith("before") else "released"):
         handle = await loop.start(loop.dataset(**TASK))
@@ -254,7 +256,7 @@ async def _answers(loop: Loop) -> bool:
 
 
 async def test_two_installations_share_a_provider(loop: Loop) -> None:
-    """Boxes of others, and boxes that nobody marked, are never touched; a box of ours that the ledger does not know is."""
+    """Boxes of other installations and unmarked boxes are spared; an unknown box of this installation is killed."""
     provider, ours = loop.provider(), await installation_of(loop)
     marks = {
         "ours": {INSTALLATION_KEY: ours, "ratchet_box": str(uuid4())},

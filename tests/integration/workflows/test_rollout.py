@@ -1,4 +1,4 @@
-"""One rollout through real boxes, git and graders: what its outcome is when all goes well, and when something dies."""
+"""One rollout through real boxes, git and graders: its outcome if all goes well, and if something dies."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -73,14 +73,15 @@ async def test_nothing_done_is_a_verdict_not_a_failure(loop: Loop) -> None:
 
 
 async def test_whatever_the_agent_does_to_git_its_files_count(loop: Loop) -> None:
-    """Staged, committed, new, deleted, binary, mode: all in one patch, which applies in the fresh box."""
+    """Staged, committed, new, deleted, binary and mode changes are in one patch, which applies in the fresh box."""
     pre = (
-        PRE
-        + " && echo gone > b.txt && echo 'echo hi' > run.sh && git add -A && git -c user.name=x -c user.email=x@x commit -qm second"
+        PRE + " && echo gone > b.txt && echo 'echo hi' > run.sh && git add -A && git -c user.name=x -c user.email=x@x"
+        " commit -qm second"
     )
     work = (
         "echo two > a.txt && git add a.txt && git -c user.name=x -c user.email=x@x commit -qm mine && rm b.txt"
-        " && printf '\\000\\001\\377' > new.bin && chmod +x run.sh && mkdir 'd ir' && echo späß > 'd ir/ü.txt' && git add new.bin && rm -rf .git"
+        " && printf '\\000\\001\\377' > new.bin && chmod +x run.sh && mkdir 'd ir' && echo späß > 'd ir/ü.txt' &&"
+        " git add new.bin && rm -rf .git"
     )
     check = (
         'test "$(cat a.txt)" = two && test ! -e b.txt && test -x run.sh && test "$(od -An -tx1 new.bin)" = " 00 01 ff"'
@@ -194,7 +195,7 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
 
 
 async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
-    """kill -9 of the worker while the agent works: the next try re-attaches to the same process in the same box."""
+    """After a kill -9 of the worker the next try re-attaches to the same process in the same box."""
     await loop.script(call("echo two > a.txt; echo $PPID >> /tmp/started"), "Done.", hold="worker")
     handle = await loop.start(loop.dataset(**TASK))
 
@@ -220,7 +221,8 @@ async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
 
 
 async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop: Loop) -> None:
-    """Box and launcher live on while adapter and worker are gone: nobody could move the deadline, so the attempt starved."""
+    """Box and launcher run on without adapter and worker; as nothing moved the deadline, the attempt counts as
+    starved."""
     await loop.script("never delivered", hold="away")
     handle = await loop.start(loop.dataset(**TASK), limits={"agent_seconds": 8, "eval_seconds": 20})
 
@@ -347,7 +349,7 @@ async def test_bad_json_ends_failed_with_the_field_named(
 
 
 async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
-    """A second workflow for the same row returns the stored outcome and boots nothing."""
+    """A second workflow for the same row returns the stored outcome and boots no box."""
     await loop.script(call("echo two > a.txt"), "Done.")
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
     again = await loop.client.execute_workflow(
@@ -361,7 +363,7 @@ async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
 
 
 async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> None:
-    """Ended while it was graded and started anew (a reset in the UI): the stored patch is graded, and its turns are still its own."""
+    """After a reset in the UI during grading the stored patch is graded, and its chains are those of its own turns."""
     await loop.script(call("echo two > a.txt"), "Done.")
     handle = await loop.start(loop.dataset(**{**TASK, "eval_cmd": f"sleep 5; {TASK['eval_cmd']}"}))
 
@@ -386,7 +388,8 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
 
 
 async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loop: Loop) -> None:
-    """While the new life runs nobody else would end them: the sweep sees a workflow that is alive."""
+    """The boxes of the earlier workflow run are released by the claim; the sweep would spare those of a running
+    workflow."""
     await loop.script("never delivered", hold="last life")
     handle = await loop.start(loop.dataset(**TASK))
 

@@ -1,4 +1,4 @@
-"""Who gets a box when boxes are short: whoever is in gets through."""
+"""Which rollouts get a box if boxes are short: a rollout that has started gets its grading box."""
 
 from typing import Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     await make_run(loop.database, run_id, make_config())
 
     async def ask(role: SandboxRole, rollout_id: int, max_boxes: int = 3) -> Any:
-        """Of three boxes one is kept for grading: two agents may be in."""
+        """Ask for a box; of three boxes one is reserved for grading, so two agents may run."""
         new = sandboxes.NewSandbox(
             provider=provider, role=role, rollout_id=rollout_id, attempt=1, workflow_id=run_id, image="host"
         )

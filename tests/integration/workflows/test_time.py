@@ -1,4 +1,4 @@
-"""Time: an agent's budget, one that makes no progress, a box that must not end under its agent, and the sweep's schedule."""
+"""Time: an agent's budget, a stalled agent, the renewal of a box's time to live, and the sweep's schedule."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -24,7 +24,7 @@ BUSY = "echo two > a.txt; (setsid sh -c 'while :; do sleep 0.1; done' >/dev/null
 
 
 async def box_of(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Sandbox:
-    """The agent's, as soon as its program has asked the model."""
+    """Return the agent's box as soon as its program has called the model."""
 
     async def asked() -> str | None:
         row = await loop.rollout(handle)
@@ -44,7 +44,7 @@ async def holds(box: Sandbox, condition: str) -> bool:
 
 
 async def test_at_its_deadline_the_whole_tree_ends_without_us_and_the_diff_is_still_taken(loop: Loop) -> None:
-    """Nobody but the box keeps the time: the worker is dead when the budget ends."""
+    """The box alone enforces the budget: the worker is dead when it ends."""
     await loop.script(call(BUSY))
     handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
     box = await box_of(loop, handle)
@@ -64,7 +64,7 @@ async def test_at_its_deadline_the_whole_tree_ends_without_us_and_the_diff_is_st
 
 
 async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_model_is_not(loop: Loop) -> None:
-    """The wall clock's budget is far away for both; the model's answer takes longer than the watchdog's patience."""
+    """The time budget is far away in both cases; the model's answer takes longer than the stall limit."""
     stall_seconds = 20.0
     await loop.script(call(BUSY), hold="slow")
     handle = await loop.start(loop.dataset(**TASK), limits={**LIMITS, "stall_seconds": stall_seconds})

@@ -1,4 +1,4 @@
-"""What a verdict is worth, what printed logs say, what is rarely meant: pure functions on the way from a box to a reward."""
+"""Pure functions between a box and a reward: verdicts, log parsers, rewards, warnings."""
 
 from statistics import fmean
 
@@ -55,7 +55,7 @@ def test_closed_forms() -> None:
 
 
 def pays_for_cheating(verdict: Verdict, facts: RewardFacts) -> tuple[float, dict[str, float]]:
-    """A user's function that gets it wrong."""
+    """A user's reward function that fails."""
     return (2.0 if verdict.rejected else float(verdict.solved)), {"turns": float(facts.num_turns)}
 
 
@@ -63,12 +63,16 @@ def not_finite(verdict: Verdict, facts: RewardFacts) -> tuple[float, dict[str, f
     return float("nan"), {}
 
 
-@given(VERDICTS, st.lists(st.floats(-1, 1), min_size=2, max_size=6), st.sampled_from(["solved", "fraction", "weighted"]),
-       st.sampled_from(["mean", "std", "leave_one_out"]))  # fmt: skip
+@given(
+    VERDICTS,
+    st.lists(st.floats(-1, 1), min_size=2, max_size=6),
+    st.sampled_from(["solved", "fraction", "weighted"]),
+    st.sampled_from(["mean", "std", "leave_one_out"]),
+)
 def test_a_rejected_rollout_is_never_better_off_than_one_that_solved_nothing(
     seen: Verdict, others: list[float], function: str, baseline: str
 ) -> None:
-    """Whatever the group, the baseline and the tests that passed on the way: both stand in it, and cheating never pays."""
+    """For any group, baseline and passed tests: a rejected rollout never gets a higher advantage than a failed one."""
     from dataclasses import replace
 
     cheat, _ = compute_reward(function, replace(seen, rejected=True, rule="rule"), FACTS)
@@ -102,13 +106,20 @@ def test_the_spread_of_repeated_verdicts() -> None:
 
 
 LOGS = {
-    "pytest": ("PASSED t.py::a\nFAILED t.py::b - assert 1\nPASSED t.py::b\nSKIPPED [1] t.py:3: no\nXFAIL t.py::c - why\n",
-               {"t.py::a": "passed", "t.py::b": "failed", "[1]": "skipped", "t.py::c": "xfailed"}),
-    "django": ("test_a (m.C) ... ok\ntest_b (m.C) ... FAIL\ntest_c (m.C) ... skipped 'x'\ntest_d (m.C) ... ok\nERROR: test_d (m.C)\n",
-               {"test_a (m.C)": "passed", "test_b (m.C)": "failed", "test_c (m.C)": "skipped", "test_d (m.C)": "failed"}),
-    "sympy": ("test_a ok\ntest_b F\ntest_c f\ntest_d ok\n____ sympy/x/test_x.py:test_d ____\n",
-              {"test_a": "passed", "test_b": "failed", "test_c": "failed", "test_d": "failed"}),
-}  # fmt: skip
+    "pytest": (
+        "PASSED t.py::a\nFAILED t.py::b - assert 1\nPASSED t.py::b\nSKIPPED [1] t.py:3: no\nXFAIL t.py::c - why\n",
+        {"t.py::a": "passed", "t.py::b": "failed", "[1]": "skipped", "t.py::c": "xfailed"},
+    ),
+    "django": (
+        "test_a (m.C) ... ok\ntest_b (m.C) ... FAIL\ntest_c (m.C) ... skipped 'x'\ntest_d (m.C) ... ok\nERROR:"
+        " test_d (m.C)\n",
+        {"test_a (m.C)": "passed", "test_b (m.C)": "failed", "test_c (m.C)": "skipped", "test_d (m.C)": "failed"},
+    ),
+    "sympy": (
+        "test_a ok\ntest_b F\ntest_c f\ntest_d ok\n____ sympy/x/test_x.py:test_d ____\n",
+        {"test_a": "passed", "test_b": "failed", "test_c": "failed", "test_d": "failed"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -1,4 +1,4 @@
-"""A deadline is only the agent's own fault while nobody owed it time."""
+"""A deadline counts as the agent's own only if no waiting time was left to be credited."""
 
 import pytest
 
@@ -11,9 +11,9 @@ from ratchet.types import AgentExit
     ("kind", "used", "waited", "expected"),
     [
         (AgentExit.TIME_BUDGET, 100.2, 0.0, False),
-        (AgentExit.TIME_BUDGET, 100.2, 12.0, False),  # a watcher is always some seconds late
+        (AgentExit.TIME_BUDGET, 100.2, 12.0, False),  # the watcher is some seconds late
         (AgentExit.TIME_BUDGET, 100.2, 3600.0, True),
-        (AgentExit.TIME_BUDGET, 3700.1, 3600.0, False),  # it got all that it was owed
+        (AgentExit.TIME_BUDGET, 3700.1, 3600.0, False),  # all waiting time was credited
         (AgentExit.TIME_BUDGET, 40.0, 3600.0, False),  # ended as stalled, before its deadline
         (AgentExit.DONE, 100.2, 3600.0, False),
         (AgentExit.CRASHED, 100.2, 3600.0, False),

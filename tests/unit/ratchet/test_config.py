@@ -21,7 +21,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_precedence(path: Path) -> None:
-    """--set overrides RATCHET_*, which overrides a SWE_* variable, which overrides the file, which overrides the default."""
+    """--set overrides RATCHET_*, which overrides a SWE_* variable, which overrides the file, which overrides the
+    default."""
     environment = {
         "SWE_AGENT_TIME_BUDGET_SEC": "12",
         "SWE_EVAL_TIMEOUT_SEC": "13",

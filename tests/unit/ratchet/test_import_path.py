@@ -1,4 +1,4 @@
-"""A user's own module: whatever is wrong with it is an ImportError, which every caller words."""
+"""Importing a user's own module: every failure is an ImportError, which each caller rewords."""
 
 from pathlib import Path
 

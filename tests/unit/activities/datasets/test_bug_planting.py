@@ -1,4 +1,4 @@
-"""Planted bugs: the text keeps everything but the one edit, the same recipe gives the same bytes, and the gold patch takes it back."""
+"""Planted bugs: only the edit changes, a recipe always gives the same bytes, and the gold patch undoes it."""
 
 import ast
 import subprocess
@@ -100,7 +100,7 @@ _LINE = st.sampled_from(["a", "b = 1", "", "ü", "tab\t", "cr\r", "form\x0c", "x
 def test_git_takes_the_bug_back(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], at: int, ends: bool, ended: bool
 ) -> None:
-    """Whatever ends a line or the file."""
+    """Any character that could end a line or the file."""
     original = "\n".join(lines) + ("\n" if ends else "")
     changed = [*lines]
     changed[at % len(lines)] += "!"

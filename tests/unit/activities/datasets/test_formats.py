@@ -1,4 +1,4 @@
-"""Every format ends in the same rows; every mistake is named by file, row, field; nothing is held in memory."""
+"""Every format gives the same rows, names every mistake by file, row and field, and reads in bounded memory."""
 
 import json
 import subprocess
@@ -15,15 +15,29 @@ from activities.datasets.formats import check_rows, dataset_digest, read_rows
 from ratchet.config import DatasetConfig
 
 META = {"image": "host", "workdir": "/w", "eval_cmd": "pytest -q"}
-TEST_PATCH = "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n"
+TEST_PATCH = (
+    "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1"
+    " +1 @@\n-x\n+y\n"
+)
 SWE: dict[str, Any] = {
-    "instance_id": "psf__requests-1", "repo": "psf/requests", "base_commit": "abc", "problem_statement": "it breaks", "patch": "gold",
-    "test_patch": TEST_PATCH, "FAIL_TO_PASS": '["tests/test_a.py::test_x"]', "PASS_TO_PASS": ["tests/test_a.py::test_y"],
-}  # fmt: skip
+    "instance_id": "psf__requests-1",
+    "repo": "psf/requests",
+    "base_commit": "abc",
+    "problem_statement": "it breaks",
+    "patch": "gold",
+    "test_patch": TEST_PATCH,
+    "FAIL_TO_PASS": '["tests/test_a.py::test_x"]',
+    "PASS_TO_PASS": ["tests/test_a.py::test_y"],
+}
 PRO: dict[str, Any] = {
-    **SWE, "FAIL_TO_PASS": "['tests/test_a.py | x']", "before_repo_set_cmd": "git reset --hard abc\ngit checkout def -- tests/test_a.py",
-    "selected_test_files_to_run": '["tests/test_a.py"]', "run_script": "pytest $1", "parser_script": "print()", "dockerhub_tag": "psf.requests-1",
-}  # fmt: skip
+    **SWE,
+    "FAIL_TO_PASS": "['tests/test_a.py | x']",
+    "before_repo_set_cmd": "git reset --hard abc\ngit checkout def -- tests/test_a.py",
+    "selected_test_files_to_run": '["tests/test_a.py"]',
+    "run_script": "pytest $1",
+    "parser_script": "print()",
+    "dockerhub_tag": "psf.requests-1",
+}
 
 
 def jsonl(path: Path, *rows: dict[str, Any]) -> DatasetConfig:
@@ -105,7 +119,7 @@ def test_repositories_with_runners_of_their_own(tmp_path: Path, repository: str,
 
 
 def test_a_row_of_another_language_must_say_how_its_tests_run(tmp_path: Path) -> None:
-    """As in SWE-bench Multilingual; nothing is guessed."""
+    """As in SWE-bench Multilingual: an unknown test command is a mistake."""
     other = {
         **SWE,
         "repo": "somebody/unknown",
@@ -121,7 +135,7 @@ def test_a_row_of_another_language_must_say_how_its_tests_run(tmp_path: Path) ->
 
 
 def test_a_row_may_bring_the_sets_own_script(tmp_path: Path) -> None:
-    """Of it only what runs the tests is taken: putting test files in place is the grading box's."""
+    """Only the lines that run the tests are taken; the grading box puts the test files in place."""
     script = f"""#!/bin/bash
 set -uxo pipefail
 cd /testbed
@@ -144,7 +158,7 @@ git checkout abc a_test.go
 
 
 def test_rows_with_lists_only(tmp_path: Path) -> None:
-    """SWE-smith- and R2E-like: no test_patch, lower-case names, an image of their own."""
+    """SWE-smith- and R2E-like rows: no test_patch, lower-case names, their own image."""
     row = {
         "instance_id": "x.1",
         "image_name": "org/x",
@@ -208,7 +222,7 @@ print(left, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_hundred_thousand_rows_are_not_held_in_memory(tmp_path: Path, suffix: str) -> None:
-    """After the first thousand, 99,000 rows of 700 bytes as text (more than 150 MB as objects) may cost at most 20 MB."""
+    """Beyond the first thousand rows, 99,000 rows of 700 bytes (150 MB as objects) may cost at most 20 MB."""
     path = tmp_path / f"big.{suffix}"
     row = {"prompt": "p" * 600, "label": "", "metadata": META}
     if suffix == "jsonl":

@@ -1,4 +1,4 @@
-"""Dataset rows: what is wrong is named by file, row and field before anything starts."""
+"""Dataset rows: every mistake is named by file, row and field before a run starts."""
 
 import json
 from pathlib import Path

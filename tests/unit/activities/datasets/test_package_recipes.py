@@ -1,4 +1,4 @@
-"""Recipes: the committed ones are whole, an archive is believed by its digest only, and rows hide the tests."""
+"""Recipes: the committed ones are complete, an archive must have its digest, and rows hide the tests."""
 
 import base64
 import hashlib
@@ -25,9 +25,13 @@ from ratchet.errors import DatasetError, MachineError
 RECIPES = Path(__file__).parents[4] / "datasets" / "packages"
 CODE = b"def half(x):\n    return x // 2\n"
 FILES = {
-    "src/half.py": CODE, "tests/test_half.py": b"def test_half(): ...\n", "tests/data/a.txt": b"1", "README.md": b"half\n",
-    "PKG-INFO": b"x", "half.egg-info/entry_points.txt": b"x",
-}  # fmt: skip
+    "src/half.py": CODE,
+    "tests/test_half.py": b"def test_half(): ...\n",
+    "tests/data/a.txt": b"1",
+    "README.md": b"half\n",
+    "PKG-INFO": b"x",
+    "half.egg-info/entry_points.txt": b"x",
+}
 
 
 def published(files: dict[str, bytes]) -> bytes:
@@ -36,7 +40,7 @@ def published(files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package index on this machine: the served directory."""
+    """Serve a directory as a package index on this machine."""
     root = tmp_path / "index"
     (root / "half").mkdir(parents=True)
     (root / "half" / "half-1.0.tar.gz").write_bytes(published(FILES))
@@ -63,9 +67,14 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def recipe(**changes: Any) -> dict[str, Any]:
     bug = {
-        "label": "half-1.0-x", "file": "src/half.py", "operator": "arithmetic", "function": "half", "index": 0,
-        "sha256": hashlib.sha256(plant_bug(CODE, "arithmetic", "half", 0)).hexdigest(), "fail_to_pass": ["tests/test_half.py::test_half"],
-    }  # fmt: skip
+        "label": "half-1.0-x",
+        "file": "src/half.py",
+        "operator": "arithmetic",
+        "function": "half",
+        "index": 0,
+        "sha256": hashlib.sha256(plant_bug(CODE, "arithmetic", "half", 0)).hexdigest(),
+        "fail_to_pass": ["tests/test_half.py::test_half"],
+    }
     digest = hashlib.sha256(published(FILES)).hexdigest()
     base = {
         "package": "half",
@@ -167,5 +176,10 @@ def test_a_name_without_parameters_stands_for_all_of_them() -> None:
         "t.py::abc": "passed",
     }
     assert [look_up(tests, f"t.py::{name}") for name in ("a", "b", "ab", "a[1]", "a[2", "abc")] == [
-        "failed", "passed", "missing", "passed", "failed", "passed",
-    ]  # fmt: skip
+        "failed",
+        "passed",
+        "missing",
+        "passed",
+        "failed",
+        "passed",
+    ]

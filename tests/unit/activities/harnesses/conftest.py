@@ -1,7 +1,7 @@
-"""A box on the host: the harness's own commands, in a temporary folder in place of /run/ratchet.
+"""A box on the host: the harness's own commands, with a temporary folder instead of /run/ratchet.
 
-Why here: the launcher's protocol is about processes and signals, not about sandboxes; it can be seen without one.
-Called by: the tests in this folder. They need root, because the agent runs as a user of its own.
+The launcher's protocol concerns processes and signals and needs no sandbox. The tests need root, because the agent runs
+as a user of its own.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from ratchet.errors import CommandFailedError
 
 @dataclass
 class HostBox:
-    """Implements `Sandbox` as far as harnesses use it. `commands` holds what was run, `env` what a box would not have."""
+    """Implements the part of `Sandbox` that harnesses use. `commands`: what was run. `env`: extra environment
+    variables."""
 
     root: Path
     env: dict[str, str]
@@ -96,5 +97,5 @@ def host_box() -> Iterator[HostBox]:
 
 @pytest.fixture
 def agent_user() -> str:
-    """A user id that no other test process has: the launcher ends everything that runs under it."""
+    """Return a user id that no other test process has, because the launcher ends all processes of that user."""
     return str(1_500_000_000 + os.getpid())

@@ -1,4 +1,4 @@
-"""Agent programs as layers: native packages, packages that need Node, and what is refused."""
+"""Agent programs as layers: native packages, packages that need Node, and refused ones."""
 
 import io
 import json

@@ -1,7 +1,6 @@
-"""The agent against a scripted server: the conversation it holds, what it does about trouble, what its exit codes say.
+"""The bash agent against a scripted server: its conversation, its handling of errors, its exit codes.
 
-Why here: its messages are what the policy sees, and its exits decide whether a rollout counts.
-Called by: pytest.
+Its messages are what the policy sees, and its exits decide whether a rollout is graded.
 """
 
 import json
@@ -35,7 +34,7 @@ def make_spec(url: str, workdir: Path | str, **changes: Any) -> HarnessSpec:
 
 
 def run_agent(folder: Path, answers: list[Answer], **changes: Any) -> tuple[int, list[dict[str, Any]], ChatEngine]:
-    """Exit code, transcript, and the engine with the requests it got; the workdir is `folder`."""
+    """Return exit code, transcript, and the engine with its requests; the workdir is `folder`."""
     with ChatEngine(answers) as engine:
         spec = make_spec(engine.url, folder, **changes)
         for name, data in harness.bundle_files(spec).items():
@@ -173,7 +172,7 @@ def test_an_adapter_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     config.write_bytes(harness.bundle_files(make_spec(f"http://127.0.0.1:{port}", tmp_path))["config.json"])
     process = subprocess.Popen([sys.executable, agent.__file__, str(config)], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert b"start" in process.stdout.readline()  # it has begun to call, and nobody listens
+    assert b"start" in process.stdout.readline()  # it has called, and no server listens
     with ChatEngine([says("Done.")], port=port) as engine, process:
         assert process.wait(20) == agent.EXIT_DONE
     assert engine.requests

@@ -1,4 +1,4 @@
-"""What the adapter refuses, as the agents' programs repeat it: a limit ends the rollout, everything else is our fault."""
+"""The adapter's refusals as agent programs repeat them: a limit ends the rollout, any other error means starved."""
 
 import json
 
@@ -31,6 +31,6 @@ from ratchet.types import AgentExit
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
 )
 def test_the_adapters_refusals_are_recognised(dialect: Dialect, error: Exception, kind: AgentExit) -> None:
-    """By the whole body, and by its sentence alone: not every program repeats the code."""
+    """By the whole body and by its sentence alone, because some programs do not repeat the code."""
     body = dialect.failure(*classify(error))[1].decode()
     assert exit_of_error(body) is exit_of_error(json.loads(body)["error"]["message"]) is kind

@@ -1,8 +1,4 @@
-"""The launcher: one start per attempt, a deadline that nothing escapes, a truthful record, a token that leaves no trace.
-
-Why here: at-most-once starts and sealed boxes rest on these few lines of shell.
-Called by: pytest.
-"""
+"""The launcher: one start per attempt, an enforced deadline, a correct record, and a token that leaves no trace."""
 
 import asyncio
 import os
@@ -36,7 +32,7 @@ async def start(box: HostBox, user: str, script: str, *, attempt: int = 1, budge
 
 
 def processes_of(user: str) -> list[int]:
-    """Processes of a user that are not zombies."""
+    """Return the processes of a user that are not zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

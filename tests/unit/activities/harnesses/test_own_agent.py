@@ -1,4 +1,4 @@
-"""The agent of docs/sandboxes.md works as the page writes it."""
+"""The example agent of docs/sandboxes.md works as the page shows it."""
 
 import re
 import subprocess
@@ -26,9 +26,15 @@ async def test_the_documented_agent_plugs_in_by_its_import_path(
     program.write_text('#!/bin/sh\necho "$*" "$(cat "$4")" $OPENAI_BASE_URL $OPENAI_API_KEY $MODEL $EXTRA $PWD\n')
     program.chmod(0o755)
     spec = HarnessSpec(
-        adapter_base_url="http://127.0.0.1:1", model_name="policy", workdir=str(tmp_path), prompt="make it right", max_turns=7,
-        step_timeout_seconds=1, time_budget_seconds=1, extra_env={"EXTRA": "more"},
-    )  # fmt: skip
+        adapter_base_url="http://127.0.0.1:1",
+        model_name="policy",
+        workdir=str(tmp_path),
+        prompt="make it right",
+        max_turns=7,
+        step_timeout_seconds=1,
+        time_budget_seconds=1,
+        extra_env={"EXTRA": "more"},
+    )
     folder = tmp_path / "files"
     folder.mkdir()
     for name, content in harness.configure(spec).items():
@@ -36,7 +42,8 @@ async def test_the_documented_agent_plugs_in_by_its_import_path(
     environment = {"PATH": f"{program.parent}:/usr/bin:/bin", "RATCHET_SESSION_TOKEN": "token"}
     done = subprocess.run(["/bin/sh", "command.sh"], cwd=folder, env=environment, capture_output=True, check=True)
     assert done.stdout.decode() == (
-        f"--max-turns 7 --task-file {folder}/prompt.txt make it right http://127.0.0.1:1/v1 token policy more {tmp_path}\n"
+        f"--max-turns 7 --task-file {folder}/prompt.txt make it right http://127.0.0.1:1/v1 token policy more"
+        f" {tmp_path}\n"
     )
     assert harness.read_transcript(done.stdout).num_turns == 1
     assert await harness.read_exit(None, 1, 3, "") is AgentExit.TURN_LIMIT  # type: ignore[arg-type]  # the page's agent does not look

@@ -1,4 +1,4 @@
-"""What a run evaluates, and with how many rollouts of a task."""
+"""The planned evaluations of a run, and their rollouts per task."""
 
 from typing import Any
 
