@@ -40,7 +40,7 @@ RewardFunction = Callable[[Verdict, RewardFacts], tuple[float, Components]]
 """A user's function returns a pair; `Reward` is one, too."""
 
 
-def solved(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
+def solved(verdict: Verdict, facts: RewardFacts) -> Reward:
     """Return 1 for a solved task, else 0."""
     value = float(verdict.solved)
     return Reward(value, {"solved": value})
@@ -50,14 +50,14 @@ def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
     return otherwise if counts is None or counts[1] == 0 else counts[0] / counts[1]
 
 
-def fraction(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
+def fraction(verdict: Verdict, facts: RewardFacts) -> Reward:
     """Return the share of fail-to-pass tests that pass, 0 if a pass-to-pass test fails; without lists as `solved`."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = float(_share(verdict.pass_to_pass, 1.0) == 1.0)
     return Reward(fixed * kept, {"solved": float(verdict.solved), "fail_to_pass": fixed, "pass_to_pass_kept": kept})
 
 
-def weighted(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:
+def weighted(verdict: Verdict, facts: RewardFacts) -> Reward:
     """Return 0.5 for a solved task + 0.3 × share of fail-to-pass + 0.2 × share of pass-to-pass."""
     fixed = _share(verdict.fail_to_pass, float(verdict.solved))
     kept = _share(verdict.pass_to_pass, float(verdict.solved))
