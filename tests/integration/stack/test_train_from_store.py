@@ -192,7 +192,7 @@ async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
 ) -> None:
     config = make_config()
     await make_run(database, run_id, config, model, home / "policies")
-    with pytest.raises(ConfigError, match="there is no run 'nobody'"):
+    with pytest.raises(ConfigError, match="run 'nobody' does not exist"):
         await train_from_store.create_stored_run(database, run_id + "x", "nobody", over(config, model), "x")
     with pytest.raises(ConfigError, match="has no group to train on"):
         await train_from_store.create_stored_run(database, run_id + "x", run_id, over(config, model), "x")
