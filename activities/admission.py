@@ -12,7 +12,7 @@ from uuid import UUID
 
 from temporalio import activity
 
-from activities.boxes import BoxCreator, connected_box, kill_and_record, try_kill_box
+from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
 from activities.dataset_import import dataset_of, grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
 from activities.grade import GradingLimits, find_grader, judge_patch

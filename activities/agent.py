@@ -9,7 +9,7 @@ import contextlib
 
 import structlog
 
-from activities.boxes import box_ttl_seconds, connected_box
+from activities.box_lifecycle import box_ttl_seconds, connected_box
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.boxes import BoxCreator, box_ttl_seconds, kill_and_record
+from activities.box_lifecycle import BoxCreator, box_ttl_seconds, kill_and_record
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import BoxLimits, SandboxProvider
 from activities.stage import activity_stage, heartbeating

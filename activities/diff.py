@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.boxes import connected_box, try_kill_box
+from activities.box_lifecycle import connected_box, try_kill_box
 from activities.git_scripts import diff_script
 from activities.grade import find_grader, grade_row
 from activities.graders.base import Grader, Verdict

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple, Self
 
-from activities.boxes import connected_box, try_kill_box
+from activities.box_lifecycle import connected_box, try_kill_box
 from activities.graders.base import Grader, Verdict
 from activities.graders.integrity_rules import RULES
 from activities.graders.patch_screening import Finding

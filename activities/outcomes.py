@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.graders.base import Verdict
 from activities.graders.rewards import RewardFacts, compute_reward
-from adapter.turns.chains import TokenChain, build_chains
+from adapter.turns.loss_mask import TokenChain, build_chains
 from ratchet.config import RunConfig
 from ratchet.store import turns
 from ratchet.store.rollouts import OutcomeValues

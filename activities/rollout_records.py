@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.boxes import guard_seconds
+from activities.box_lifecycle import guard_seconds
 from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage

@@ -16,7 +16,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.boxes import INSTALLATION_KEY, UUID_KEY
+from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet.errors import SandboxBusyError

@@ -5,7 +5,7 @@ The base commit is recorded, because the agent's diff is taken against it.
 
 import time
 
-from activities.boxes import connected_box
+from activities.box_lifecycle import connected_box
 from activities.git_scripts import prepare_script
 from activities.grading_box import has_archive, upload_archive
 from activities.run_configs import RunConfigs

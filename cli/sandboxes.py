@@ -93,7 +93,7 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add `at_provider` to each row: running, paused or gone; `?` if the provider cannot be reached."""
     import asyncio
 
-    from activities.boxes import INSTALLATION_KEY
+    from activities.box_lifecycle import INSTALLATION_KEY
     from ratchet.errors import RatchetError
 
     ours = {INSTALLATION_KEY: str(_installation())}

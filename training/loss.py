@@ -1,6 +1,6 @@
 """The policy-gradient loss per token, with named presets.
 
-A preset defines the loss of one token, and a reducer (`training/token_weights.py`) its weight; nothing else scales a
+A preset defines the loss of one token, and a reducer (`training/loss_reducers.py`) its weight; nothing else scales a
 gradient.
 
 All presets use two policies: the ratio r is exp(logprob now - logprob recorded when the token was sampled). There is no

@@ -17,8 +17,8 @@ import structlog
 
 from ratchet.types import TRUNCATED_EXITS
 from training.advantage import advantages, over_batch, weigh_negative
+from training.loss_reducers import reducer_weights
 from training.plan_types import Member
-from training.token_weights import reducer_weights
 
 if TYPE_CHECKING:
     from ratchet.config import RunConfig

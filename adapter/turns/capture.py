@@ -1,7 +1,7 @@
 """The life of one model call: find out whether it is new, open its row, generate, complete the row, deliver the answer.
 
     request ─▶ exact prompt ─▶ same digest known? ─no─▶ row in_flight ─▶ engine ─▶ row completed ─▶ bytes ─▶ delivered
-                                     └─ yes ─▶ `retries.py`: a new sample, the stored answer, the call in flight, or the
+                                     └─ yes ─▶ `retry_or_sample.py`: a new sample, the stored answer, the call in flight, or the
                                                call of a process that died
 
 A turn is one row, which several processes change. Its whole state is `state`, `delivered`, `lease_owner` (the process
@@ -51,7 +51,7 @@ from adapter.settings import AdapterSettings
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import Leases
 from adapter.turns.registry import ConnectedClient, TurnRegistry
-from adapter.turns.retry_resolver import RetryResolver
+from adapter.turns.retry_actions import RetryResolver
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
 from ratchet.errors import StoreUnavailableError

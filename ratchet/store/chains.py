@@ -1,4 +1,4 @@
-"""Chains: store the spans that `adapter/turns/chains.py` decided, and read them back as arrays.
+"""Chains: store the spans that `adapter/turns/loss_mask.py` decided, and read them back as arrays.
 
 Training and export use the same reader, so an export contains exactly what is trained.
 """
@@ -18,7 +18,7 @@ from ratchet.types import JsonObject, policy_step
 
 
 class SpanLike(Protocol):
-    """The attributes of a span that are stored; `adapter/turns/chains.py` defines the class."""
+    """The attributes of a span that are stored; `adapter/turns/loss_mask.py` defines the class."""
 
     @property
     def turn_id(self) -> int: ...
@@ -35,7 +35,7 @@ class SpanLike(Protocol):
 
 
 class ChainLike(Protocol):
-    """The attributes of a chain that are stored; `adapter/turns/chains.py` defines the class."""
+    """The attributes of a chain that are stored; `adapter/turns/loss_mask.py` defines the class."""
 
     @property
     def leaf_turn_id(self) -> int: ...

@@ -19,7 +19,7 @@ from sqlalchemy import insert, select
 
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
-from adapter.turns.chains import build_chains
+from adapter.turns.loss_mask import build_chains
 from ratchet.store import chains, sessions, turns
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from activities.harnesses import claude_code, codex
-from adapter.turns.chains import build_chains
+from adapter.turns.loss_mask import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
 from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, RunningCli, Testbed, call, cli_settings, start

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from adapter.prompt.renderer import Renderer
-from adapter.turns.chains import build_chains
+from adapter.turns.loss_mask import build_chains
 from engine.client import EngineClient
 from ratchet.store import engines, sessions, turns
 from ratchet.store.database import Database

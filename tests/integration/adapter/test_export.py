@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from adapter.prompt.renderer import Renderer
-from adapter.turns.chains import build_chains
+from adapter.turns.loss_mask import build_chains
 from ratchet.errors import ConfigError
 from ratchet.store import chains, fork_report, metrics, turns
 from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes

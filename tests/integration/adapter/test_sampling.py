@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from adapter.turns.chains import build_chains
+from adapter.turns.loss_mask import build_chains
 from ratchet.store import turns
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, SCHEMA

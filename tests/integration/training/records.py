@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.turns.chains import TokenChain, TrainSpan
+from adapter.turns.loss_mask import TokenChain, TrainSpan
 from engine.policy_files import link_version
 from ratchet.config import RunConfig
 from ratchet.store import chains, runs

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.boxes import box_ttl_seconds
+from activities.box_lifecycle import box_ttl_seconds
 from activities.sandboxes.base import BoxLimits
 from activities.sandboxes.docker import DockerProvider
 from activities.sandboxes.e2b import E2BProvider

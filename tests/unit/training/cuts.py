@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
+from training.loss_reducers import reducer_weights
 from training.plan_types import Member, Plan, TrainingSequence
-from training.token_weights import reducer_weights
 
 NUM_IDS = 300
 

@@ -10,7 +10,7 @@ import pytest
     "module",
     [
         "training.advantage",
-        "training.token_weights",
+        "training.loss_reducers",
         "training.planner",
         "training.plan_builder",
         "training.plan_loader",

@@ -11,8 +11,8 @@ import pytest
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import Turns
+from training.loss_reducers import reducer_weights
 from training.plan_types import Member, Plan, TrainingSequence
-from training.token_weights import reducer_weights
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore")]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.token_weights import reducer_weights
+from training.loss_reducers import reducer_weights
 
 TOKENS = {1: 10, 2: 30, 3: 0, 4: 60}
 GROUP_OF = {1: 1, 2: 1, 3: 2, 4: 2}

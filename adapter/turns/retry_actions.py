@@ -1,6 +1,6 @@
 """Answer a request that has the digest of an earlier call: a new sample, the stored answer, or the call in flight.
 
-`retries.py` decides which of them; this class carries the decision out and asks again until the decision is final.
+`retry_or_sample.py` decides which of them; this class carries the decision out and asks again until the decision is final.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
-from adapter.turns.retries import RetryDecision, decide_retry
+from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from adapter.turns.tree import AttachPoint
 from ratchet.store import turns
 from ratchet.store.arrays import ids_from_bytes

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.turns.chains import TokenChain, build_chains, is_trainable
+from adapter.turns.loss_mask import TokenChain, build_chains, is_trainable
 from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
 

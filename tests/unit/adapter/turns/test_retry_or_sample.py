@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapter.turns.retries import RetryDecision, decide_retry
+from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
