@@ -1,7 +1,7 @@
 """The activities of admission: a task is admitted if its gold patch always passes and its empty patch never does.
 
 Broken and flaky tasks are found before any token is spent on them. A trial boots and judges as a rollout does
-(`boxes.BoxCreator`, `grade.judge_patch`), but belongs to no rollout.
+(`box_lifecycle.BoxCreator`, `grade.judge_patch`), but belongs to no rollout.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from activities.boot import INSTALLATION_KEY
+from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
 from cli.console import say
 from ratchet.config_sources import load_config

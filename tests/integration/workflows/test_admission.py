@@ -7,9 +7,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
-from activities.dataset_import import import_dataset, usable
+from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest, read_rows
 from activities.datasets.package_recipes import PYTHON, write_rows
 from ratchet import paths
@@ -150,7 +150,7 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
     async def labels(**grading: str) -> list[str]:
         config = RunConfig.model_validate({"datasets": [{"path": path}], "grading": grading})
         async with loop.database.begin() as connection:
-            ids = await usable(connection, config.datasets[0], dataset_digest(config.datasets[0]), config)
+            ids = await usable_task_ids(connection, config.datasets[0], dataset_digest(config.datasets[0]), config)
             return list(
                 (
                     await connection.execute(
@@ -181,7 +181,7 @@ async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -
             **(await connection.execute(select(TaskTable.spec).where(TaskTable.id == row.task_id))).scalar_one(),
             "eval_cmd": TASK["eval_cmd"],
         }
-        await connection.execute(TaskTable.__table__.update().where(TaskTable.id == row.task_id).values(spec=spec))  # type: ignore[attr-defined]
+        await connection.execute(update(TaskTable).where(TaskTable.id == row.task_id).values(spec=spec))
         turns = (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()
     looked = await run(loop, "Regrade", {"rollout_id": row.id, "repeats": 3})
     assert looked == {"rollouts": 1, "changed": 1, "flaky": 0, "adopted": 0, "without_verdict": 0}

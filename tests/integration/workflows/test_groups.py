@@ -24,7 +24,8 @@ class Training:
     """A run of one group of two whose agents' first calls are held; no learner runs."""
 
     def __init__(self, loop: Loop) -> None:
-        self.loop, self.run_id = loop, f"groups-{uuid4().hex[:8]}"
+        self.loop = loop
+        self.run_id = f"groups-{uuid4().hex[:8]}"
 
     async def begin(self) -> None:
         await self.loop.script("I give up.", "I give up.", hold=self.run_id)

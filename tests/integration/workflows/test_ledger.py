@@ -19,7 +19,7 @@ from sqlalchemy import func, select, text
 from temporalio.client import WorkflowHandle
 from temporalio.testing import ActivityEnvironment
 
-from activities.boot import INSTALLATION_KEY
+from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
 from ratchet.payloads import SweepInput
 from ratchet.store import rollouts, sandboxes

@@ -21,7 +21,8 @@ def npm_tarball(path: Path, files: Mapping[str, str]) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, text in {"package.json": json.dumps(package), **files}.items():
             info = tarfile.TarInfo(f"package/{name}")
-            info.size, info.mode = len(text), 0o755
+            info.size = len(text)
+            info.mode = 0o755
             archive.addfile(info, io.BytesIO(text.encode()))
     return path
 
@@ -61,7 +62,8 @@ def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> N
     node = tmp_path / "node.tar.xz"
     with tarfile.open(node, "w:xz") as archive:
         info = tarfile.TarInfo("node-v22-linux-x64/bin/node")
-        info.size, info.mode = len(SAYS), 0o755
+        info.size = len(SAYS)
+        info.mode = 0o755
         archive.addfile(info, io.BytesIO(SAYS.encode()))
     script = npm_tarball(tmp_path / "cc.tgz", {"cli.js": "console.log(1)"})
     program = agent_programs.claude_code_program(
