@@ -1,8 +1,8 @@
 """The life of one model call: find out whether it is new, open its row, generate, complete the row, deliver the answer.
 
     request ─▶ exact prompt ─▶ same digest known? ─no─▶ row in_flight ─▶ engine ─▶ row completed ─▶ bytes ─▶ delivered
-                                     └─ yes ─▶ `retry_or_sample.py`: a new sample, the stored answer, the call in flight, or the
-                                               call of a process that died
+                                     └─ yes ─▶ `retry_or_sample.py`: a new sample, the stored answer, the call in
+                                               flight, or the call of a process that died
 
 A turn is one row, which several processes change. Its whole state is `state`, `delivered`, `lease_owner` (the process
 that has a connected client; NULL: none has) and `lease_expires_at` (some process works on the row until then). "Seal"

@@ -1,6 +1,6 @@
 """Answer a request that has the digest of an earlier call: a new sample, the stored answer, or the call in flight.
 
-`retry_or_sample.py` decides which of them; this class carries the decision out and asks again until the decision is final.
+`retry_or_sample.py` makes the decision; this class carries it out and asks again until the decision is final.
 """
 
 import asyncio

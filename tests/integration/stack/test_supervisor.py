@@ -73,9 +73,9 @@ def test_down_goes_on_where_the_gateway_is_away(stack: Sleepers) -> None:
     command = [sys.executable, "-m", "cli.main", "down", "--boxes"]
     variables = {**os.environ, "RATCHET_HOME": str(stack.home)}
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
-    assert (
-        ended.returncode == 0 and "could not stop sandboxes" in ended.stderr and "Traceback" not in ended.stderr
-    ), ended.stderr
+    assert ended.returncode == 0 and "could not stop sandboxes" in ended.stderr and "Traceback" not in ended.stderr, (
+        ended.stderr
+    )
     assert not Supervisor(stack).is_up()
 
 
