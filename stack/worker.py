@@ -18,15 +18,15 @@ from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
 from activities.agent import AgentActivities
 from activities.boot import BootActivities
+from activities.claim_and_finalise import RolloutRecordActivities
 from activities.diff import DiffActivities
 from activities.evaluations import EvaluationActivities
 from activities.grade import GradeActivities
 from activities.graders.registry import GRADERS
-from activities.group_records import GroupRecordActivities
+from activities.group_members import GroupRecordActivities
 from activities.harnesses.registry import Harnesses
 from activities.learning import LearnActivities
 from activities.regrade import RegradeActivities
-from activities.rollout_records import RolloutRecordActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from activities.sandboxes import docker_settings

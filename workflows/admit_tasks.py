@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
         TrialInput,
         TrialResult,
     )
-    from workflows.options import FIRST_STAGE, failure_cause, run_activity
+    from workflows.activity_options import FIRST_STAGE, failure_cause, run_activity
 
 PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
 

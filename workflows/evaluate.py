@@ -11,7 +11,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.evaluations import EvaluationActivities
     from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, GroupMember, StartedMember
-    from workflows.options import FIRST_STAGE, run_activity
+    from workflows.activity_options import FIRST_STAGE, run_activity
     from workflows.rollout_group import run_with_replacements
 
 

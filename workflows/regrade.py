@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from ratchet.payloads import StageInput
     from ratchet.types import SandboxRole
-    from workflows.options import (
+    from workflows.activity_options import (
         FIRST_STAGE,
         failure_cause,
         grading_boot,

@@ -17,9 +17,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.adhoc_rollouts import AdhocRolloutActivities
     from activities.agent import AgentActivities
     from activities.boot import BootActivities
+    from activities.claim_and_finalise import RolloutRecordActivities
     from activities.diff import DiffActivities
     from activities.grade import GradeActivities
-    from activities.rollout_records import RolloutRecordActivities
     from activities.workspace import WorkspaceActivities
     from ratchet.payloads import (
         AgentResult,
@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
         StageResult,
     )
     from ratchet.types import AgentExit, SandboxRole
-    from workflows.options import (
+    from workflows.activity_options import (
         FIRST_STAGE,
         OUTCOME,
         REWARD,

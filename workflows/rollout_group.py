@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.group_records import GroupRecordActivities
+    from activities.group_members import GroupRecordActivities
     from ratchet.payloads import (
         GroupInput,
         GroupMember,
@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
         StageOptions,
     )
     from ratchet.types import REWARDED_OUTCOMES, GroupState
-    from workflows.options import (
+    from workflows.activity_options import (
         FIRST_STAGE,
         child_options,
         run_activity,

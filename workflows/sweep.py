@@ -9,7 +9,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.sweep import SweepActivities
     from ratchet.payloads import StageOptions, SweepInput, SweepResult
-    from workflows.options import run_activity
+    from workflows.activity_options import run_activity
 
 _OPTIONS = StageOptions(queue="control", start_to_close_seconds=300, heartbeat_seconds=60, max_tries=3)
 

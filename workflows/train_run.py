@@ -41,8 +41,7 @@ with workflow.unsafe.imports_passed_through():
         ViewRunInput,
     )
     from ratchet.types import RunState, Wish
-    from workflows.evaluate import Evaluate
-    from workflows.options import (
+    from workflows.activity_options import (
         FIRST_STAGE,
         child_options,
         failure_cause,
@@ -52,6 +51,7 @@ with workflow.unsafe.imports_passed_through():
         shielded,
         stop_if_cancelled,
     )
+    from workflows.evaluate import Evaluate
     from workflows.rollout_group import RolloutGroup
 
 

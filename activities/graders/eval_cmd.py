@@ -10,8 +10,8 @@ import re
 import time
 
 from activities.graders.base import TestFiles, Verdict, log_tail
+from activities.graders.run_hidden_tests import RunnerReport, run_tests
 from activities.graders.test_evidence import Judgement, all_tests, judge_sessions
-from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject

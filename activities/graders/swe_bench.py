@@ -11,8 +11,8 @@ from activities.graders.base import PASSED, TestFiles, Verdict, log_tail
 from activities.graders.diff_sections import split_diff
 from activities.graders.eval_cmd import listed_test_files, reason_unfinished
 from activities.graders.log_parsers import find_log_parser
+from activities.graders.run_hidden_tests import RunnerReport, run_tests
 from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
-from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
 

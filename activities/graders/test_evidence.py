@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from activities.graders.base import PASSED
 from activities.graders.integrity_rules import TAMPERED
-from activities.graders.test_runner import RunnerReport, RunnerSession
+from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 
 _FOREIGN_PLACES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 

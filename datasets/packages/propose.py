@@ -26,8 +26,8 @@ from activities.datasets.archives import File, pack_archive
 from activities.datasets.bug_planting import Site, find_sites
 from activities.datasets.package_recipes import PYTHON, PackageBug, PackageRecipe, recipe_sources
 from activities.graders.base import PASSED
+from activities.graders.run_hidden_tests import RunnerReport, run_tests
 from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
-from activities.graders.test_runner import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet import paths
 from stack.private_gateway import private_gateway

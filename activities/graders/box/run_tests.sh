@@ -1,6 +1,6 @@
 # Run one test command as the user `agent` and report over stdout, framed by a nonce that only root of this box can read.
 #
-# `activities/graders/test_runner.py` puts assignments of NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES,
+# `activities/graders/run_hidden_tests.py` puts assignments of NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES,
 # TAIL_BYTES and WITNESS in front of this file. All processes of the tests are dead before the report is written.
 set -u
 state=/run/ratchet witness=/run/ratchet-witness

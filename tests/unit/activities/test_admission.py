@@ -10,7 +10,7 @@ from activities.datasets.lints import lint_config, lint_rows
 from activities.graders.base import Verdict
 from activities.graders.log_parsers import find_log_parser
 from activities.graders.rewards import REWARD_FUNCTIONS, RewardFacts, compute_reward
-from activities.graders.test_runner import _parse_report
+from activities.graders.run_hidden_tests import _parse_report
 from activities.regrade import reward_spread
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
