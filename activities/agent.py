@@ -51,10 +51,11 @@ class AgentActivities:
 
         Raises SandboxGoneError if the box dies.
         """
-        context = await StageContext.load(self.database, self.configs, input)
-        config = context.config
+        config = await self.configs.of_rollout(input.rollout_id)
         harness = self.harnesses[config.harness.name]
         async with self.database.begin() as connection:
+            # A late try of a worker that was thought dead finds the session closed: its fence is rolled back with it.
+            context = await StageContext.load_within(connection, config, input)
             session_id = await sessions.session_id_of(connection, input.rollout_id, input.attempt)
             token = await sessions.add_token(connection, session_id)
         spec = self._spec(config, context.task)

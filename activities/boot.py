@@ -81,14 +81,14 @@ class BootActivities:
         """
         earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
         async with self.database.begin() as connection:
-            row = await sandboxes.unused_sandboxes(connection, *earlier_try)
+            row = await sandboxes.unused_sandbox(connection, *earlier_try)
         if row is not None:
             return row
         try:
             async with asyncio.timeout(_WAIT_FOR_ROOM_SECONDS), self._waiting_lines[input.role]:
                 while True:
                     async with self.database.begin() as connection:
-                        row = await sandboxes.unused_sandboxes(connection, *earlier_try)
+                        row = await sandboxes.unused_sandbox(connection, *earlier_try)
                         if row is None:
                             row = await sandboxes.reserve_sandbox(connection, new, max_boxes)
                     if row is not None:

@@ -31,21 +31,34 @@ class StageContext:
     async def load(
         cls, database: Database, configs: RunConfigs, input: StageInput, *, use_box_as: str = "", fenced: bool = True
     ) -> Self:
-        """Load the context in one transaction.
+        """Load the context in a transaction of its own; see `load_within`."""
+        config = await configs.of_rollout(input.rollout_id)
+        async with database.begin() as connection:
+            return await cls.load_within(connection, config, input, use_box_as=use_box_as, fenced=fenced)
+
+    @classmethod
+    async def load_within(
+        cls,
+        connection: AsyncConnection,
+        config: RunConfig,
+        input: StageInput,
+        *,
+        use_box_as: str = "",
+        fenced: bool = True,
+    ) -> Self:
+        """Load the context in the caller's transaction; the fence is taken only if that whole transaction commits.
 
         `use_box_as`: name of a stage that may use a box only once; the box is marked as used by this try. `fenced`:
         take a new fence, after which writes of earlier tries are refused. Raises FencedError if the attempt is
         superseded, SandboxGoneError if the box is not live, BoxSpentError if another try has used it.
         """
         assert input.sandbox_id is not None
-        config = await configs.of_rollout(input.rollout_id)
-        async with database.begin() as connection:
-            fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
-            if use_box_as:
-                provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, _box_user(use_box_as))
-            else:
-                provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
-            task = await tasks.task_of_rollout(connection, input.rollout_id)
+        fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
+        if use_box_as:
+            provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, _box_user(use_box_as))
+        else:
+            provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
+        task = await tasks.task_of_rollout(connection, input.rollout_id)
         return cls(input, input.sandbox_id, provider_id, config, task, fence)
 
     async def write_attempt(self, connection: AsyncConnection, values: AttemptValues) -> None:

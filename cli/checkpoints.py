@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 checkpoints_app = typer.Typer(name="checkpoints", help="List and export a run's checkpoints.", no_args_is_help=True)
 
-RunOption = Annotated[str, typer.Argument(help="A run's id.")]
+RunArgument = Annotated[str, typer.Argument(help="A run's id.")]
 
 
 @checkpoints_app.command("list")
-def list_all(run: RunOption, json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List a run's checkpoints, newest first. The files of older ones are deleted when a newer one is committed; their
     rows stay.
     """
@@ -43,7 +43,7 @@ def list_all(run: RunOption, json: Annotated[bool, typer.Option("--json")] = Fal
 
 @checkpoints_app.command(name="export")
 def export_checkpoint_command(
-    run: RunOption,
+    run: RunArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to create; it must not exist.")],
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")] = None,
 ) -> None:

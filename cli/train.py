@@ -73,7 +73,7 @@ def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool
     if detach:
         return
     try:
-        result = asyncio.run(train_from_store.train_from_store(stack, run_id, say))
+        result = asyncio.run(train_from_store.follow_stored_run(stack, run_id, say))
     except KeyboardInterrupt:
         say(f"Detached; run {run_id} continues. Re-run this command to follow it")
         raise typer.Exit(130) from None

@@ -1,7 +1,7 @@
 """Files of a published policy version: a complete model directory, digested and fsynced before its row exists.
 
-An engine, an evaluation and a user's own server load the same directory. Only the standard library is imported at
-module level, since activity workers and vLLM's processes import this file too.
+An engine, an evaluation and a user's own server load the same directory. Module-level imports are the standard
+library and `ratchet.types`, since activity workers and vLLM's processes import this file too.
 """
 
 import hashlib

@@ -7,7 +7,8 @@
 - the broadcast (`training/weight_broadcast.py`), which sends the tensors to all engines at once.
 
 States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
-`ratchet/store/engines.py` that names the state it expects. A pause is a lease: its holder writes `paused_until` first.
+`ratchet/store/engines.py`; all but the first and the last name the state that they expect. A pause is a lease: its
+holder writes `paused_until` first.
 
 | from            | to          | by                | when                                                           |
 |-----------------|-------------|-------------------|----------------------------------------------------------------|

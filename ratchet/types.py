@@ -90,7 +90,7 @@ class GroupState(StrEnum):
     READY = "ready"
     """At least `min_graded` members have a reward; the planner may take the group."""
     CONSUMED = "consumed"
-    """A plan row contains the group, either as trained or as left out (no signal, too old). Final."""
+    """A step has used the group, as trained or as left out (no signal, too old). Final."""
     FAILED = "failed"
     """All members have ended and fewer than `min_graded` have a reward."""
     CANCELLED = "cancelled"
@@ -210,7 +210,11 @@ class SandboxRole(StrEnum):
 
 
 class SandboxState(StrEnum):
-    """State of a row in the ledger of boxes: creating → live → release_wanted → released; creating may skip `live`."""
+    """State of a row in the ledger of boxes.
+
+    creating → live → release_wanted → released. `live` may be skipped, and so may `release_wanted` if the box is killed
+    before its release is recorded (admission), after which the sweep finds the row in either case.
+    """
 
     CREATING = "creating"
     """The row exists and the provider is asked for the box; it has no provider id yet."""

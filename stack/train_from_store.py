@@ -116,7 +116,8 @@ async def start_stored_run(
         return run_id
 
 
-async def train_from_store(stack: Stack, run_id: str, say: ReportProgress) -> dict[str, Any]:
+async def follow_stored_run(stack: Stack, run_id: str, say: ReportProgress) -> dict[str, Any]:
+    """Report the run's progress until it has ended or is paused, and return its steps and evaluations."""
     async with stack.database() as database:
         row = await watch_stored_run(database, run_id, say)
     if row.state != RunState.DONE:

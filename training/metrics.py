@@ -1,6 +1,7 @@
 """Metrics of a step, and its alarms: sums over trained tokens, added up over bins and ranks and divided once.
 
-Every number has its one definition here; docs/training.md explains the names.
+docs/training.md explains the names. Gradient norms are added by `learner.py`, timings by `train_loop.py` and
+`publisher.py`, figures of engines by `engine/weight_update.py`.
 """
 
 from __future__ import annotations

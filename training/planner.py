@@ -30,7 +30,7 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
     """Return the step to train next: the planned step that is not trained yet, else a new plan row; None without one.
 
     The lock on the run's row orders concurrent planners, and running it again finds the plan row of the first time.
-    In both cases, groups that cannot be trained on any more are consumed as `no_signal` or `expired`.
+    Unless a planned step exists, groups that cannot be trained on any more are consumed as `no_signal` or `expired`.
     """
     training = config.training
     if not await plans.lock_run_for_planning(connection, run_id):

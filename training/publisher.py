@@ -65,9 +65,8 @@ class Publisher:
                 )
             )
         except FencedError:
-            shutil.rmtree(
-                directory, ignore_errors=True
-            )  # its name has this learner's epoch, so no other learner uses it
+            # The directory's name has this learner's epoch, so no other learner uses it.
+            shutil.rmtree(directory, ignore_errors=True)
             raise
         context.after_point("publish", step)
         if self._broadcast is not None:

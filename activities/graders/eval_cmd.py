@@ -1,6 +1,6 @@
 """Grader `eval_cmd`: run the task's command; exit code 0 means solved.
 
-An exit code is easily faked. If the command runs pytest, the evidence of its witness must agree (`test_evidence.py`);
+An exit code is easily faked. If the command runs pytest, the evidence of its witness must agree (`evidence.py`);
 for any other runner only the exit code counts (docs/integrity.md describes the consequences).
 """
 
@@ -10,8 +10,8 @@ import re
 import time
 
 from activities.graders.base import TestFiles, Verdict, log_tail
+from activities.graders.evidence import Judgement, all_tests, judge_sessions
 from activities.graders.run_hidden_tests import RunnerReport, run_tests
-from activities.graders.test_evidence import Judgement, all_tests, judge_sessions
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject

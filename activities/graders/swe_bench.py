@@ -10,9 +10,9 @@ import time
 from activities.graders.base import PASSED, TestFiles, Verdict, log_tail
 from activities.graders.diff_sections import split_diff
 from activities.graders.eval_cmd import listed_test_files, reason_unfinished
+from activities.graders.evidence import all_tests, judge_runner, look_up
 from activities.graders.log_parsers import find_log_parser
 from activities.graders.run_hidden_tests import RunnerReport, run_tests
-from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
 
@@ -55,7 +55,7 @@ def judge_lists(
     """Judge by two lists of tests: solved if all of both passed and the runner was not tampered with."""
     tests = {name: look_up(outcomes, name) for name in [*fail_to_pass, *pass_to_pass]}
     unfinished = reason_unfinished(observed, timeout_seconds)
-    truthful = is_runner_truthful(observed)
+    truthful = judge_runner(observed)
     counts = [(sum(tests[name] in PASSED for name in names), len(names)) for names in (fail_to_pass, pass_to_pass)]
     if not truthful.ok:  # counts of a changed runner are worthless
         counts = [(0, expected) for _, expected in counts]

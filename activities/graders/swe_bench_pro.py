@@ -15,9 +15,9 @@ import time
 import orjson
 
 from activities.graders.base import TestFiles, Verdict
+from activities.graders.evidence import all_tests, look_up
 from activities.graders.run_hidden_tests import RUNNER_STATE, RunnerReport, run_tests
 from activities.graders.swe_bench import judge_lists
-from activities.graders.test_evidence import all_tests, look_up
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject

@@ -60,7 +60,7 @@ class _Conversation(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """A mark up to which a body is known. `digest` has read the bytes before the mark."""
+    """A mark up to which a body is known. `digest` covers the bytes before the mark."""
 
     conversation: _Conversation
     mark: _Mark
@@ -96,6 +96,8 @@ class IncrementalParser:
         first = _offset_in(body, decoded.items[0])
         if first is not None:
             marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
+            if not marks:
+                return request
             # Copied, because a slice would keep the whole body in memory.
             earlier = {
                 name: msgspec.Raw(bytes(raw))
@@ -161,7 +163,7 @@ def _new_marks(
     digest: xxhash.xxh3_128,
     digested: int,
 ) -> list[_Mark]:
-    """Return marks behind the last runs of `request`.
+    """Return marks behind the last runs of `request`; none if a dialect made one of the messages itself.
 
     `source`: the text that was decoded; its end is the end of `body`. `num_items`: messages before the first group.
     `digest` has read `digested` bytes of the body.
@@ -175,7 +177,8 @@ def _new_marks(
         if at < first_marked:
             continue
         offset = _offset_in(source, group[-1])
-        assert offset is not None
+        if offset is None:
+            return []
         end = offset + len(memoryview(group[-1])) + shift
         digest.update(view[digested:end])
         digested = end

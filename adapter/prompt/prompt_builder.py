@@ -29,10 +29,10 @@ from ratchet.store.arrays import Ids
 from ratchet.types import ForkCause, TurnKind
 
 _LOG = structlog.get_logger("ratchet.adapter")
-_THREAD_FROM_CHARS = (
-    8_000  # rendering and tokenising less text takes a few milliseconds, less than it gains from a thread
-)
-_THREAD_FROM_BYTES = 32_000  # less JSON is parsed in a millisecond
+_THREAD_FROM_CHARS = 8_000
+"""Shorter texts are rendered and tokenised on the event loop: in a few milliseconds, less than a thread would cost."""
+_THREAD_FROM_BYTES = 32_000
+"""Shorter bodies are parsed on the event loop, in less than a millisecond."""
 
 
 class PromptTooLongError(Exception):

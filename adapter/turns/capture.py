@@ -14,7 +14,7 @@ changes its tokens behind one.
                                open and (session, lane, digest, ordinal) is new: `TurnWriter.open`.
     in_flight     in_flight    Its process renews the lease while it has not expired (`Leases`), notes the engine
                                (`TurnGenerator`), clears the owner if its last client disconnects and sets it if one
-                               joins (`TurnRegistry`). When it stops in order, it clears the owner and ends the lease
+                               joins (`TurnRegistry`). On SIGTERM it clears the owner and ends the lease
                                (`Leases.close`).
     in_flight     in_flight    The lease has expired: a process with a retry of the call becomes the owner, renews the
                                lease and generates again. Of several processes one succeeds: `RetryResolver`.
@@ -23,8 +23,9 @@ changes its tokens behind one.
     in_flight     aborted      The process that generates it, if the engine refuses the call or the output cannot be
                                parsed (`TurnGenerator`); an activity, if it seals the session (`close_session`,
                                `close_sessions`).
-    completed     completed    Until delivery the lease is renewed for a connected client, and the owner is cleared or
-                               set as for in_flight. A completed turn is never taken over.
+    completed     completed    Until delivery its process renews the lease for a connected client; a process that
+                               returns the stored answer sets owner and lease once. The owner is cleared as for
+                               in_flight. A completed turn is never taken over.
     completed     delivered    The process that wrote the answer's last byte; it clears owner and lease:
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.

@@ -1,7 +1,7 @@
 """Generate one turn: from its `in_flight` row to `completed` or `aborted`.
 
-The engine is asked again, or another one is asked, until an answer is there: engines are restarted and replaced while
-agents run, and no agent may see that. The row is completed before the answer is returned, so a client never gets bytes
+Engines are restarted and replaced while agents run, so the same or another engine is asked until one answers; the agent
+only waits longer. The row is completed before the answer is returned, so a client never gets bytes
 that a crash could lose.
 """
 
@@ -121,7 +121,7 @@ class TurnGenerator:
     # ------------------------------------------------------------ the engine
 
     async def _sample(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> _SampledOutput:
-        """Ask engines until one answers. Raises UnauthorisedError if the session is sealed meanwhile."""
+        """Ask engines until one answers. Raises UnauthorisedError if a call fails because the session was sealed."""
         sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids)
         recorded_engine_id = prepared.engine_id
         while True:

@@ -1,7 +1,7 @@
-"""Renew the leases of this process's turns, and record the time that they wait for an engine, every second or two.
+"""Renew the leases of this process's turns and record the time that they wait for an engine, at least once per second.
 
-One statement serves all calls of the process. An agent's time budget must not pay for waiting, which is time without an
-engine or with a paused one; a session waits while any of its calls does, so that concurrent sub-agents do not count the
+One statement serves all calls of the process. Waiting is time without an engine or with a paused one; it is not counted
+in the agent's time budget. A session waits while any of its calls does, so that concurrent sub-agents do not count the
 same second twice.
 """
 
@@ -104,6 +104,6 @@ class Leases:
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:
-    """Without the loop every lease expires. Calls still end, but the cause has to be visible."""
+    """Log the loop's failure, after which every lease expires although calls still complete."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _LOG.error("leases are no longer renewed", exc_info=error)

@@ -1,4 +1,5 @@
-"""Turn tree → chains: the token sequences from the root to each leaf, and where each sampled token is trained. Pure.
+"""Compute chains from a turn tree: the token sequences from the root to each leaf, and where each sampled token is
+trained. A pure function.
 
 This one decision makes sure that only sampled tokens are trained, and each of them once. The result is stored as
 `chain` and `chain_span`.

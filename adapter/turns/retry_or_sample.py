@@ -33,8 +33,8 @@ def decide_retry(
         return RetryDecision.AGAIN
     has_client = known.attached if num_clients_here is None else num_clients_here > 0
     if has_client and not is_sdk_retry:
-        # A row in flight that this process owns and does not generate is just being opened, or its lease is about to
-        # expire.
+        # Wait at most one lease if it is uncertain whether the client is still connected: its process may have died, or
+        # this process is opening the row and does not generate it yet.
         is_certain = num_clients_here is not None or (is_own and known.state is TurnState.COMPLETED)
         return RetryDecision.AGAIN if is_certain or not in_time else RetryDecision.WAIT
     if known.state is TurnState.COMPLETED:

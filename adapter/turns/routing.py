@@ -80,7 +80,7 @@ class EngineRouter:
                 return
 
     def avoid(self, engine_id: int) -> None:
-        """Prefer other engines for two seconds, because this one has just failed a call."""
+        """Choose no call for this engine for two seconds, because it has just failed one."""
         self._avoided_until[engine_id] = time.monotonic() + _AVOID_SECONDS
         self._read_at = float("-inf")
 

@@ -26,8 +26,8 @@ from activities.datasets.archives import File, pack_archive
 from activities.datasets.bug_planting import Site, find_sites
 from activities.datasets.package_recipes import PYTHON, PackageBug, PackageRecipe, recipe_sources
 from activities.graders.base import PASSED
+from activities.graders.evidence import all_tests, judge_runner, look_up
 from activities.graders.run_hidden_tests import RunnerReport, run_tests
-from activities.graders.test_evidence import all_tests, is_runner_truthful, look_up
 from activities.sandboxes.base import Sandbox
 from ratchet import paths
 from stack.private_gateway import private_gateway
@@ -119,7 +119,7 @@ def reads_a_clock(file: File) -> bool:
 async def survey(workshop: Workshop) -> tuple[dict[str, list[str]], float]:
     """Return the names that pass twice on the original sources, and how long a run takes."""
     runs, started = [await workshop.run(600) for _ in range(2)], time.monotonic()
-    assert all(is_runner_truthful(one).ok and one.sessions for one in runs), runs[-1].log[-2000:]
+    assert all(judge_runner(one).ok and one.sessions for one in runs), runs[-1].log[-2000:]
     good = [{name for name, outcome in names(one).items() if outcome in PASSED} for one in runs]
     started = time.monotonic()
     await workshop.run(600)
@@ -150,7 +150,7 @@ async def bugs(
         missing = [name for name in broken if name not in found]
         good = (
             observed.exit_code == 1
-            and is_runner_truthful(observed).ok
+            and judge_runner(observed).ok
             and 0 < len(broken) <= max(2, _MAX_SHARE * len(expected))
             and not missing
         )

@@ -1,7 +1,7 @@
-"""The ledger of boxes: the row is written before the box exists, and its release before the kill.
+"""The ledger of boxes: the row is written before the box exists, and rollouts record its release before the kill.
 
-A crash between the two leaves a row that the sweep can act on; a box without a row, or with a released one, may be
-killed. The states and their transitions are listed at `ratchet.types.SandboxState`.
+A crash at any point leaves a row that the sweep can act on; a box without a row, or with a released one, may be killed.
+The states and their transitions are listed at `ratchet.types.SandboxState`.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ async def installation_id(connection: AsyncConnection) -> UUID:
     return UUID(str((await connection.execute(select(InstallationTable.uuid))).scalar_one()))
 
 
-async def unused_sandboxes(
+async def unused_sandbox(
     connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
 ) -> LedgerRow | None:
     """Return the unused box of an earlier try of the same boot, which a retried boot adopts; None without one."""

@@ -2,7 +2,7 @@
 
 Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
 after its session was sealed. `lease_expires_at`: until then a process generates or delivers the answer. `lease_owner`:
-the call whose client is connected; NULL once the client has disconnected.
+the adapter process with a connected client of the call; NULL if no client is connected.
 """
 
 from collections.abc import Collection, Sequence

@@ -43,6 +43,7 @@ class TinyPolicyReport:
     """
 
     recipe: str
+    """The digest of the settings; the key in the file keeps its first name."""
     seed: int
     num_parameters: int
     num_vocabulary: int
@@ -53,15 +54,15 @@ class TinyPolicyReport:
 
 
 def make_tiny_policy(
-    out: Path, seed: int, progress: Progress, recipe: TinyPolicySettings | None = None
+    out: Path, seed: int, progress: Progress, settings: TinyPolicySettings | None = None
 ) -> TinyPolicyReport:
     """Make the policy at `out`, or return at once if the same settings and seed have made it already.
 
     The directory appears complete or not at all. Raises WeakPolicyError if a gate is missed, MachineError if `out`
     holds something other than a tiny policy or cannot be written.
     """
-    recipe = recipe or TinyPolicySettings()
-    digest = settings_digest(recipe)
+    settings = settings or TinyPolicySettings()
+    digest = settings_digest(settings)
     existing = read_report(out)
     if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
         progress(f"the tiny policy exists already: {out}")
@@ -72,7 +73,7 @@ def make_tiny_policy(
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             made = Path(scratch) / "policy"
-            report = build_policy(made, recipe, digest, seed, progress)
+            report = build_policy(made, settings, digest, seed, progress)
             put_in_place(made, out, Path(scratch) / "old")
     except OSError as error:
         raise MachineError(f"cannot write the tiny policy to {out}: {error.strerror or error}") from error
@@ -95,21 +96,21 @@ def put_in_place(made: Path, out: Path, old: Path) -> None:
 
 
 def build_policy(
-    folder: Path, recipe: TinyPolicySettings, digest: str, seed: int, progress: Progress
+    folder: Path, settings: TinyPolicySettings, digest: str, seed: int, progress: Progress
 ) -> TinyPolicyReport:
     started = time.monotonic()
     rng = random.Random(seed)
     tasks = endless_tasks(rng, task_digests([*train_tasks(), *held_out_tasks()]))
     progress("training the tokenizer")
     texts = (
-        "".join(piece.text for piece in write_transcript(next(tasks), rng, recipe.noisy_mix))
-        for _ in range(recipe.num_tokenizer_transcripts)
+        "".join(piece.text for piece in write_transcript(next(tasks), rng, settings.noisy_mix))
+        for _ in range(settings.num_tokenizer_transcripts)
     )
-    tokenizer = train_tokenizer(texts, recipe.max_vocabulary, template_text(), recipe.max_context_tokens)
-    with seeded_torch(seed, recipe.num_threads):
-        model = fresh_model(recipe, tokenizer)
+    tokenizer = train_tokenizer(texts, settings.max_vocabulary, template_text(), settings.max_context_tokens)
+    with seeded_torch(seed, settings.num_threads):
+        model = fresh_model(settings, tokenizer)
         progress(f"warm start of {model.num_parameters():,} parameters")
-        clean_exact = warm_start(model, tokenizer, recipe, tasks, rng, progress)
+        clean_exact = warm_start(model, tokenizer, settings, tasks, rng, progress)
         progress("checking the policy")
         report = TinyPolicyReport(
             recipe=digest,
@@ -117,11 +118,11 @@ def build_policy(
             num_parameters=model.num_parameters(),
             num_vocabulary=len(tokenizer),
             clean_exact=clean_exact,
-            solve_rate_sampled=checked_solve_rate(model, tokenizer, recipe, seed, 1.0),
-            solve_rate_greedy=checked_solve_rate(model, tokenizer, recipe, seed, 0.0),
+            solve_rate_sampled=checked_solve_rate(model, tokenizer, settings, seed, 1.0),
+            solve_rate_greedy=checked_solve_rate(model, tokenizer, settings, seed, 0.0),
             seconds=0.0,
         )
-    check_gates(report, recipe)
+    check_gates(report, settings)
     save_policy(folder, model, tokenizer)
     report = replace(report, seconds=round(time.monotonic() - started, 1))
     (folder / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
@@ -131,34 +132,34 @@ def build_policy(
 def checked_solve_rate(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    recipe: TinyPolicySettings,
+    settings: TinyPolicySettings,
     seed: int,
     temperature: float,
 ) -> float:
     """Measure the solve rate on tasks drawn for this check, the same ones at every temperature."""
     tasks = endless_tasks(random.Random(f"check {seed}"), task_digests([*train_tasks(), *held_out_tasks()]))
-    drawn = [next(tasks) for _ in range(recipe.num_solve_checks)]
+    drawn = [next(tasks) for _ in range(settings.num_solve_checks)]
     plays = play_tasks(
         model,
         tokenizer,
         drawn,
         temperature=temperature,
-        max_turns=recipe.max_turns,
-        max_tokens_per_turn=recipe.max_tokens_per_turn,
+        max_turns=settings.max_turns,
+        max_tokens_per_turn=settings.max_tokens_per_turn,
     )
     return measure_solve_rate(plays)
 
 
-def check_gates(report: TinyPolicyReport, recipe: TinyPolicySettings) -> None:
-    if report.clean_exact <= recipe.min_clean_exact:
+def check_gates(report: TinyPolicyReport, settings: TinyPolicySettings) -> None:
+    if report.clean_exact <= settings.min_clean_exact:
         raise WeakPolicyError(
             f"the warm start with seed {report.seed} follows only {report.clean_exact:.0%} of the correct transcripts "
-            f"(needed: more than {recipe.min_clean_exact:.0%}); try another seed"
+            f"(needed: more than {settings.min_clean_exact:.0%}); try another seed"
         )
-    if not recipe.min_solve_rate <= report.solve_rate_sampled <= recipe.max_solve_rate:
+    if not settings.min_solve_rate <= report.solve_rate_sampled <= settings.max_solve_rate:
         raise WeakPolicyError(
             f"the warm start with seed {report.seed} solves {report.solve_rate_sampled:.0%} of the tasks when sampled "
-            f"(needed: {recipe.min_solve_rate:.0%} to {recipe.max_solve_rate:.0%}); try another seed"
+            f"(needed: {settings.min_solve_rate:.0%} to {settings.max_solve_rate:.0%}); try another seed"
         )
 
 

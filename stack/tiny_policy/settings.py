@@ -71,10 +71,12 @@ def template_text() -> str:
     return resources.files("stack.tiny_policy").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
-def settings_digest(recipe: TinyPolicySettings) -> str:
+def settings_digest(settings: TinyPolicySettings) -> str:
     """Cover the numbers, the template and, through a sample of transcripts, the tasks, expert, prompts and formats."""
     rng = random.Random(0)
     tasks = endless_tasks(rng, frozenset())
-    sample = ["".join(piece.text for piece in write_transcript(next(tasks), rng, recipe.noisy_mix)) for _ in range(100)]
-    content = json.dumps([asdict(recipe), template_text(), sample], sort_keys=True)
+    sample = [
+        "".join(piece.text for piece in write_transcript(next(tasks), rng, settings.noisy_mix)) for _ in range(100)
+    ]
+    content = json.dumps([asdict(settings), template_text(), sample], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

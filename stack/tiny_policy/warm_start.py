@@ -23,19 +23,19 @@ PADDING = "<|endoftext|>"
 Encoded = tuple[list[int], list[bool]]
 
 
-def fresh_model(recipe: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def fresh_model(settings: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=math.ceil(len(tokenizer) / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
-        hidden_size=recipe.hidden_size,
-        num_hidden_layers=recipe.num_layers,
-        num_attention_heads=recipe.num_heads,
-        num_key_value_heads=recipe.num_heads,
-        head_dim=recipe.head_dim,
-        intermediate_size=recipe.feed_forward_size,
-        max_position_embeddings=recipe.max_context_tokens,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads,
+        head_dim=settings.head_dim,
+        intermediate_size=settings.feed_forward_size,
+        max_position_embeddings=settings.max_context_tokens,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
-        initializer_range=recipe.initializer_range,
+        initializer_range=settings.initializer_range,
         eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
         pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),
         bos_token_id=None,
@@ -67,17 +67,17 @@ def pad_batch(batch: Sequence[Encoded], pad_id: int, context_weight: float) -> t
     return ids_BT, weights_BT
 
 
-def learning_rate(recipe: TinyPolicySettings, update: int) -> float:
+def learning_rate(settings: TinyPolicySettings, update: int) -> float:
     """Linear warm-up, then a cosine decay to a tenth."""
-    num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
-    warmup = min(1.0, (update + 1) / recipe.num_warmup_updates)
-    return recipe.learning_rate * warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * update / num_updates)))
+    num_updates = settings.num_clean_updates + settings.num_noisy_updates
+    warmup = min(1.0, (update + 1) / settings.num_warmup_updates)
+    return settings.learning_rate * warmup * (0.1 + 0.45 * (1 + math.cos(math.pi * update / num_updates)))
 
 
 def warm_start(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    recipe: TinyPolicySettings,
+    settings: TinyPolicySettings,
     tasks: Iterator[BugTask],
     rng: random.Random,
     progress: Callable[[str], None],
@@ -87,24 +87,26 @@ def warm_start(
     """
     optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=recipe.learning_rate,
-        betas=recipe.adam_betas,
-        weight_decay=recipe.weight_decay,
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        weight_decay=settings.weight_decay,
         foreach=True,
     )
-    num_updates = recipe.num_clean_updates + recipe.num_noisy_updates
+    num_updates = settings.num_clean_updates + settings.num_noisy_updates
     clean_exact = math.nan
     model.set_attn_implementation(
         "eager"
     )  # for sequences this short the fused kernel's backward pass in bfloat16 is slower
     for update in range(num_updates):
-        if update == recipe.num_clean_updates:
-            clean_exact = clean_exact_match(model, tokenizer, tasks, rng, recipe.num_clean_checks)
+        if update == settings.num_clean_updates:
+            clean_exact = clean_exact_match(model, tokenizer, tasks, rng, settings.num_clean_checks)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, update)
-        mix = CLEAN_MIX if update < recipe.num_clean_updates else recipe.noisy_mix
+            group["lr"] = learning_rate(settings, update)
+        mix = CLEAN_MIX if update < settings.num_clean_updates else settings.noisy_mix
         model.train()
-        loss = take_update(model, optimizer, *draw_batch(tokenizer, recipe, tasks, rng, mix), recipe.max_gradient_norm)
+        loss = take_update(
+            model, optimizer, *draw_batch(tokenizer, settings, tasks, rng, mix), settings.max_gradient_norm
+        )
         if (update + 1) % UPDATES_PER_REPORT == 0:
             progress(f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}")
     model.set_attn_implementation("sdpa")
@@ -113,14 +115,14 @@ def warm_start(
 
 def draw_batch(
     tokenizer: PreTrainedTokenizerFast,
-    recipe: TinyPolicySettings,
+    settings: TinyPolicySettings,
     tasks: Iterator[BugTask],
     rng: random.Random,
     mix: Mapping[str, float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    transcripts = [write_transcript(next(tasks), rng, mix) for _ in range(recipe.transcripts_per_update)]
+    transcripts = [write_transcript(next(tasks), rng, mix) for _ in range(settings.transcripts_per_update)]
     encoded = [encode_pieces(tokenizer, each) for each in transcripts]
-    return pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), recipe.context_loss_weight)
+    return pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), settings.context_loss_weight)
 
 
 def take_update(

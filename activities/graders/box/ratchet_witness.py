@@ -100,7 +100,7 @@ class Witness:
 
 
 def _canary():
-    """Pass exactly if some way of failing does not fail any more."""
+    """Fail in every way that a test can fail; pass only if one of them has been disabled."""
     import unittest
 
     import pytest

@@ -162,7 +162,7 @@ async def test_the_command_s_half(
     begun = await train_from_store.start_stored_run(stack, chosen, "mine", run_id, False, said.append)
     assert await train_from_store.start_stored_run(stack, chosen, "mine", run_id, False, said.append) == begun
     assert await train_from_store.start_stored_run(stack, chosen, "mine", run_id, True, said.append) != begun
-    following = asyncio.create_task(train_from_store.train_from_store(stack, begun, said.append))
+    following = asyncio.create_task(train_from_store.follow_stored_run(stack, begun, said.append))
     await asyncio.to_thread(supervise, settings_of(database, begun, home), 1, home / begun)
     result = await asyncio.wait_for(following, 60)
     assert (result["run_id"], result["state"], result["summary"]) == (begun, "done", None)

@@ -53,3 +53,16 @@ def test_only_the_new_messages_are_parsed() -> None:
         request = parser.parse(body, DIALECTS[0], {})
         assert request.num_skipped == max(0, 2 * turn - 1)
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": str(turn)}]
+
+
+def test_a_history_that_is_no_list_of_messages_is_parsed_again_each_time() -> None:
+    """A body with the history twice: JSON's last one wins, and the dialect makes a message of its text."""
+    responses = next(dialect for dialect in DIALECTS if dialect.name == "responses")
+    parser = IncrementalParser(PreambleCache())
+    history = (
+        '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]'
+    )
+    parser.parse(f'{{"model": "m", "input": {history}}}'.encode(), responses, {})
+    body = f'{{"model": "m", "input": {history[:-1]}, {{"role": "user", "content": "s"}}], "input": "hello"}}'.encode()
+    first, again = (parser.parse(body, responses, {}) for _ in range(2))
+    assert first.keys[-1] == again.keys[-1]

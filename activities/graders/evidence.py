@@ -43,7 +43,7 @@ def judge_sessions(observed: RunnerReport, required: bool, expected: Sequence[st
     return Judgement(True, "")
 
 
-def is_runner_truthful(observed: RunnerReport) -> Judgement:
+def judge_runner(observed: RunnerReport) -> Judgement:
     """Judge only whether the runner was unchanged, not whether tests failed."""
     for session in observed.top_sessions:
         if session.exit is None:
@@ -54,7 +54,7 @@ def is_runner_truthful(observed: RunnerReport) -> Judgement:
 
 
 def _judge_session(session: RunnerSession) -> Judgement:
-    truthful = is_runner_truthful(RunnerReport(0, "", [session]))
+    truthful = judge_runner(RunnerReport(0, "", [session]))
     if not truthful.ok:
         return truthful
     failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
