@@ -83,8 +83,8 @@ class TurnTree:
     last_answers: dict[str, tuple[TurnKind, str]] = field(default_factory=dict)
     """Per lane, the kind of the newest turn and the text of its answer."""
     _buffers: dict[TokenBuffer, int] = field(default_factory=dict)
-    """Buffers in the order of their first turns, each with the number of tokens that turns use; tokens beyond it belong to
-    a prompt in flight.
+    """Buffers in the order of their first turns, each with the number of tokens that turns use; further tokens belong
+    to a prompt in flight.
     """
     _by_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _by_loose_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
