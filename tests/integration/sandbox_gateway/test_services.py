@@ -34,8 +34,8 @@ async def test_a_terminal(gateway: GatewayProcess, shared_box: Sandbox) -> None:
     await says(b"/dev/pts/")
     await says(b"30 100")
     await box.pty.resize(terminal.pid, PtySize(rows=50, cols=120))
-    # One process prints and becomes `cat`: after its output it is in the foreground, so ^C ends it. With `echo; cat`, ^C
-    # could arrive before `cat` had started, and `cat` would read the next line.
+    # One process prints and becomes `cat`, so that it is in the foreground when its output arrives and ^C ends it. With
+    # `echo; cat`, ^C could arrive before `cat` had started, and `cat` would read the next line.
     await box.pty.send_stdin(terminal.pid, b"stty size; sh -c 'echo of-$USER; exec cat'\n")
     await says(b"50 120")
     await says(b"of-agent")
