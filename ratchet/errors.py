@@ -31,7 +31,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | activity ↔ box    | SandboxGoneError       | the workflow: a new box     | attempt lost; infra_failed after 3 |
 | activity ↔ box    | CommandFailedError     | not retried                 | the stage's own outcome            |
 | activity ↔ box    | BoxSpentError          | the workflow: a new box     | nothing                            |
-| adapter ↔ engine  | EngineUnavailableError | the adapter, under pings    | engine wait of the turn            |
+| adapter ↔ engine  | EngineUnavailableError | the adapter (pings if streaming) | engine wait of the turn            |
 | adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
 | any ↔ Postgres    | StoreUnavailableError  | Temporal / the client's SDK | nothing                            |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |

@@ -19,6 +19,9 @@ from pathlib import Path
 MAX_PACKAGE_SHARE = 0.30
 MAX_FUNCTION_LINES = 60
 MAX_LINE_LENGTH = 120
+MAX_FILE_LINES = 400
+SHORT_FUNCTION_LINES = 35
+MIN_SHORT_FUNCTIONS = 0.9
 MAX_LOOSE_WORDS = 5
 PROSE_FOLDERS = ["tests", "scripts", "datasets"]
 """Folders beside the packages whose prose is measured."""
@@ -156,6 +159,28 @@ def long_functions(modules: list[Module]) -> Finding:
     return finding
 
 
+def long_files(modules: list[Module]) -> Finding:
+    finding = Finding(f"files over {MAX_FILE_LINES} lines, migrations aside (0)")
+    for module in modules:
+        if "migrations" not in module.path.parts and module.text.count("\n") > MAX_FILE_LINES:
+            finding.places.append(str(module.path))
+    return finding
+
+
+def share_of_short_functions(modules: list[Module]) -> Finding:
+    lengths = [
+        node.end_lineno - node.lineno + 1
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+    ]
+    share = sum(length < SHORT_FUNCTION_LINES for length in lengths) / len(lengths)
+    finding = Finding(f"functions under {SHORT_FUNCTION_LINES} lines (at least {MIN_SHORT_FUNCTIONS:.0%})")
+    finding.figure = f"{share:.1%}"
+    finding.failed = share < MIN_SHORT_FUNCTIONS
+    return finding
+
+
 def config_fields_without_sentence(modules: list[Module]) -> Finding:
     finding = Finding("config fields without a sentence (0)")
     for module in modules:
@@ -257,6 +282,8 @@ def main() -> int:
         names_defined_twice(modules),
         long_lines(everything),
         long_functions(modules),
+        share_of_short_functions(modules),
+        long_files(modules),
         config_fields_without_sentence(modules),
         enum_values_without_sentence(modules),
         loose_words(everything),

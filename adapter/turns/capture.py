@@ -21,11 +21,13 @@ changes its tokens behind one.
     in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Owner and
                                lease stay as they are: `TurnWriter.complete`.
     in_flight     aborted      The process that generates it, if the engine refuses the call or the output cannot be
-                               parsed (`TurnGenerator`); an activity, if it seals the session (`close_session`,
-                               `close_sessions`).
-    completed     completed    Until delivery its process renews the lease for a connected client; a process that
-                               returns the stored answer sets owner and lease once. The owner is cleared as for
-                               in_flight. A completed turn is never taken over.
+                               parsed (`TurnGenerator`); an activity that seals the session: `close_session` (diff)
+                               also clears owner and lease and lets the engines abort the calls, `close_sessions`
+                               (finalise, sweep, a new attempt) does neither.
+    completed     completed    Until delivery, the process that generated the turn renews the lease while a client is
+                               connected; another process that returns the stored answer sets owner and lease, and
+                               does not renew. The owner is cleared as for in_flight. A completed turn is never
+                               taken over.
     completed     delivered    The process that wrote the answer's last byte; it clears owner and lease:
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.

@@ -121,12 +121,17 @@ class TurnGenerator:
     # ------------------------------------------------------------ the engine
 
     async def _sample(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> _SampledOutput:
-        """Ask engines until one answers. Raises UnauthorisedError if a call fails because the session was sealed."""
+        """Ask engines until one answers.
+
+        Raises UnauthorisedError if a call fails and the session has been sealed. While no engine is ready the row is
+        not read, so the call of a sealed session may still be sampled; its completion then fails.
+        """
         sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids)
         recorded_engine_id = prepared.engine_id
         while True:
             engine = await self._router.pick(session.row.id)
-            if engine.id != recorded_engine_id:  # a seal aborts the call on the engine that the row names
+            if engine.id != recorded_engine_id:
+                # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id
                 async with self._database.begin() as conn:
                     await turns.set_engine(conn, turn_id, engine.id)

@@ -99,7 +99,8 @@ async def open_session(
 
 
 async def add_token(conn: AsyncConnection, session_id: int) -> str:
-    """Return a new token of 256 random bits; it and all earlier ones are valid until the session closes.
+    """Return a new token of 256 random bits; it and all earlier ones are valid until the session closes;
+    adapters cache them for up to a minute, but no turn is opened in a closed session.
 
     Raises FencedError if the session is closed.
     """

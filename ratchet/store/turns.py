@@ -215,7 +215,7 @@ async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
 
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
-    """Record which engine the call runs on, so that a seal can abort it there."""
+    """Record which engine the call runs on, so that the `diff` stage, which seals the session, can abort it there."""
     await conn.execute(
         update(TurnTable)
         .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)

@@ -1,4 +1,4 @@
-"""`kill -9` of every part during one run: the run ends like an undisturbed one."""
+"""`kill -9` of worker, adapter, engine, learner, gateway and Temporal during one run, which ends like any other."""
 
 import asyncio
 from collections.abc import Callable
