@@ -20,10 +20,11 @@ changes its tokens behind one.
                                lease and generates again. Of several processes one succeeds: `RetryResolver`.
     in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Owner and
                                lease stay as they are: `TurnWriter.complete`.
-    in_flight     aborted      The process that generates it, if the engine refuses the call or the output cannot be
-                               parsed (`TurnGenerator`); an activity that seals the session: `close_session` (diff)
-                               also clears owner and lease and lets the engines abort the calls, `close_sessions`
-                               (finalise, sweep, a new attempt) does neither.
+    in_flight     aborted      The process that generates it, after any error except a seal or a failing store, for
+                               example if the engine refuses the call; it clears owner and lease (`TurnGenerator`).
+                               An activity that seals the session: `close_session` (diff) clears owner and lease and
+                               lets the engines abort the calls, `close_sessions` (finalise, sweep, a new attempt)
+                               does neither.
     completed     completed    Until delivery, the process that generated the turn renews the lease while a client is
                                connected; another process that returns the stored answer sets owner and lease, and
                                does not renew. The owner is cleared as for in_flight. A completed turn is never
