@@ -44,16 +44,7 @@ async def create_run_from_config(
         order = await _import_tasks(connection, config)
         if name != runs.ADHOC:
             await runs.require_no_other_run(connection, run_id)
-        new = NewRun(
-            run_id=run_id,
-            config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
-            config_name=name,
-            seed=config.seed,
-            model_path=str(model),
-            init_from=config.init_from,
-        )
-        await runs.create_run(connection, new)
+        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
         for purpose, task_ids in order.items():
             await runs.set_task_order(connection, run_id, purpose, task_ids)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)

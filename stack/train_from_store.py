@@ -40,17 +40,7 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
     first = paths.policies() / run_id / "0.e0"
     files = await asyncio.to_thread(link_version, model, first)
     async with database.begin() as connection:
-        new = runs.NewRun(
-            run_id=run_id,
-            config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
-            config_name=name,
-            seed=config.seed,
-            model_path=str(model),
-            init_from=config.init_from,
-            source_run_id=source_run_id,
-        )
-        await runs.create_run(connection, new)
+        await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
         if num_steps == 0:

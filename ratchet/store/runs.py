@@ -6,11 +6,14 @@ are listed at `ratchet.types.RunState`.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import LabelledTask
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
@@ -51,6 +54,22 @@ class NewRun:
     model_path: str
     init_from: str | None = None
     source_run_id: str | None = None
+
+    @classmethod
+    def of_config(
+        cls, run_id: str, name: str, config: RunConfig, model: Path, source_run_id: str | None = None
+    ) -> Self:
+        """Take the row's values from a resolved config. `name`: the config's name, `model`: the model's directory."""
+        return cls(
+            run_id=run_id,
+            config=config.model_dump(mode="json"),
+            config_digest=config.digest(),
+            config_name=name,
+            seed=config.seed,
+            model_path=str(model),
+            init_from=config.init_from,
+            source_run_id=source_run_id,
+        )
 
 
 _COLUMNS = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import distinct, func, select
+from sqlalchemy import ScalarSelect, distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -140,26 +140,18 @@ async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: in
         .limit(limit)
     )
     if dataset is not None:
-        newest_digest = (
-            select(TaskTable.dataset_digest)
-            .where(TaskTable.dataset == dataset)
-            .order_by(TaskTable.id.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        statement = statement.where(TaskTable.dataset_digest == newest_digest)
+        statement = statement.where(TaskTable.dataset_digest == _newest_digest(dataset))
     return [dict(row._mapping) for row in await connection.execute(statement)]
+
+
+def _newest_digest(dataset: str) -> ScalarSelect[str]:
+    """Return the digest of a dataset's newest import, as a subquery."""
+    digests = select(TaskTable.dataset_digest).where(TaskTable.dataset == dataset)
+    return digests.order_by(TaskTable.id.desc()).limit(1).scalar_subquery()
 
 
 async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[JsonObject]:
     """Return the newest admission of each task of a dataset's newest import, in file order."""
-    newest_digest = (
-        select(TaskTable.dataset_digest)
-        .where(TaskTable.dataset == dataset)
-        .order_by(TaskTable.id.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
     columns = (
         AdmissionTable.grader,
         AdmissionTable.grader_version,
@@ -171,7 +163,7 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
     statement = (
         select(TaskTable.row_no, TaskTable.label, *columns)
         .join(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
-        .where(TaskTable.dataset_digest == newest_digest)
+        .where(TaskTable.dataset_digest == _newest_digest(dataset))
         .distinct(TaskTable.row_no)
         .order_by(TaskTable.row_no, AdmissionTable.id.desc())
     )

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import InstrumentedAttribute
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
@@ -36,6 +37,13 @@ def call(command: str) -> str:
 
 async def finish(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Any:
     return await loop.result(handle), await loop.rollout(handle)
+
+
+async def of_attempts(loop: Loop, rollout_id: int, column: InstrumentedAttribute[Any]) -> list[Any]:
+    """Return one column of the rollout's attempts, in their order."""
+    statement = select(column).where(AttemptTable.rollout_id == rollout_id).order_by(AttemptTable.n)
+    async with loop.database.begin() as connection:
+        return list((await connection.execute(statement)).scalars())
 
 
 async def test_a_solved_task(loop: Loop) -> None:
@@ -181,17 +189,7 @@ async def test_a_vanished_box_is_replaced_and_its_turns_do_not_count(loop: Loop)
     assert await loop.provider().kill(box)
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
-    async with loop.database.begin() as connection:
-        attempts = (
-            (
-                await connection.execute(
-                    select(AttemptTable.state).where(AttemptTable.rollout_id == row.id).order_by(AttemptTable.n)
-                )
-            )
-            .scalars()
-            .all()
-        )
-    assert attempts == ["superseded", "sealed"]
+    assert await of_attempts(loop, row.id, AttemptTable.state) == ["superseded", "sealed"]
 
 
 async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
@@ -262,17 +260,7 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     loop.spawn("worker")
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
-    async with loop.database.begin() as connection:
-        exits = (
-            (
-                await connection.execute(
-                    select(AttemptTable.agent_exit).where(AttemptTable.rollout_id == row.id).order_by(AttemptTable.n)
-                )
-            )
-            .scalars()
-            .all()
-        )
-    assert exits == ["starved", "done"]
+    assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["starved", "done"]
 
 
 async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
