@@ -1,6 +1,6 @@
 """The command `ratchet`: registers one file per command and turns errors into one sentence and an exit code.
 
-The supervisor starts the parts of the stack with `python -m cli.main PART`. Commands import heavy packages inside
+The supervisor starts the parts of the stack with `python -P -m cli.main PART`. Commands import heavy packages inside
 their functions, so that `--help` stays fast.
 """
 

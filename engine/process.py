@@ -99,7 +99,7 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     arguments += ["--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
 
 
 def vllm_environment(settings: EngineSettings) -> dict[str, str]:

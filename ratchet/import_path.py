@@ -1,5 +1,12 @@
-"""Import a user's own reward, loss, advantage, harness or sandbox service by `package.module:attribute`."""
+"""Import a user's own reward, loss, advantage, harness or sandbox service by `package.module:attribute`.
 
+A user's module may lie in the directory in which `ratchet` was started. That directory is the last one on the module
+path: a user's `engine.py` or `cli.py` must not hide our package of the same name. For the same reason every Python
+process of ours is started with `-P`, which keeps the working directory from the front of the path.
+"""
+
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -7,6 +14,9 @@ from typing import Any
 def import_object(path: str) -> Any:
     """Return the named object. Raises ImportError if the module or attribute is missing, or if the import fails."""
     module, _, attribute = path.partition(":")
+    working_directory = os.getcwd()
+    if not {"", working_directory} & set(sys.path):
+        sys.path.append(working_directory)
     try:
         return getattr(import_module(module), attribute)
     except ImportError:

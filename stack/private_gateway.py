@@ -46,7 +46,9 @@ def private_gateway(directory: Path, max_boxes: int = 16) -> Iterator[E2BProvide
     url = f"http://127.0.0.1:{settings.port}"
     # Its log goes to stderr, because a benchmark prints only its result on stdout.
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, settings.model_dump_json()], start_new_session=True, stdout=sys.stderr.fileno()
+        [sys.executable, "-P", "-c", _SERVE, settings.model_dump_json()],
+        start_new_session=True,
+        stdout=sys.stderr.fileno(),
     )
     try:
         _wait_for(process, url)

@@ -128,7 +128,7 @@ class Supervisor:
         end_leftover_processes(self.stack.home)
         self.stack.keep_ports()
         self._write_config()
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.config_path)]
+        command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
         started = subprocess.run(command, capture_output=True, text=True, check=False)
         deadline = time.monotonic() + 20
         while not self.is_up():

@@ -1,6 +1,6 @@
 """The learner service: keep one driver process for every run that is running.
 
-The learner is not called by workflows; the service polls Postgres for runs that need one. A driver is `python -m
+The learner is not called by workflows; the service polls Postgres for runs that need one. A driver is `python -P -m
 training.service RUN_ID SERVICE_PID`. It ends by itself when its run has ended, is paused by the learner, or is
 trained by another learner.
 """
@@ -128,8 +128,10 @@ async def _keep_driver(run_id: str, url: str) -> None:
     backoff = 1.0
     while True:
         _LOG.info("driver starts", run=run_id)
-        command = [sys.executable, "-m", "training.service", run_id, str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, _URL_VARIABLE: url})
+        command = [sys.executable, "-P", "-m", "training.service", run_id, str(os.getpid())]
+        # Ray puts the driver's working directory in front of the ranks' module path. The state directory has no module.
+        environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
+        process = await asyncio.create_subprocess_exec(*command, env=environment, cwd=paths.home())
         try:
             if await process.wait() == 0:
                 _LOG.info("driver ended", run=run_id)

@@ -1,5 +1,6 @@
 """Sleeping parts under the real supervisord: interrupted `up`, an unreachable gateway, errors in one line."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -96,3 +97,21 @@ main.main()
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "ratchet: no engine answers\n")
+
+
+def test_no_module_of_the_user_hides_one_of_ours(tmp_path: Path) -> None:
+    """Every part's command runs in a directory whose files have the names of our packages and of two libraries."""
+    for name in ("cli", "stack", "engine", "ratchet", "sandbox_gateway", "training", "supervisor", "vllm", "ray"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')")
+    for part in Stack(tmp_path).parts():
+        ended = subprocess.run([*part.command, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0 and part.name in ended.stdout, (part.name, ended.stdout, ended.stderr)
+
+
+def test_every_python_process_of_ours_leaves_the_working_directory_out() -> None:
+    """A command list that begins with `sys.executable` has `-P` or `-I` next."""
+    for path in subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True).split():
+        if not path.startswith("tests/"):
+            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+                if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                    assert ast.unparse(node.elts[1]) in ("'-P'", "'-I'"), f"{path}:{node.lineno}"

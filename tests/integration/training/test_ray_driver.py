@@ -156,8 +156,12 @@ class Service:
             "asyncio.run(run_learner_service(sys.argv[1]))"
         )
         environment = {**os.environ, **ON_LOOPBACK, "RATCHET_HOME": str(self.home), "RAY_ADDRESS": self.head.address}
+        users = self.home / "working-directory"  # its modules must not hide ours, neither here nor in the ranks
+        users.mkdir(exist_ok=True)
+        for name in ("training", "engine", "ratchet"):
+            (users / f"{name}.py").write_text(f"raise RuntimeError('{name} of the user')")
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, self.database.url, env=environment
+            sys.executable, "-P", "-c", program, self.database.url, env=environment, cwd=users
         )
 
     async def ready(self, epoch: int) -> LearnerRow:
