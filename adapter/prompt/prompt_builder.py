@@ -1,6 +1,6 @@
 """Build a call's prompt: exact ids, their place in the session's turn tree, the token limit of the answer.
 
-This is everything that happens before the row is written; nothing here changes the store.
+This is everything that happens before the turn's row is written.
 
     body ─▶ parse what is new ─▶ does the prompt begin with a stored stream?
                                  ├─ yes ─▶ that stream + the ids of the new text ──────────┐
