@@ -13,6 +13,8 @@ from pathlib import Path
 from sandbox_gateway.wire_errors import RefusalError
 
 _BOOT_SECONDS = 30.0
+_ENVIRONMENT = {"LANG": "C.UTF-8"}
+"""The whole environment of boxd and of all that it starts: the gateway's contains credentials of the host."""
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     "from sandbox_gateway.boxd.fork_server import run_fork_server; run_fork_server(int(sys.argv[2]), sys.argv[3])"
@@ -30,7 +32,12 @@ class ForkServer:
         # -I -S: nothing of the user's environment and no site-packages in a process that runs as root beside a box.
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), self._bubblewrap]
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, cwd="/"
+            command,
+            env=_ENVIRONMENT,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
         )
         theirs.close()
         self._socket = ours

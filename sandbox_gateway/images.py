@@ -6,6 +6,7 @@ A new kind of image is a new branch of `Catalogue.plan`; boxd only gets mounts a
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,6 @@ _ETC_COPIED = (
     "shells", "skel", "ssl", "terminfo", "timezone", "xattr.conf",
 )  # fmt: skip
 """Files that programs need to run; none that names users, hosts, keys or this machine's package sources."""
-_PRIVATE_KEYS = "private"
 _NUM_NAMED_MAX = 20
 
 _PASSWD = (
@@ -179,9 +179,14 @@ def _generate_etc(state: Path) -> Path:
 
 
 def _copy_entry(source: Path, target: Path) -> None:
+    """Copy what every user of the machine may read: the box's root could read the rest, such as keys, in a copy."""
     if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(_PRIVATE_KEYS))
+        shutil.copytree(source, target, symlinks=True, ignore=_unreadable_names)
     elif source.is_symlink() and not source.resolve().is_relative_to("/etc"):
         target.symlink_to(os.readlink(source))
-    elif source.exists():
+    elif source.exists() and not _unreadable_names(str(source.parent), [source.name]):
         shutil.copy2(source, target)
+
+
+def _unreadable_names(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if not os.stat(f"{directory}/{name}", follow_symlinks=False).st_mode & stat.S_IROTH]

@@ -140,6 +140,7 @@ def _become(
 ) -> None:
     """Run in the child; never returns."""
     try:
+        linux_calls.make_undumpable()  # until exec it holds boxd's memory and fds, and the box can see it
         cgroup.join()
         namespaces.enter(ALL_KINDS)
         user = find_user(request.user or spec.default_user)

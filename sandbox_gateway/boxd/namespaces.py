@@ -117,7 +117,8 @@ def start_namespaces(
             os.set_inheritable(info_write, True)
             linux_calls.setns(user_ns, linux_calls.CLONE_NEWUSER)
             become_box_root()
-            os.execv(bubblewrap, _arguments(hostname, info_write, shared_memory_bytes))
+            # Without any environment, because the box's root can read that of pid 1.
+            os.execve(bubblewrap, _arguments(hostname, info_write, shared_memory_bytes), {})
         except OSError as error:
             os.write(2, f"bubblewrap: {error}\n".encode())
         finally:

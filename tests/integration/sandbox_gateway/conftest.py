@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -37,6 +38,16 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 120.0
 ADAPTER_ANSWER = b"the adapter"
 NUM_REPEATS_BIG = 1_000_000
+PLANTED = f"planted-{uuid.uuid4().hex}"
+"""Part of every secret that the tests give to the gateway; no box may contain it."""
+_SECRETS = {
+    "RATCHET_DATABASE_URL": f"postgresql://ratchet:{PLANTED}@127.0.0.1/ratchet",
+    "HF_TOKEN": f"hf_{PLANTED}",
+    "E2B_API_KEY": f"e2b_{PLANTED}",
+    "AWS_SECRET_ACCESS_KEY": PLANTED,
+    "a_name_on_no_list": PLANTED,
+    "BASH_ENV": f"/nowhere/{PLANTED}",
+}
 _SERVE = (
     "import sys; from sandbox_gateway.serve import serve_gateway;"
     "from sandbox_gateway.settings import GatewaySettings;"
@@ -54,7 +65,16 @@ class GatewayProcess:
 
     def start(self) -> None:
         command = [sys.executable, "-c", _SERVE, self.settings.model_dump_json()]
-        self._process = subprocess.Popen(command, cwd=CHECKOUT, start_new_session=True)
+        with tempfile.TemporaryFile() as inherited:
+            inherited.write(PLANTED.encode())
+            inherited.flush()
+            self._process = subprocess.Popen(
+                command,
+                cwd=CHECKOUT,
+                start_new_session=True,
+                env=os.environ | _SECRETS,
+                pass_fds=[inherited.fileno()],
+            )
         until = time.monotonic() + DEADLINE_SECONDS
         while True:
             assert self._process.poll() is None, "the gateway ended at start"

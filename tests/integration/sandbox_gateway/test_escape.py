@@ -21,7 +21,7 @@ from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import CommandFailedError, SandboxGoneError
 from sandbox_gateway import disk_template
 from sandbox_gateway.boxd import cgroups, seccomp
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, make_box
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, PLANTED, GatewayProcess, make_box
 
 needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
 needs_disk = pytest.mark.skipif(
@@ -84,6 +84,70 @@ CHANGES_OUTSIDE = [
 async def test_nothing_outside_is_seen_or_changed(shared_box: Sandbox, attempt: str, user: str) -> None:
     assert (await shared_box.exec(attempt, user=user, check=False, timeout=60)).exit_code != 0, attempt
     assert (await shared_box.exec("echo alive")).stdout == "alive\n"
+
+
+_SEARCH = """
+import os, re, stat
+needles = [{needles}]
+
+def content(path, start=0, size=1 << 22):
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    except (OSError, ValueError, OverflowError):
+        return b""
+
+def memory(pid):
+    for line in content(f"/proc/{{pid}}/maps").decode().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if line.split()[1].startswith("r") and not line.endswith("[vvar]"):
+            yield content(f"/proc/{{pid}}/mem", start, end - start)
+
+def sources():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("environ", "cmdline", "comm", "mountinfo", "cgroup", "stack"):
+            yield f"{{name}} of {{pid}}", content(f"/proc/{{pid}}/{{name}}")
+        if int(pid) not in (os.getpid(), os.getppid()):
+            for part in memory(pid):
+                yield f"memory of {{pid}}", part
+        fds = f"/proc/{{pid}}/fd"
+        for fd in os.listdir(fds) if os.access(fds, os.R_OK) else ():
+            path = f"{{fds}}/{{fd}}"
+            if os.path.lexists(path):
+                yield path, os.fsencode(os.readlink(path))
+                if os.path.exists(path) and stat.S_ISREG(os.stat(path).st_mode):
+                    yield path, content(path)
+    for top in ("/run", "/tmp", "/var", "/root", "/home", "/etc", "/workspace", "/dev/shm", "/mnt", "/srv"):
+        for folder, _folders, files in os.walk(top):
+            for name in files:
+                path = os.path.join(folder, name)
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    yield path, os.fsencode(path) + content(path)
+
+seen = [where for where, data in sources()]
+print("\\n".join(sorted({{where for where, data in sources() if any(needle in data for needle in needles)}})))
+assert any(where.startswith("environ of 1") for where in seen) and len(seen) > 50
+"""
+
+
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_no_secret_of_the_gateway_is_in_a_box(
+    shared_box: Sandbox, gateway: GatewayProcess, raw_box: dict[str, Any], user: str
+) -> None:
+    """Nothing that the gateway got by its environment, command line or open files is inherited, and no box's token."""
+    tokens = [raw_box["envdAccessToken"], gateway.call("GET", f"/sandboxes/{shared_box.id}").json()["envdAccessToken"]]
+    # in two parts, so that the search does not find itself
+    needles = ", ".join(f"b{text[:9]!r} + b{text[9:]!r}" for text in (PLANTED, gateway.settings.api_key, *tokens))
+    found = await shared_box.exec(python(_SEARCH.format(needles=needles)), user=user, timeout=120)
+    assert found.stdout.strip() == ""
+
+
+async def test_pid_1_and_commands_have_an_environment_of_our_own(shared_box: Sandbox) -> None:
+    first = (await shared_box.exec("tr '\\0' '\\n' < /proc/1/environ | cut -d= -f1")).stdout.split()
+    assert set(first) <= {"PWD"}
+    names = (await shared_box.exec("env | cut -d= -f1", env={"MINE": "1"})).stdout.split()
+    assert set(names) <= {"PATH", "HOME", "USER", "LOGNAME", "LANG", "RATCHET_PATH", "PWD", "SHLVL", "_", "MINE"}
 
 
 async def test_a_setuid_program_gives_nothing(shared_box: Sandbox) -> None:

@@ -17,8 +17,10 @@ from activities.git_scripts import ENSURE_AGENT_USER
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import ConfigError
+from sandbox_gateway import images
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.image_store import ImageStore
+from sandbox_gateway.images import Catalogue
 from sandbox_gateway.machine_probe import probe_machine
 from sandbox_gateway.settings import GatewaySettings
 from tests.integration.sandbox_gateway import image_files
@@ -316,3 +318,16 @@ def test_probe_reports_this_machine(python_layer: Path) -> None:
     assert report["bubblewrap"].on and report["user namespaces"].on and report["closed network"].on
     assert report["memory and process limits"].on == (cgroups.usable_version() != 0)
     assert not [*Path(cgroups.MOUNT).glob("*/ratchet-probe-*"), *Path(cgroups.MOUNT).glob("ratchet-probe-*")]
+
+
+def test_the_host_image_copies_only_what_everybody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "security"
+    (source / "keys").mkdir(parents=True)
+    for name, mode in (("limits.conf", 0o644), ("opasswd", 0o600), ("keys/of-a-group", 0o640)):
+        (source / name).write_text("x")
+        (source / name).chmod(mode)
+    monkeypatch.setattr(images, "_ETC_COPIED", (str(source), str(source / "opasswd")))
+    binds = dict(Catalogue(tmp_path / "state", None, {}, ()).plan("host").binds)
+    etc = Path(next(made for made, target in binds.items() if target == "/etc"))
+    copied = {str(path.relative_to(etc)) for path in etc.rglob("*") if path.is_file()}
+    assert "security/limits.conf" in copied and not copied & {"opasswd", "security/opasswd", "security/keys/of-a-group"}
