@@ -129,7 +129,9 @@ def _system_calls() -> Protection:
         return Protection(name, False, f"there is no table of system calls for {machine}")
     if not _succeeds_in_child(_filter_in_user_namespace):
         return Protection(name, False, "this kernel refuses seccomp filters (CONFIG_SECCOMP_FILTER)")
-    return Protection(name, True, "mounts, namespaces, modules, BPF, io_uring, keys and clocks are refused")
+    return Protection(
+        name, True, "mounts, namespaces, modules, BPF, io_uring, keys, clocks and rare socket families are refused"
+    )
 
 
 def _filter_in_user_namespace() -> None:

@@ -7,6 +7,7 @@ refused even if its capabilities would allow them.
 import ctypes
 import errno
 import os
+import socket
 import struct
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
@@ -42,9 +43,12 @@ _REFUSED = {
         "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58,
     },
 }  # fmt: skip
-# (AUDIT_ARCH, clone, ioctl); clone3 is 435 everywhere.
-_ARCHITECTURES = {"x86_64": (0xC000003E, 56, 16), "aarch64": (0xC00000B7, 220, 29)}
+# (AUDIT_ARCH, clone, ioctl, socket, socketpair); clone3 is 435 everywhere.
+_ARCHITECTURES = {"x86_64": (0xC000003E, 56, 16, 41, 53), "aarch64": (0xC00000B7, 220, 29, 198, 199)}
 _CLONE3 = 435
+# The families that the box's network namespace confines; others, such as AF_VSOCK, reach the host or its kernel's
+# lesser known parts. The C library's name look-up needs AF_NETLINK.
+_SOCKET_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -59,7 +63,7 @@ def filter_program(machine: str) -> bytes:
     """Return the BPF program for this machine type; empty if we have no table for it."""
     if machine not in _ARCHITECTURES:
         return b""
-    architecture, clone, ioctl = _ARCHITECTURES[machine]
+    architecture, clone, ioctl, socket_call, socketpair_call = _ARCHITECTURES[machine]
     load_number = _step(_LOAD, _OFFSET_NUMBER)
     steps = [_step(_LOAD, _OFFSET_ARCHITECTURE), _step(_EQUAL, architecture, 1, 0), _refuse(errno.ENOSYS), load_number]
     if machine == "x86_64":
@@ -79,8 +83,16 @@ def filter_program(machine: str) -> bytes:
         _step(_EQUAL, _TERMINAL_INJECTION[0], 1, 0),
         _step(_EQUAL, _TERMINAL_INJECTION[1], 0, 1),
         _refuse(errno.EPERM),
+        load_number,
     ]
-    return b"".join([*steps, _step(_RETURN, _ALLOW)])
+    return b"".join([*steps, *_only_listed_families(socket_call, socketpair_call), _step(_RETURN, _ALLOW)])
+
+
+def _only_listed_families(socket_call: int, socketpair_call: int) -> list[bytes]:
+    """Return steps that refuse a socket of another family. The kernel reads only the low half of the argument."""
+    allowed = [_step(_EQUAL, family, len(_SOCKET_FAMILIES) - index) for index, family in enumerate(_SOCKET_FAMILIES)]
+    check = [_step(_LOAD, _OFFSET_ARGUMENTS), *allowed, _refuse(errno.EAFNOSUPPORT)]
+    return [_step(_EQUAL, socket_call, 1, 0), _step(_EQUAL, socketpair_call, 0, len(check)), *check]
 
 
 PROGRAM = filter_program(os.uname().machine)

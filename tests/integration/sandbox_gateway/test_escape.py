@@ -350,6 +350,32 @@ async def test_no_raw_or_abstract_sockets_lead_out(shared_box: Sandbox) -> None:
     assert (await shared_box.exec(python(raw), check=False)).exit_code != 0
 
 
+@needs_filter
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_only_listed_socket_families_pass(shared_box: Sandbox, user: str) -> None:
+    """A family such as AF_VSOCK leads out of the network namespace. Numbers are also tried with a high bit, which the
+    kernel ignores.
+    """
+    socket_call, pair_call = (41, 53) if os.uname().machine == "x86_64" else (198, 199)
+    tries = f"""
+import ctypes, errno, socket
+libc = ctypes.CDLL(None, use_errno=True)
+pair = (ctypes.c_int * 2)()
+passed = set()
+for family in (*range(51), -1, 1 << 30):
+    for number in (family, family + (1 << 32)):
+        for kind in (*range(1, 7), 10):
+            for call in ({socket_call}, {pair_call}):
+                ctypes.set_errno(0)
+                made = libc.syscall(call, ctypes.c_long(number), ctypes.c_long(kind), 0, pair)
+                if made >= 0 or ctypes.get_errno() != errno.EAFNOSUPPORT:
+                    passed.add(family)
+print(*sorted(passed))
+"""
+    listed = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+    assert set(map(int, (await shared_box.exec(python(tries), user=user)).stdout.split())) == listed
+
+
 def host_address() -> str:
     """Return an address of this machine other than its loopback, else an unused address."""
     for family in psutil.net_if_addrs().values():
