@@ -47,12 +47,17 @@ class BoxPreparation:
         self.task = task
         self.seconds = seconds
 
-    async def run(self, tests: TestFiles, base_commit: str | None, diff: bytes) -> PreparedBox:
-        """Prepare the box for `diff`. Raises GraderFailedError if the row's own commands or tests fail."""
+    async def run(
+        self, tests: TestFiles, base_commit: str | None, diff: bytes, controlled: bool = False
+    ) -> PreparedBox:
+        """Prepare the box for `diff`. Raises GraderFailedError if the row's own commands or tests fail.
+
+        `controlled`: a control run checks a solved verdict.
+        """
         changes = split_diff(diff)
         await self._make_base(base_commit, bool(changes))
         screened = screen_patch(
-            changes, PatchPolicy.of_task(self.task.spec, tests.paths), await self._python_files(changes)
+            changes, PatchPolicy.of_task(self.task.spec, tests.paths, controlled), await self._python_files(changes)
         )
         prepared = PreparedBox(findings=screened.findings)
         prepared.may_have_broken_the_command = any(

@@ -182,6 +182,9 @@ RULES: tuple[Rule, ...] = (
 TAMPERED = "runner_tampered"
 """The rule of a changed runner: a test that must fail was reported as passed. It concerns no file."""
 
+CONTROL_RUN = "control_run"
+"""The rule of a control run: a test passed that a correct solution fails. It concerns no file."""
+
 SHADOWED_MODULES = frozenset(sys.stdlib_module_names) | {
     "pytest",
     "_pytest",

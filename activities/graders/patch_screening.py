@@ -18,27 +18,36 @@ from ratchet.types import JsonObject
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """A file of the patch that a rule matched. `action`: `left out`, or `put back` if only its runner settings were."""
+    """A file of the patch that a rule matched. `action`: `left out`, `put back` if only its runner settings were, or
+    `kept, a control run decides`."""
 
     rule: str
     path: str
     action: str
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the patch lost the file or a part of it."""
+        return not self.action.startswith("kept")
+
 
 @dataclass(slots=True, frozen=True)
 class PatchPolicy:
-    """The task's own patterns. `test_files` None: the task does not list its tests, so any directory may hold some."""
+    """The task's own patterns. `test_files` None: the task does not list its tests, so any directory may hold some.
+    `controlled`: a control run checks a solved verdict, so edits that honest work needs may be kept.
+    """
 
     test_files: frozenset[str] | None = None
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    controlled: bool = False
 
     @classmethod
-    def of_task(cls, spec: JsonObject, test_files: Iterable[str] | None) -> Self:
+    def of_task(cls, spec: JsonObject, test_files: Iterable[str] | None, controlled: bool = False) -> Self:
         """Read `metadata.integrity` of a task."""
         own = spec.get("integrity") or {}
         listed = None if test_files is None else frozenset(test_files)
-        return cls(listed, tuple(own.get("allow", ())), tuple(own.get("deny", ())))
+        return cls(listed, tuple(own.get("allow", ())), tuple(own.get("deny", ())), controlled)
 
 
 @dataclass(slots=True)
