@@ -20,7 +20,7 @@ from adapter.prompt.history_validation import validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession, SessionCache
-from adapter.prompt.template_segments import NotSegmentableError
+from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
 from adapter.turns.routing import EngineRouter
@@ -210,9 +210,16 @@ class PromptBuilder:
             raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
         validate_history(request.runs, request.num_skipped)
         num_chars = sum(len(message.text) for run in _runs_after(request, stored) for message in run.messages)
-        if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:
-            return self._tokenize(session, request, stored)
-        return await asyncio.to_thread(self._tokenize, session, request, stored)
+        try:
+            if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:
+                return self._tokenize(session, request, stored)
+            return await asyncio.to_thread(self._tokenize, session, request, stored)
+        except NotSegmentableError:
+            if request.num_skipped:
+                request = await self._parse(session, body, dialect, headers, whole=True)
+                stored = self._find_stored_prefix(session, request)
+            ids = await asyncio.to_thread(self._renderer.full, request.preamble, request.runs)
+            return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False)
 
     async def _parse(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
@@ -232,12 +239,8 @@ class PromptBuilder:
         # A sampled answer among the new runs stands with its own ids, and a new question may drop the stream's
         # thinking.
         sampled = any(run.assistant and session.tree.turn_of_equal_answer(run, lane) is not None for run in new_runs)
-        drops = (
-            segments is not None
-            and session.tree.nodes[newest.turn_id].thinks
-            and any(not run.assistant and segments.between_answers(run).drops_thinking for run in new_runs)
-        )
-        reusable = segments is not None and not sampled and not drops
+        thinks = session.tree.nodes[newest.turn_id].thinks
+        reusable = segments is not None and not sampled and not (thinks and _may_drop_thinking(segments, new_runs))
         return _StoredPrefix(newest.turn_id, newest.run_index, reusable)
 
     # ------------------------------------------------------------ tokenising
@@ -245,21 +248,18 @@ class PromptBuilder:
     def _tokenize(
         self, session: LiveSession, request: ParsedRequest, stored: _StoredPrefix | None
     ) -> _TokenizedRequest:
-        try:
-            if stored is not None and stored.reusable:
-                node = session.tree.nodes[stored.turn_id]
-                continued = self._renderer.continued(_runs_after(request, stored), node.ended)
-                thinks = continued.thinks or (node.thinks and not continued.drops)
-                num_tokens = node.length + len(continued.ids)
-                return _TokenizedRequest(request, stored, stored.turn_id, continued.ids, num_tokens, thinks)
-            sampled = self._sampled_ids(session, request)
-            composed = self._renderer.composed(request.preamble, request.runs, sampled)
-            return _TokenizedRequest(
-                request, stored, None, composed.ids, len(composed.ids), composed.thinks, composed.dropped
-            )
-        except NotSegmentableError:
-            ids = self._renderer.full(request.preamble, request.runs)
-            return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False)
+        """Tokenise what the stored stream lacks, or all runs. Raises NotSegmentableError, TemplateRefusedError."""
+        if stored is not None and stored.reusable:
+            node = session.tree.nodes[stored.turn_id]
+            continued = self._renderer.continued(_runs_after(request, stored), node.ended)
+            thinks = continued.thinks or (node.thinks and not continued.drops)
+            num_tokens = node.length + len(continued.ids)
+            return _TokenizedRequest(request, stored, stored.turn_id, continued.ids, num_tokens, thinks)
+        sampled = self._sampled_ids(session, request)
+        composed = self._renderer.composed(request.preamble, request.runs, sampled)
+        return _TokenizedRequest(
+            request, stored, None, composed.ids, len(composed.ids), composed.thinks, composed.dropped
+        )
 
     def _sampled_ids(self, session: LiveSession, request: ParsedRequest) -> dict[int, Ids]:
         """Sampled ids by index of the run, for answers that came back as they were sent.
@@ -285,6 +285,14 @@ def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool
         if request.runs[at].assistant:
             return request.keys[at + 1] not in session.tree.known_keys
     return False
+
+
+def _may_drop_thinking(segments: TemplateSegments, runs: Sequence[MessageRun]) -> bool:
+    """Whether these runs make the template drop earlier thinking, or cannot be rendered in segments."""
+    try:
+        return any(not run.assistant and segments.between_answers(run).drops_thinking for run in runs)
+    except NotSegmentableError:
+        return True
 
 
 def _runs_after(request: ParsedRequest, stored: _StoredPrefix | None) -> list[MessageRun]:

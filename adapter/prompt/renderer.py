@@ -94,7 +94,11 @@ class Renderer:
         return len(sampled) > 0 and int(sampled[-1]) == self._end_id
 
     def thinks(self, message: Message) -> bool:
-        return self.segments is not None and self.segments.thinks(message)
+        """Whether a later question may change the text of this answer."""
+        try:
+            return self.segments is not None and self.segments.thinks(message)
+        except NotSegmentableError:
+            return True
 
     # ------------------------------------------------------------ prompts
 

@@ -4,6 +4,7 @@ depends on.
 About 3,000 histories with each of two templates.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adapter.conversation import Message, MessageRun
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from tests.standins.tiny_model import TEMPLATE, make_tokenizer
@@ -22,6 +24,9 @@ KEEPING = TEMPLATE.replace(
 OPENED = TEMPLATE.replace(
     "'<|im_start|>assistant\\n' }}{%- endif %}", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
 )
+
+NOTING = "{%- for one in messages %}{%- if '§' in one.content %}NOTE {% endif %}{%- endfor %}" + TEMPLATE
+"""A message with this sign changes the text before it; the check at start does not try it."""
 
 
 def renderer_of(directory: Path, template: str) -> Renderer:
@@ -120,6 +125,29 @@ async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_ful
         client.history += [answer, *client.after(answer)]
 
 
+@pytest.mark.parametrize("thought", ["", "thought {}"])
+async def test_a_history_that_cannot_be_rendered_in_segments_is_rendered_in_full(tmp_path: Path, thought: str) -> None:
+    """The runs that were parsed with earlier requests are parsed again, so that the prompt has them."""
+    renderer = renderer_of(tmp_path, NOTING)
+    assert renderer.full_render_reason is None
+    client = Client(renderer, 1)
+    client.thoughts = [thought]
+    for _ in range(4):
+        answer = client.sample(await client.ask())
+        client.history += [answer, *client.after(answer)]
+    last = client.history[-1]
+    client.history[-1] = replace(last, parts=(*last.parts[:-1], replace(last.parts[-1], text="§")))
+    prepared = await client.ask()
+    parts = [part for message in client.history for part in message.parts]
+    full = renderer.full(prepared.request.preamble, [MessageRun.of([part]) for part in parts])
+    assert np.array_equal(prepared.ids, full)
+
+
+def test_an_answer_that_cannot_be_rendered_in_segments_may_lose_its_thinking(tmp_path: Path) -> None:
+    """Otherwise the sample, which is complete, would fail."""
+    assert renderer_of(tmp_path, NOTING).thinks(Message("assistant", "§", "thought"))
+
+
 async def test_a_generation_prompt_that_the_template_omits_later_is_kept_in_the_stream(tmp_path: Path) -> None:
     """Qwen3 without thinking writes an empty block before each answer and omits it later.
 
@@ -140,8 +168,6 @@ async def test_a_generation_prompt_that_the_template_omits_later_is_kept_in_the_
 
 
 def test_dropped_thinking_beside_a_tool_result_is_kept(renderers: dict[str, Renderer]) -> None:
-    from adapter.conversation import Message
-
     template = renderers["drops thinking"].template
     history = [Message("user", "q"), Message("assistant", "a", "thought"), Message("tool", "r")]
     assert "thought" in template.render([*history, Message("user", "note", beside_tool=True)])
