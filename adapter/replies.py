@@ -8,6 +8,7 @@ import asyncio
 from typing import NamedTuple
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -53,6 +54,8 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.UNKNOWN_MODEL, str(error))
         case InvalidRequestError() | TemplateRefusedError() | EngineRejectedError():
             return ClassifiedFailure(Failure.INVALID, str(error))
+        case ClientDisconnect():
+            return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
         case StoreUnavailableError() | asyncio.CancelledError():
             return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
     _LOG.error("request failed", exc_info=error)

@@ -4,7 +4,8 @@ This is the plain parser. `incremental_parser.py` calls it with the part of a bo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import groupby
 
 import msgspec
@@ -13,6 +14,7 @@ import orjson
 from adapter.conversation import MessageRun, Preamble, RequestOptions, extend_key
 from adapter.dialects.base import Dialect, Fields, InvalidRequestError
 
+_LANE_CHARS = 100
 _FIELDS = msgspec.json.Decoder(Fields)
 
 
@@ -63,7 +65,8 @@ def parse_request(
         runs.append(_parse_run(group, first, dialect))
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
-    return ParsedRequest(preamble, dialect.options(body.fields, headers), prefix.num_runs, runs, keys)
+    options = dialect.options(body.fields, headers)
+    return ParsedRequest(preamble, replace(options, lane=_lane_key(options.lane)), prefix.num_runs, runs, keys)
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
@@ -81,6 +84,14 @@ def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
 def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect) -> list[list[msgspec.Raw]]:
     """Group consecutive messages of one side: the assistant's, or all others."""
     return [list(group) for _, group in groupby(items, dialect.is_answer)]
+
+
+def _lane_key(lane: str) -> str:
+    """The lane as it is stored and compared.
+
+    Clients may send a text of any length, which an index cannot hold; long ones become their digest.
+    """
+    return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
 def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect) -> MessageRun:

@@ -133,7 +133,7 @@ class Capture:
 
         If the store is unavailable, this is repeated in the background.
         """
-        self._leases.remove(answer.turn_id)
+        self._registry.end_delivery(answer.turn_id)
         try:
             await self._writer.deliver(answer.turn_id)
         except StoreUnavailableError as error:

@@ -138,11 +138,11 @@ class TurnGenerator:
             generation = await self._ask(engine, session, prepared, sampling, turn_id)
             if generation is not None:
                 return _SampledOutput(generation, engine.id)
-            self._router.avoid(engine.id)
             async with self._database.begin() as conn:
                 known = await turns.get_call(conn, turn_id)
             if known is None or known.state is TurnState.ABORTED:
-                raise UnauthorisedError
+                raise UnauthorisedError  # the seal has aborted the call: that is no failure of the engine
+            self._router.avoid(engine.id)
 
     async def _ask(
         self, engine: EngineRow, session: LiveSession, prepared: PreparedCall, sampling: Sampling, turn_id: int

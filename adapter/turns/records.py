@@ -2,16 +2,12 @@
 stores.
 """
 
-from hashlib import blake2b
-
 from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.client import Generation
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
 from ratchet.store.sessions import SessionRow
 from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
-
-_LANE_CHARS = 100
 
 
 def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: str) -> NewTurn:
@@ -24,7 +20,7 @@ def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: 
         session_id=row.id,
         rollout_id=row.rollout_id,
         attempt=row.attempt,
-        lane=lane_key(prepared.lane),
+        lane=prepared.lane,
         digest=prepared.digest,
         ordinal=ordinal,
         kind=prepared.kind,
@@ -66,14 +62,6 @@ def stored_answer(known: KnownCall) -> Answer:
     value = unpack_json(known.answer)
     assert isinstance(value, dict)
     return answer_from_json(known.id, value)
-
-
-def lane_key(lane: str) -> str:
-    """The lane as it is stored.
-
-    Clients may send a text of any length, which an index cannot hold; long ones become their digest.
-    """
-    return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
 def _stored_request(prepared: PreparedCall) -> dict[str, object]:

@@ -15,7 +15,7 @@ from adapter.prompt.prompt_builder import PreparedCall, TurnLimitError
 from adapter.prompt.session_cache import LiveSession
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import Leases
-from adapter.turns.records import lane_key, new_turn
+from adapter.turns.records import new_turn
 from adapter.turns.writer import TurnWriter
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import turns
@@ -58,6 +58,7 @@ class TurnRegistry:
         self._leases = leases
         self._generator = generator
         self._running: dict[int, RunningTurn] = {}
+        self._delivering: dict[int, set[ConnectedClient]] = {}  # clients to which a stored answer is written, by turn
 
     @property
     def is_empty(self) -> bool:
@@ -75,7 +76,7 @@ class TurnRegistry:
     async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
         """Return the newest turn of this session and lane with the same digest."""
         async with self._database.begin() as conn:
-            return await turns.find_call(conn, session.row.id, lane_key(prepared.lane), prepared.digest)
+            return await turns.find_call(conn, session.row.id, prepared.lane, prepared.digest)
 
     async def open(self, session: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
         """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
@@ -100,13 +101,27 @@ class TurnRegistry:
         self._running.pop(turn_id, None)
         session.num_calls -= 1
         if not running.clients or task.cancelled() or task.exception() is not None:
-            self._leases.remove(turn_id)  # otherwise the lease is renewed until the answer is delivered
+            self._leases.remove(turn_id)
+        else:
+            self._delivering[turn_id] = running.clients  # the lease is renewed until the answer is delivered
 
     # ------------------------------------------------------------ clients
 
     def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient) -> None:
         client.turn_id = turn_id
         running.clients.add(client)
+
+    def connect_to_stored(self, turn_id: int, client: ConnectedClient) -> None:
+        """Register a client that gets the stored answer."""
+        client.turn_id = turn_id
+        running = self._running.get(turn_id)  # committed, but its task has not ended yet
+        clients = self._delivering.setdefault(turn_id, set()) if running is None else running.clients
+        clients.add(client)
+
+    def end_delivery(self, turn_id: int) -> None:
+        """Stop renewing the lease: an answer was delivered."""
+        self._delivering.pop(turn_id, None)
+        self._leases.remove(turn_id)
 
     async def record_connection(self, turn_id: int) -> None:
         """Write to the row that a client of this process waits for its answer."""
@@ -118,12 +133,12 @@ class TurnRegistry:
         if client.turn_id is None:
             return
         running = self._running.get(client.turn_id)
+        clients = self._delivering.get(client.turn_id, set()) if running is None else running.clients
+        clients.discard(client)
+        if clients:
+            return
         if running is None:
-            self._leases.remove(client.turn_id)
-        else:
-            running.clients.discard(client)
-            if running.clients:
-                return
+            self.end_delivery(client.turn_id)
         try:
             async with self._database.begin() as conn:
                 await turns.mark_detached(conn, client.turn_id, self.process_id)

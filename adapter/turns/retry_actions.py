@@ -52,7 +52,7 @@ class RetryResolver:
                 case RetryDecision.AGAIN:
                     return await self._wait(await _shielded(self._sample_again(session, prepared, known, client)))
                 case RetryDecision.STORED:
-                    client.turn_id = known.id
+                    self._registry.connect_to_stored(known.id, client)
                     await _shielded(self._registry.record_connection(known.id))
                     return stored_answer(known)
                 case RetryDecision.JOIN:
