@@ -1,10 +1,12 @@
 """The activities of admission: a task is admitted if its gold patch always passes and its empty patch never does.
 
 Broken and flaky tasks are found before any token is spent on them. A trial boots and judges as a rollout does
-(`box_lifecycle.BoxCreator`, `grade.judge_patch`), but belongs to no rollout.
+(`BoxCreator`, `PatchJudge`), but belongs to no rollout. The gold runs also make the task's oracle, and broken trials
+its pool of broken oracles.
 """
 
 import asyncio
+import random
 import time
 from pathlib import Path
 from statistics import median
@@ -15,10 +17,12 @@ from temporalio import activity
 from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
 from activities.dataset_import import dataset_of, grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
-from activities.grade import GradingLimits, find_grader, judge_patch
-from activities.graders.base import PASSED, Verdict
+from activities.graders.base import Grader
+from activities.graders.evidence import has_passed
+from activities.graders.oracle import Oracle, merge_oracles
 from activities.graders.registry import GRADERS
-from activities.sandboxes.base import SandboxProvider
+from activities.judge_patch import GradingLimits, PatchJudge, find_grader
+from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet.config import SandboxConfig
 from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
@@ -32,7 +36,7 @@ from ratchet.grading_payloads import (
     TrialResult,
 )
 from ratchet.store import admissions, sandboxes, tasks
-from ratchet.store.admissions import NewAdmission
+from ratchet.store.admissions import GraderVersion, NewAdmission
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.store.tasks import TaskRow
@@ -80,28 +84,19 @@ class AdmitActivities:
 
     @activity_stage("admit_trial")
     async def admit_trial(self, input: TrialInput) -> TrialResult:
-        """Grade one patch in a new box. If the box is lost, the result has an error instead of a verdict."""
+        """Run one trial in a new box. If the box is lost, the result has an error instead of a verdict."""
         async with heartbeating():
             async with self.database.begin() as connection:
                 task = await tasks.get_task(connection, input.task_id)
-            gold = task.spec.get("gold_patch")
-            if input.patch == "gold" and not gold:
-                return TrialResult(patch="gold", error="the row has no gold_patch")
+            if input.patch != "empty" and not task.spec.get("gold_patch"):
+                return TrialResult(patch=input.patch, error="the row has no gold_patch")
             started = time.monotonic()
             try:
-                verdict = await self._judge(task, str(gold).encode() if input.patch == "gold" else b"", input)
+                return await self._run_trial(task, input)
             except (GraderFailedError, SandboxGoneError, ConfigError) as error:
                 return TrialResult(patch=input.patch, error=str(error), seconds=time.monotonic() - started)
-        failed = sorted(name for name, outcome in verdict.tests.items() if outcome not in PASSED)
-        return TrialResult(
-            patch=input.patch,
-            solved=verdict.solved,
-            reason=verdict.reason,
-            seconds=verdict.duration_seconds,
-            failed=failed[:_MAX_FAILED],
-        )
 
-    async def _judge(self, task: TaskRow, diff: bytes, input: TrialInput) -> Verdict:
+    async def _run_trial(self, task: TaskRow, input: TrialInput) -> TrialResult:
         row = await self._reserve(task, input)
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
         ttl_seconds = min(seconds, self.provider.capabilities.max_ttl_seconds)
@@ -110,12 +105,59 @@ class AdmitActivities:
         except ConfigError:  # for example an unknown image: free the box's place, an admission may run for hours
             await kill_and_record(self.database, self.provider, [row])
             raise
-        limits = GradingLimits(eval_seconds=input.eval_seconds, workspace_seconds=input.workspace_seconds)
         try:
             async with connected_box(self.provider, provider_id) as box:
-                return (await judge_patch(box, find_grader(GRADERS, task.grader), task, None, diff, limits)).verdict
+                if input.patch == "broken":
+                    return await self._break_oracle(box, task, input)
+                return await self._judge(box, task, input)
         finally:
             await try_kill_box(self.database, self.provider, row.id, provider_id)
+
+    async def _judge(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
+        """Judge the gold or the empty patch by the oracle of the gold runs so far. A gold run is compared with itself:
+        there is nothing truer to compare it with.
+        """
+        judge = _judge_of(task, input)
+        version = _version(judge.grader)
+        async with self.database.begin() as connection:
+            if input.patch == "gold" and input.repeat == 0:
+                await admissions.delete_trials(connection, task.id, version)
+            stored = await admissions.trials_of_task(connection, task.id, version)
+        done = await judge.run(box, _gold(task) if input.patch == "gold" else b"")
+        oracle = merge_oracles([Oracle.of_json(one) for one in stored]) if stored else None
+        if input.patch == "gold" and done.run is not None:
+            oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+        verdict = judge.verdict(done, oracle)
+        if input.patch == "gold" and oracle is not None and verdict.solved:
+            async with self.database.begin() as connection:
+                await admissions.store_trial(connection, task.id, version, input.repeat, oracle.as_json())
+        failed = sorted(name for name, outcome in verdict.tests.items() if not has_passed(name, outcome, oracle))
+        return TrialResult(
+            patch=input.patch,
+            solved=verdict.solved,
+            reason=verdict.reason,
+            seconds=verdict.duration_seconds,
+            failed=failed[:_MAX_FAILED],
+        )
+
+    async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
+        """Break the tests at random places and find out which of them the gold patch fails; add them to the pool."""
+        judge = _judge_of(task, input)
+        version = _version(judge.grader)
+        async with self.database.begin() as connection:
+            if input.repeat == 0:
+                await admissions.delete_broken_oracles(connection, task.id, version)
+            stored = await admissions.task_oracle(connection, task.id, version)
+        assert stored.oracle is not None, "only an admitted task gets a pool"
+        oracle = Oracle.of_json(stored.oracle)
+        rng = random.Random(f"{task.id} {input.repeat}")
+        made = await judge.break_tests(box, _gold(task), oracle, input.failing, rng)
+        if made.broken is None:
+            return TrialResult(patch="broken", error=made.reason, seconds=made.seconds)
+        if made.broken.is_valid:
+            async with self.database.begin() as connection:
+                await admissions.store_broken_oracle(connection, task.id, version, input.repeat, made.broken.as_json())
+        return TrialResult(patch="broken", solved=made.broken.is_valid, reason=made.reason, seconds=made.seconds)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
         """Kill the boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is
@@ -146,27 +188,45 @@ class AdmitActivities:
         """Decide and store the result with its evidence, in place of an earlier one of the same grader version."""
         async with self.database.begin() as connection:
             task = await tasks.get_task(connection, input.task_id)
-            grader = find_grader(GRADERS, task.grader)
+            version = _version(find_grader(GRADERS, task.grader))
             decided = decide_admission(input.trials)
             gold = [trial.seconds for trial in input.trials if trial.patch == "gold" and not trial.error]
+            stored = await admissions.trials_of_task(connection, input.task_id, version)
+            oracle = merge_oracles([Oracle.of_json(one) for one in stored]).as_json() if stored else None
             admission = NewAdmission(
                 task_id=input.task_id,
-                grader=grader.name,
-                grader_version=grader.version,
+                grader=version.grader,
+                grader_version=version.version,
                 admitted=decided.admitted,
                 reason=decided.reason,
                 evidence=[trial.model_dump() for trial in input.trials],
                 gold_seconds=median(gold) if gold else None,
+                oracle=oracle,
             )
             await admissions.store_admission(connection, admission)
+            if input.complete:
+                await admissions.delete_trials(connection, input.task_id, version)
         return decided
+
+
+def _judge_of(task: TaskRow, input: TrialInput) -> PatchJudge:
+    limits = GradingLimits(eval_seconds=input.eval_seconds, workspace_seconds=input.workspace_seconds)
+    return PatchJudge(find_grader(GRADERS, task.grader), task, limits)
+
+
+def _version(grader: Grader) -> GraderVersion:
+    return GraderVersion(grader.name, grader.version)
+
+
+def _gold(task: TaskRow) -> bytes:
+    return str(task.spec["gold_patch"]).encode()
 
 
 def decide_admission(trials: list[TrialResult]) -> AdmissionResult:
     """Admit a task if every gold trial is solved and no empty one is; otherwise give the reason."""
     gold = [trial for trial in trials if trial.patch == "gold"]
     empty = [trial for trial in trials if trial.patch == "empty"]
-    error = next((trial for trial in trials if trial.error), None)
+    error = next((trial for trial in [*gold, *empty] if trial.error), None)
     if error is not None:
         return AdmissionResult(admitted=False, reason=f"the {error.patch} patch got no verdict: {error.error}")
     if not gold or not empty:

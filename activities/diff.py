@@ -14,9 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.box_lifecycle import connected_box, try_kill_box
 from activities.git_scripts import diff_script
-from activities.grade import find_grader, grade_row
+from activities.grade import grade_row
 from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
+from activities.judge_patch import find_grader
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating

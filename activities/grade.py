@@ -1,59 +1,37 @@
-"""Stage `grade`: apply the patch in a second, fresh box and run the hidden tests there.
+"""Stage `grade`: judge a patch in a second, fresh box; stage `control_run`: check a solved verdict in a third one.
 
 Only the text of the patch comes from the agent's box, and only the files of it that the integrity rules let through.
-Admission judges its patches by the same `judge_patch`.
+A control run grades the same patch against a broken oracle of the task. Its box is another one and as fresh as the
+first, so the patch's code cannot tell which of the two runs it is in.
 """
 
+import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Literal, NamedTuple, Self
+from dataclasses import asdict, replace
 
 from activities.box_lifecycle import connected_box, try_kill_box
 from activities.graders.base import Grader, Verdict
-from activities.graders.integrity_rules import RULES
+from activities.graders.broken_oracles import judge_control
+from activities.graders.integrity_rules import CONTROL_RUN
 from activities.graders.patch_screening import Finding
-from activities.grading_box import BoxPreparation
+from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge, find_grader
 from activities.run_configs import RunConfigs
-from activities.sandboxes.base import Sandbox, SandboxProvider
+from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
-from ratchet.config import RunConfig
-from ratchet.errors import BugError, GraderFailedError, RatchetError
+from ratchet.errors import GraderFailedError, RatchetError
 from ratchet.payloads import GradeResult, StageInput
-from ratchet.store import grades, rollouts, sandboxes
+from ratchet.store import admissions, grades, rollouts, sandboxes
+from ratchet.store.admissions import GraderVersion
 from ratchet.store.arrays import pack_text, unpack_bytes
 from ratchet.store.database import Database
-from ratchet.store.grades import NewGrade
-from ratchet.store.tasks import TaskRow
-
-_LISTED_TEST = RULES[0].name
-"""The rule whose files are left out under either policy, because honest patches edit tests, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradingLimits:
-    """Time limits of one grade in seconds, and what happens to a patch with files that could change the runner."""
-
-    eval_seconds: float
-    workspace_seconds: float
-    integrity: Literal["drop", "reject"] = "drop"
-
-    @classmethod
-    def of_run(cls, config: RunConfig) -> Self:
-        """Take the limits from a run's config."""
-        return cls(config.limits.eval_seconds, config.limits.workspace_seconds, config.grading.integrity)
-
-
-class JudgedPatch(NamedTuple):
-    """A verdict, and the files of the patch that integrity rules named."""
-
-    verdict: Verdict
-    findings: list[Finding]
+from ratchet.store.grades import ControlVerdict, NewGrade
+from ratchet.store.schema import PatchTable
 
 
 class GradeActivities:
-    """The grade stage; it may run once per box."""
+    """The stages grade and control_run; each may run once per box."""
 
     def __init__(
         self, database: Database, provider: SandboxProvider, configs: RunConfigs, graders: Mapping[str, Grader]
@@ -66,71 +44,110 @@ class GradeActivities:
     @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:
         """Store a verdict and kill the box. Raises GraderFailedError if no verdict can be given."""
-        assert input.patch_id is not None
         started = time.monotonic()
         async with heartbeating():
             context = await StageContext.load(self.database, self.configs, input, use_box_as="grade", fenced=False)
-            async with self.database.begin() as connection:
-                patch = await rollouts.get_patch(connection, input.patch_id)
-            grader = find_grader(self.graders, input.grader or context.task.grader)
-            limits = GradingLimits.of_run(context.config)
-            diff = unpack_bytes(patch.diff)
+            patch = await self._patch(input)
+            judge = await self._judge(context, patch)
             try:
                 async with connected_box(self.provider, context.provider_id) as box:
-                    judged = await judge_patch(box, grader, context.task, patch.base_commit, diff, limits)
+                    judged = await judge.judge(box, unpack_bytes(patch.diff))
             except RatchetError:
                 await self._release_without_verdict(context)
                 raise
             verdict = judged.verdict
-            row = grade_row(input.rollout_id, input.patch_id, grader, verdict, judged.findings)
+            row = grade_row(input.rollout_id, patch.id, judge.grader, verdict, judged.findings)
+            row = replace(row, sandbox_id=context.sandbox_id, repeat=input.repeat)
             async with self.database.begin() as connection:
-                grade_id = await grades.store_grade(
-                    connection, replace(row, sandbox_id=context.sandbox_id, repeat=input.repeat)
-                )
+                grade_id = await grades.store_grade(connection, row)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, "verdict stored")
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
+        share = context.config.grading.control_share
+        return GradeResult(
+            grade_id=grade_id,
+            solved=verdict.solved,
+            rejected=verdict.rejected,
+            needs_control=verdict.solved and bool(judge.known.broken) and random.Random(grade_id).random() < share,
+            used_seconds=time.monotonic() - started,
+        )
+
+    @activity_stage("control_run")
+    async def control_run(self, input: StageInput) -> GradeResult:
+        """Run the patch of a solved grade against a broken oracle, store the result and kill the box.
+
+        If a test passes that must fail, the grade becomes `rejected`. Raises GraderFailedError if the run gives no
+        evidence.
+        """
+        assert input.grade_id is not None
+        started = time.monotonic()
+        async with heartbeating():
+            context = await StageContext.load(
+                self.database, self.configs, input, use_box_as="control_run", fenced=False
+            )
+            patch = await self._patch(input)
+            judge = await self._judge(context, patch)
+            try:
+                verdict = await self._control_verdict(context, judge, input.grade_id, unpack_bytes(patch.diff))
+            except RatchetError:
+                await self._release_without_verdict(context)
+                raise
+            async with self.database.begin() as connection:
+                await grades.record_control(connection, input.grade_id, verdict)
+                grade = await grades.get_grade(connection, input.grade_id)
+                await sandboxes.want_sandbox_release(connection, context.sandbox_id, "control run stored")
+            await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
-        return GradeResult(grade_id=grade_id, solved=verdict.solved, rejected=verdict.rejected, used_seconds=used)
+        return GradeResult(grade_id=grade.id, solved=grade.solved, rejected=grade.rejected, used_seconds=used)
+
+    async def _control_verdict(
+        self, context: StageContext, judge: PatchJudge, grade_id: int, diff: bytes
+    ) -> ControlVerdict:
+        """Run the patch against one member of the pool. The choice depends on the grade, so a retry makes the same."""
+        if not judge.known.broken:
+            raise GraderFailedError(
+                "the task has no broken oracles any more; `ratchet tasks admit --again` makes new ones"
+            )
+        number = random.Random(f"control {grade_id}").choice(sorted(judge.known.broken))
+        broken = judge.known.broken[number]
+        async with connected_box(self.provider, context.provider_id) as box:
+            done = await judge.run(box, diff, broken)
+        if done.run is None:
+            raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
+        found = judge_control(broken, done.run)
+        named = (
+            f"{len(found.passed)} tests passed against a broken oracle, first {found.passed[0]}" if found.passed else ""
+        )
+        return ControlVerdict(
+            {
+                "number": number,
+                "passed": found.passed[:50],
+                "failed": found.failed,
+                "seconds": round(done.run.seconds, 3),
+            },
+            bool(found.passed),
+            CONTROL_RUN,
+            f"{named}: they do not test the product" if named else "",
+        )
+
+    async def _patch(self, input: StageInput) -> PatchTable:
+        assert input.patch_id is not None
+        async with self.database.begin() as connection:
+            return await rollouts.get_patch(connection, input.patch_id)
+
+    async def _judge(self, context: StageContext, patch: PatchTable) -> PatchJudge:
+        grader = find_grader(self.graders, context.input.grader or context.task.grader)
+        async with self.database.begin() as connection:
+            stored = await admissions.task_oracle(
+                connection, context.task.id, GraderVersion(grader.name, grader.version)
+            )
+        limits = GradingLimits.of_run(context.config)
+        return PatchJudge(grader, context.task, limits, KnownRuns.of_store(stored), patch.base_commit)
 
     async def _release_without_verdict(self, context: StageContext) -> None:
         """Release a box that gave no verdict, so that the next try finds a free one."""
         async with self.database.begin() as connection:
             await sandboxes.want_sandbox_release(connection, context.sandbox_id, "no verdict")
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
-
-
-def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
-    """Return the grader of this name. Raises BugError if there is none."""
-    if name not in graders:
-        raise BugError(f"no grader {name!r}; there are {', '.join(sorted(graders))}")
-    return graders[name]
-
-
-async def judge_patch(
-    box: Sandbox, grader: Grader, task: TaskRow, base_commit: str | None, diff: bytes, limits: GradingLimits
-) -> JudgedPatch:
-    """Judge `diff` in a fresh box. `base_commit` None: any base commit is accepted.
-
-    Raises GraderFailedError if the grader cannot run for a reason that is not the patch's, and the box's own errors.
-    """
-    preparation = BoxPreparation(box, task, limits.workspace_seconds)
-    prepared = await preparation.run(grader.test_files(task.spec), base_commit, diff)
-    findings = prepared.findings
-    runner_findings = [finding for finding in findings if finding.rule != _LISTED_TEST]
-    if limits.integrity == "reject" and runner_findings:
-        names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in runner_findings}))
-        reason = f"the patch brings files that could change the runner: {names}"
-        verdict = Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
-    elif not prepared.applies:
-        verdict = Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0)
-    else:
-        try:
-            verdict = await grader.grade(box, task.workdir, task.spec, limits.eval_seconds)
-        except GraderFailedError as error:
-            if not prepared.may_have_broken_the_command:
-                raise
-            verdict = Verdict(False, f"the patch took away what the tests need: {error}", "", 0.0)
-    return JudgedPatch(verdict, findings)
 
 
 def grade_row(rollout_id: int, patch_id: int, grader: Grader, verdict: Verdict, findings: list[Finding]) -> NewGrade:
@@ -143,11 +160,17 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, verdict: Verdict, 
         solved=verdict.solved,
         rejected=verdict.rejected,
         rule=verdict.rule,
-        reason=verdict.reason,
-        tests=verdict.tests,
+        reason=storable_text(verdict.reason),
+        tests={storable_text(name): outcome for name, outcome in verdict.tests.items()},
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
         findings=[asdict(finding) for finding in findings],
+        has_oracle=verdict.has_oracle,
         log=pack_text(verdict.log),
         duration_seconds=verdict.duration_seconds,
     )
+
+
+def storable_text(text: str) -> str:
+    """Return the text without what Postgres refuses: NUL and lone surrogates, written as escapes."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -291,6 +291,10 @@ class GradingConfig(Section):
     integrity: Literal["drop", "reject"] = "drop"
     """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
     without those files; `reject` gives it the verdict `rejected`."""
+    control_share: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of solved verdicts, from 0 to 1, that a control run checks: the patch is run again with hidden tests that a
+    correct solution fails. The default is all. Only tasks that `ratchet tasks admit` has made broken oracles for are
+    checked; a control run costs as much as a grade."""
     admission: Literal["required", "ignored"] = "required"
     """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
     present grader versions; `ignored` all of them."""
@@ -314,6 +318,10 @@ class LimitsConfig(Section):
     """Time limit of a task's pre_commands, in seconds."""
     max_patch_bytes: Positive = 5_000_000
     """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
+
+
+_ADDED_FIELDS = (("grading", "control_share"),)
+"""Fields that runs of an earlier version do not have, see `RunConfig.digest`."""
 
 
 class RunConfig(Section):
@@ -392,5 +400,13 @@ class RunConfig(Section):
         return self
 
     def digest(self) -> str:
-        """Return the sha256 of the resolved values; runs with equal digests do the same work."""
-        return hashlib.sha256(orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)).hexdigest()
+        """Return the sha256 of the resolved values; runs with equal digests do the same work.
+
+        A field that was added later counts only if it differs from its default, so that a run goes on after an upgrade.
+        """
+        values = self.model_dump(mode="json")
+        for section, name in _ADDED_FIELDS:
+            default = type(getattr(self, section)).model_fields[name].default
+            if values[section][name] == default:
+                del values[section][name]
+        return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -10,8 +10,9 @@ from ratchet.payloads import Payload, StageOptions
 class AdmitInput(Payload):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
-    `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined. `after` and
-    `counts` are set by continue-as-new.
+    `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
+    `broken_oracles`: size of the pool that is made for each admitted task. `after` and `counts` are set by
+    continue-as-new.
     """
 
     dataset: str
@@ -22,6 +23,7 @@ class AdmitInput(Payload):
     labels: list[str] = Field(default_factory=list)
     limit: int | None = None
     again: bool = False
+    broken_oracles: int = 3
     window: int = 4
     eval_seconds: float = 600
     workspace_seconds: float = 300
@@ -45,21 +47,29 @@ class AdmitPage(Payload):
     record: StageOptions
 
 
+Trial = Literal["gold", "empty", "broken"]
+
+
 class TrialInput(Payload):
-    """One grade of a task's gold or empty patch, in a new box."""
+    """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, or (`broken`) on the gold
+    patch with broken tests. `repeat` counts the runs of each kind. `failing`: tests that failed without a patch.
+    """
 
     task_id: int
-    patch: Literal["gold", "empty"]
+    patch: Trial
     repeat: int
     eval_seconds: float
     workspace_seconds: float
+    failing: list[str] = Field(default_factory=list)
 
 
 class TrialResult(Payload):
-    """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `error`: why there is no
-    verdict."""
+    """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `error`: why there is no verdict.
 
-    patch: Literal["gold", "empty"]
+    Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool.
+    """
+
+    patch: Trial
     solved: bool = False
     reason: str = ""
     seconds: float = 0.0
@@ -68,10 +78,11 @@ class TrialResult(Payload):
 
 
 class AdmissionInput(Payload):
-    """All trials of one task."""
+    """All trials of one task. `complete`: no more trials follow."""
 
     task_id: int
     trials: list[TrialResult]
+    complete: bool = True
 
 
 class AdmissionResult(Payload):

@@ -101,7 +101,9 @@ class LiveSandbox(Payload):
 
 
 class StageInput(Payload):
-    """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch."""
+    """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
+    `grade_id`: the solved grade that a control run checks.
+    """
 
     rollout_id: int
     attempt: int
@@ -110,6 +112,7 @@ class StageInput(Payload):
     role: SandboxRole = SandboxRole.AGENT
     grader: str | None = None
     repeat: int = 0
+    grade_id: int | None = None
 
 
 class StageResult(Payload):
@@ -135,11 +138,12 @@ class DiffResult(StageResult):
 
 
 class GradeResult(StageResult):
-    """The stored verdict."""
+    """The stored verdict. `needs_control`: a control run in another box has to confirm it."""
 
     grade_id: int
     solved: bool
     rejected: bool = False
+    needs_control: bool = False
 
 
 class FinaliseInput(Payload):

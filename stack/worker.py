@@ -115,6 +115,7 @@ async def _activities(
     run = RunActivities(database, settings, configs)
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, installation)
+    grade = GradeActivities(database, provider, configs, GRADERS)
     regrade = RegradeActivities(database, settings, configs)
     sweep = SweepActivities(database, provider, settings, client, installation)
     return {
@@ -131,7 +132,7 @@ async def _activities(
             AgentActivities(database, provider, configs, harnesses, adapter_url()).agent,
             DiffActivities(database, provider, configs, harnesses, GRADERS).diff,
         ],
-        "grade": [boot.boot, GradeActivities(database, provider, configs, GRADERS).grade, admit.admit_trial],
+        "grade": [boot.boot, grade.grade, grade.control_run, admit.admit_trial],
         "learn": [learn.step, learn.find_engines, learn.sync],
     }
 

@@ -1,6 +1,7 @@
 """The AdmitTasks workflow: grade every task of a dataset with its gold patch and with an empty one, k times each.
 
-A task is admitted or quarantined, with the evidence in the store; an interrupted admission continues where it was.
+A task is admitted or quarantined, with the evidence in the store. For an admitted task a pool of broken oracles is
+made, against which control runs check solved patches. An interrupted admission continues where it was.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.activity_options import FIRST_STAGE, failure_cause, run_activity
 
-PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
+_PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
 
 
 @workflow.defn(name="AdmitTasks", failure_exception_types=[ValidationError])
@@ -43,22 +44,53 @@ class AdmitTasks:
         return AdmitResult(admitted=counts["admitted"], quarantined=counts["quarantined"])
 
     async def _examine(self, input: AdmitInput, page: AdmitPage, task: LabelledTask, window: asyncio.Semaphore) -> bool:
-        """Run all trials of one task one after the other, until one gets no verdict; return whether it is admitted."""
+        """Run all trials of one task one after the other, until one gets no verdict; return whether it is admitted.
+
+        An admitted task then gets its pool of broken oracles.
+        """
         trials: list[TrialResult] = []
         limits = {"eval_seconds": input.eval_seconds, "workspace_seconds": input.workspace_seconds}
         async with window:
             for repeat in range(input.repeats):
-                pair = [TrialInput(task_id=task.task_id, patch=patch, repeat=repeat, **limits) for patch in PATCHES]
+                pair = [TrialInput(task_id=task.task_id, patch=patch, repeat=repeat, **limits) for patch in _PATCHES]
                 trials += [await self._run_trial(trial, page, task.label) for trial in pair]
                 if any(trial.error for trial in trials):
                     break
-        decision = AdmissionInput(task_id=task.task_id, trials=trials)
-        return (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted
+        # Before this patch an examination ended with the decision; histories of that time replay without a pool.
+        makes_pool = workflow.patched("broken-oracles")
+        decision = AdmissionInput(task_id=task.task_id, trials=trials, complete=not makes_pool)
+        admitted = (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted
+        if makes_pool:
+            async with window:
+                pool = await self._make_pool(input, page, task, trials) if admitted else []
+            complete = AdmissionInput(task_id=task.task_id, trials=[*trials, *pool])
+            await run_activity(AdmitActivities.record_admission, complete, page.record)
+        return admitted
+
+    async def _make_pool(
+        self, input: AdmitInput, page: AdmitPage, task: LabelledTask, trials: list[TrialResult]
+    ) -> list[TrialResult]:
+        """Make broken oracles until there are `broken_oracles` of them, with at most three tries for each."""
+        empty = next(trial for trial in trials if trial.patch == "empty")
+        made: list[TrialResult] = []
+        while len(made) < 3 * input.broken_oracles and sum(one.solved for one in made) < input.broken_oracles:
+            trial = TrialInput(
+                task_id=task.task_id,
+                patch="broken",
+                repeat=len(made),
+                eval_seconds=input.eval_seconds,
+                workspace_seconds=input.workspace_seconds,
+                failing=empty.failed,
+            )
+            made.append(await self._run_trial(trial, page, task.label))
+            if made[-1].error and len(made) >= input.broken_oracles and not any(one.solved for one in made):
+                break  # the task's tests cannot be broken, or its boxes fail
+        return made
 
     async def _run_trial(self, trial: TrialInput, page: AdmitPage, label: str) -> TrialResult:
         try:
             return await run_activity(
-                AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} patch of {label}"
+                AdmitActivities.admit_trial, trial, page.trial, summary=f"{trial.patch} trial of {label}"
             )
         except ActivityError as error:
             cause = failure_cause(error)

@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
         run_activity,
         run_activity_even_if_cancelled,
     )
+    from workflows.control_run import NoControlError, confirm_grade
 
 _NO_COUNTS = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
 
@@ -87,8 +88,12 @@ class Regrade:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
                 work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
+                if grade.needs_control:
+                    grade = await confirm_grade(grade, work, page.stages, page.grade_tries)
                 return grade.grade_id
             except ActivityError as error:
                 if failure_cause(error).is_cancellation:
                     raise
+            except NoControlError:
+                return None
         return None

@@ -1,6 +1,6 @@
 """The Rollout workflow: one try of one agent at one task, from the first box to the outcome.
 
-    claim → boot → workspace → agent → diff → boot → grade → finalise
+    claim → boot → workspace → agent → diff → boot → grade → (boot → control_run) → finalise
 
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
 the data. Every stage returns the seconds that it used; their sum is compared with the guard, so that time in queues and
@@ -44,6 +44,7 @@ with workflow.unsafe.imports_passed_through():
         shielded,
         stop_if_cancelled,
     )
+    from workflows.control_run import NoControlError, confirm_grade
 
 
 class NoVerdictError(Exception):
@@ -134,7 +135,10 @@ class Rollout:
         return taken.patch_id
 
     async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
-        """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work."""
+        """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work.
+
+        A solved verdict that needs a control run counts only after it.
+        """
         reason = ""
         for _ in range(claim.grade_tries):
             try:
@@ -146,8 +150,9 @@ class Rollout:
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
                 )
-                self.grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
-                self._count_seconds("grade", self.grade)
+                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
+                self._count_seconds("grade", grade)
+                self.grade = await self._confirm(claim, grade, work) if grade.needs_control else grade
                 return
             except ActivityError as error:
                 cause = failure_cause(error)
@@ -156,6 +161,16 @@ class Rollout:
                 reason = cause.message
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
+
+    async def _confirm(self, claim: Claim, grade: GradeResult, graded: StageInput) -> GradeResult:
+        try:
+            confirmed = await confirm_grade(grade, graded, claim.stages, claim.grade_tries)
+        except NoControlError as error:
+            raise NoVerdictError(
+                "grader_failed", f"no control run of {claim.grade_tries} gave evidence: {error}"
+            ) from None
+        self._count_seconds("control_run", confirmed)
+        return confirmed
 
     async def _boot(self, claim: Claim, role: SandboxRole) -> LiveSandbox:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)

@@ -1,18 +1,19 @@
-"""The contract of a grader: given a fresh box with the patch and the tests, return a typed verdict.
+"""The contract of a grader: run the hidden tests in a prepared box, and judge that run.
 
 Each file of this folder that is named in `registry.py` implements it. Graders use boxes and a task's metadata, but
-neither Temporal nor the store.
+neither Temporal nor the store. Running and judging are apart, because a control run runs the tests and judges otherwise
+(`broken_oracles.py`).
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from activities.graders.oracle import Oracle
+from activities.graders.run_hidden_tests import RunnerReport
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
 
 MAX_LOG_CHARACTERS = 200_000
-PASSED = ("passed", "xfailed")
-"""Outcomes with which an expected test counts as passed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,7 +21,8 @@ class Verdict:
     """A judgement of one patch. `rejected`: an integrity rule, named in `rule`, rejected it.
 
     `tests`: name → passed, failed, skipped, xfailed, xpassed or missing; empty if the grader cannot tell.
-    `fail_to_pass` and `pass_to_pass`: (passed, expected) of the task's lists, None without such a list.
+    `fail_to_pass` and `pass_to_pass`: (passed, expected) of the task's lists, None without such a list. `has_oracle`:
+    the run was compared with the task's gold runs.
     """
 
     solved: bool
@@ -32,6 +34,21 @@ class Verdict:
     tests: dict[str, str] = field(default_factory=dict)
     fail_to_pass: tuple[int, int] | None = None
     pass_to_pass: tuple[int, int] | None = None
+    has_oracle: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class TestRun:
+    """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
+    witness or from the printed log; empty if neither names tests.
+    """
+
+    __test__ = False
+
+    observed: RunnerReport
+    outcomes: dict[str, str]
+    seconds: float
+    limit_seconds: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,10 +77,17 @@ class Grader(Protocol):
         """Return the files to put into the box after the patch. Raises GraderFailedError if the row cannot be read."""
         ...
 
-    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+    async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         """Run the hidden tests in a prepared box.
 
-        Raises GraderFailedError if the tests could not run, and the box's own errors.
+        Raises GraderFailedError if the box cannot run tests, and the box's own errors.
+        """
+        ...
+
+    def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
+        """Judge a run. `oracle` None: the task was not admitted.
+
+        Raises GraderFailedError if the run shows a fault that is not the patch's.
         """
         ...
 

@@ -1,16 +1,17 @@
 """Judge what the witness observed of a test run: was the runner unchanged, and did every expected test pass?
 
-Pure functions on the host, shared by all graders.
+Pure functions on the host, shared by all graders. A patch's code runs in the runner's process and can change what the
+witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from activities.graders.base import PASSED
 from activities.graders.integrity_rules import TAMPERED
+from activities.graders.oracle import Oracle, canary_of, module_digests
 from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 
-_FOREIGN_PLACES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,64 +23,117 @@ class Judgement:
     rule: str = ""
 
 
-def judge_sessions(observed: RunnerReport, required: bool, expected: Sequence[str] = ()) -> Judgement:
-    """Judge every session of pytest that the command started: each must have ended, unchanged and with success.
+_OK = Judgement(True, "")
 
-    `required`: pytest must have run, because the command names it. `expected`: node ids that must have passed.
+
+def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required: bool = False) -> Judgement:
+    """Judge only whether the runner and its tests were unchanged, not whether tests failed.
+
+    `required`: pytest must have run, because the command names it.
     """
     sessions = observed.top_sessions
-    if not sessions:
-        return Judgement(not required, "pytest never started, or not as itself" if required else "")
-    for session in sessions:
-        judged = _judge_session(session)
+    if not sessions and required:
+        return Judgement(False, "pytest never started, or not as itself")
+    for session in [*sessions, *observed.workers]:
+        judged = _judge_session(session, observed, oracle)
+        if not judged.ok:
+            return judged
+    return _OK if oracle is None else _compare(observed, oracle)
+
+
+def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracle | None) -> Judgement:
+    if session.exit is None:
+        return Judgement(False, "pytest began and never ended: it was stopped from inside")
+    canary = canary_of(session, observed)
+    if canary == "passed":
+        return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
+    if canary == "none" and session.tests and (oracle is None or "none" not in oracle.canaries):
+        return Judgement(False, "the canary test could not be run: the runner was changed", TAMPERED)
+    if session.num_missed:
+        return Judgement(False, f"{session.num_missed} collected tests never ran")
+    for path, module in session.modules.items():
+        if module.file and module.file.removesuffix("c") != path:
+            return Judgement(False, f"the tests of {path} were loaded from {module.file}", TAMPERED)
+        if module.digest == "changed":
+            return Judgement(False, f"the code of the tests in {path} was changed while they ran", TAMPERED)
+    return _OK
+
+
+def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
+    """Compare sessions and code of the tests with the gold runs."""
+    num_sessions = len(observed.top_sessions)
+    if oracle.num_sessions is not None and num_sessions != oracle.num_sessions:
+        return Judgement(False, f"pytest ran {num_sessions} times, and {oracle.num_sessions} times with the gold patch")
+    modules = module_digests(observed)
+    for path, digest in oracle.modules.items():
+        if modules.get(path) != digest:
+            return Judgement(False, f"the tests of {path} are not those that ran with the gold patch")
+    return _OK
+
+
+def judge_sessions(
+    observed: RunnerReport, required: bool, expected: Sequence[str] = (), oracle: Oracle | None = None
+) -> Judgement:
+    """Judge every session of pytest that the command started: each must have ended, unchanged and with success.
+
+    `expected`: node ids that must have passed; the tests that passed with the gold patch must have passed, too.
+    """
+    judged = judge_runner(observed, oracle, required)
+    if not judged.ok or not observed.top_sessions:
+        return judged
+    for session in observed.top_sessions:
+        judged = _judge_success(session, oracle)
         if not judged.ok:
             return judged
     tests = all_tests(observed)
     if not any(outcome == "passed" for outcome in tests.values()):
         return Judgement(False, "no test passed")
-    missing = [name for name in expected if tests.get(name) not in PASSED]
+    expected = [*expected, *(oracle.passed if oracle else ())]
+    missing = [name for name in expected if not has_passed(name, tests.get(name, "missing"), oracle)]
     if missing:
         return Judgement(False, f"{len(missing)} of {len(expected)} expected tests did not pass, first {missing[0]}")
-    return Judgement(True, "")
+    return _OK
 
 
-def judge_runner(observed: RunnerReport) -> Judgement:
-    """Judge only whether the runner was unchanged, not whether tests failed."""
-    for session in observed.top_sessions:
-        if session.exit is None:
-            return Judgement(False, "pytest began and never ended: it was stopped from inside")
-        if session.canary == "passed":
-            return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
-    return Judgement(True, "")
-
-
-def _judge_session(session: RunnerSession) -> Judgement:
-    truthful = judge_runner(RunnerReport(0, "", [session]))
-    if not truthful.ok:
-        return truthful
+def _judge_success(session: RunnerSession, oracle: Oracle | None) -> Judgement:
     failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
-    if failed:
+    if failed and (oracle is None or any(oracle.outcomes.get(name, "passed") == "passed" for name in failed)):
         return Judgement(False, f"{len(failed)} tests failed, first {failed[0]}")
     foreign = [name for name in session.tests if skipped_by_product(session, name)]
-    if foreign:
+    if foreign and oracle is None:
         return Judgement(
             False, f"{len(foreign)} tests were skipped from inside the code under test, first {foreign[0]}"
         )
     return Judgement(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
 
 
+def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
+    """Return whether an expected test counts as passed.
+
+    Only `passed` counts, and `xfailed` if the gold runs gave just that. Without an oracle `may_xfail` decides.
+    """
+    if outcome == "xfailed":
+        return may_xfail if oracle is None else oracle.outcomes.get(name) == "xfailed"
+    return outcome == "passed"
+
+
 def skipped_by_product(session: RunnerSession, name: str) -> bool:
     """Return whether a skip or expected failure was raised by the code under test.
 
-    That is: neither in the test's own file, nor in a conftest.py, nor in an installed package.
+    That is: neither in the test's own file, nor in a conftest.py of the repository, nor in an installed package. The
+    place is the reporting code's own file name, so this holds only for code that does not hide; if there is an oracle,
+    it decides.
     """
     if session.tests[name] not in ("skipped", "xfailed") or not session.places.get(name):
         return False
     place = session.places[name]
-    own = name.partition("::")[0]
-    if any(part in place for part in _FOREIGN_PLACES) or place.endswith("conftest.py"):
+    own = f"{session.root}/{name.partition('::')[0]}"
+    if place in (own, name.partition("::")[0]):
         return False
-    return place.rpartition("/")[2] != own.rpartition("/")[2]
+    in_repository = place.startswith(session.root + "/") or not place.startswith("/")
+    if in_repository:
+        return place.rpartition("/")[2] != "conftest.py"
+    return not any(part in place for part in _INSTALLED)
 
 
 def all_tests(observed: RunnerReport) -> dict[str, str]:
@@ -102,4 +156,4 @@ def look_up(tests: Mapping[str, str], name: str) -> str:
     cut = [outcome for test, outcome in tests.items() if name in (test.split(" ", 1)[0], test.split("[", 1)[0])]
     if not cut:
         return "missing"
-    return next((outcome for outcome in cut if outcome not in PASSED), cut[0])
+    return next((outcome for outcome in cut if outcome not in ("passed", "xfailed")), cut[0])

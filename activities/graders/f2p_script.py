@@ -5,21 +5,19 @@ SWE-bench-like sets carry it in `metadata.remote_env_info.f2p_script`.
 
 import base64
 
-from activities.graders.base import TestFiles, Verdict
-from activities.graders.eval_cmd import grade_command, listed_test_files
+from activities.graders.base import TestFiles, TestRun, Verdict
+from activities.graders.eval_cmd import judge_command, listed_test_files, run_command
+from activities.graders.oracle import Oracle
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
 
 
 def _script_command(script: str) -> str:
-    """Return the shell command that runs the script from a directory of its own, without files of the patch beside it.
-
-    The trailing comment makes `eval_cmd` require pytest's witness.
-    """
+    """Return the shell command that runs the script from a directory of its own, apart from the patch's files."""
     encoded = base64.b64encode(script.encode()).decode()
     return (
         f'directory=$(mktemp -d) && echo {encoded} | base64 -d > "$directory/f2p_script.py"'
-        ' && python "$directory/f2p_script.py"  # pytest'
+        ' && python "$directory/f2p_script.py"'
     )
 
 
@@ -27,11 +25,14 @@ class F2pScriptGrader:
     """The grader of `metadata.remote_env_info.f2p_script`."""
 
     name = "f2p_script"
-    version = "1"
+    version = "2"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
 
-    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+    async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         command = _script_command(spec["remote_env_info"]["f2p_script"])
-        return await grade_command(box, command, workdir, spec, timeout_seconds)
+        return await run_command(box, command, workdir, spec, limit_seconds)
+
+    def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
+        return judge_command(run, "pytest", spec, oracle)

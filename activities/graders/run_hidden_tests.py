@@ -19,24 +19,49 @@ from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject
 
 RUNNER_STATE = "/run/ratchet"
+
+
+class UnusableBoxError(GraderFailedError):
+    """The box itself could not run tests: it lacks what it needs, or the machine starved it of CPU."""
+
+
 _NUM_TOKENS = 500
 _TOKEN_BYTES = 16
 _HEAD_BYTES = 6_000_000
 _TAIL_BYTES = 2_000_000
+_FRAME_BYTES = 24_000_000
+"""Limit of the witness's reports, those of 100,000 tests with long names. What exceeds it is lost, and with it the
+session's end, so that nothing is solved."""
 _OVERHEAD_SECONDS = 60.0
 _STARVED_SHARE = 0.5
-"""Share of the time limit; a run that timed out after waiting longer than this for a core was starved of CPU."""
+"""Share of the time limit. A run that timed out was starved of CPU if one of its processes waited longer than this for
+a core, and all of them together got less than this. What the patch's own processes used is time that the run got, so a
+patch cannot pass for starved by starting more of them."""
 _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
+
+
+@dataclass(slots=True, frozen=True)
+class LoadedModule:
+    """A test file's module. `file`: where it was loaded from. `digest`: of its tests' code; `changed` if the code after
+    the last test was not that before the first."""
+
+    file: str
+    digest: str
 
 
 @dataclass(slots=True)
 class RunnerSession:
     """One run of pytest as its witness saw it. `tests`: node id → worst reported outcome. `exit` None: it did not
-    end."""
+    end. `nested`: a test started it. `worker`: it is a process of xdist. `num_missed`: collected tests without any
+    report. `modules`: by the test file's path; below `root` it is relative.
+    """
 
     token: str
     number: int
     nested: bool = False
+    worker: bool = False
+    num_missed: int = 0
+    modules: dict[str, LoadedModule] = field(default_factory=dict)
     exit: int | None = None
     canary: str = "none"
     tests: dict[str, str] = field(default_factory=dict)
@@ -60,7 +85,12 @@ class RunnerReport:
     @property
     def top_sessions(self) -> list[RunnerSession]:
         """The sessions that were not started by tests."""
-        return [session for session in self.sessions if not session.nested]
+        return [session for session in self.sessions if not session.nested and not session.worker]
+
+    @property
+    def workers(self) -> list[RunnerSession]:
+        """The processes of xdist."""
+        return [session for session in self.sessions if session.worker]
 
 
 def _resource(name: str) -> str:
@@ -76,6 +106,7 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
         "WORKDIR": workdir,
         "HEAD_BYTES": str(_HEAD_BYTES),
         "TAIL_BYTES": str(_TAIL_BYTES),
+        "FRAME_BYTES": str(_FRAME_BYTES),
         "WITNESS": "1" if witness else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
@@ -88,7 +119,7 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
 async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> RunnerReport:
     """Run `command` as the box's unprivileged user; its processes are dead when this returns.
 
-    `witness`: load the pytest plugin. Raises GraderFailedError if the box cannot run tests, and the box's own errors.
+    `witness`: load the pytest plugin. Raises UnusableBoxError if the box cannot run tests, and the box's own errors.
     """
     nonce = secrets.token_hex(_TOKEN_BYTES)
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
@@ -104,7 +135,7 @@ async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, wi
         )
         output, code = result.stdout, result.exit_code
         if code == 70:
-            raise GraderFailedError(f"the grading box cannot run tests: {result.stderr.strip()[-400:]}")
+            raise UnusableBoxError(f"the grading box cannot run tests: {result.stderr.strip()[-400:]}")
     except CommandFailedError as error:  # only a time-out: the tests kept root's shell from ending them
         output, code = error.stdout, None
     return _parse_report(output, nonce, frozenset(tokens), seconds, code)
@@ -116,8 +147,9 @@ def _parse_report(output: str, nonce: str, tokens: frozenset[str], seconds: floa
     if not found or end is None:
         return RunnerReport(code if code is None else 1, output, [], lost=True)
     log, _, frames = rest[: end.start()].partition(f"\n{nonce} frames\n")
-    exit_code, timed_out, waited = int(end[1]), end[2] == "1", int(end[4])
-    starved = timed_out and waited / 1e9 > _STARVED_SHARE * seconds
+    exit_code, timed_out = int(end[1]), end[2] == "1"
+    got, waited = int(end[3]) / 1e9, int(end[4]) / 1e9
+    starved = timed_out and waited > _STARVED_SHARE * seconds > got
     return RunnerReport(None if timed_out else exit_code, log, _sessions(frames, tokens), starved)
 
 
@@ -135,8 +167,11 @@ def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             continue
         if frame["kind"] == "begin" and key not in found:
-            found[key] = RunnerSession(token, key[1], nested=open_top is not None, root=str(frame.get("root", "")))
-            open_top = open_top or key
+            worker = bool(frame.get("worker"))
+            found[key] = RunnerSession(
+                token, key[1], nested=open_top is not None, worker=worker, root=str(frame.get("root", ""))
+            )
+            open_top = open_top or (None if worker else key)
         elif key in found:
             _record_frame(found[key], frame)
             if frame["kind"] == "end" and key == open_top:
@@ -151,6 +186,11 @@ def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
     if frame["kind"] == "end" and session.exit is None:
         session.exit = int(frame["exit"])
         session.canary = str(frame["canary"])
+        session.num_missed = int(frame.get("missed", 0))
+    if frame["kind"] == "module":
+        session.modules[str(frame["path"]).removeprefix(session.root + "/")] = LoadedModule(
+            str(frame["file"]).removeprefix(session.root + "/"), str(frame["digest"])
+        )
     if frame["kind"] != "test":
         return
     name = str(frame["name"])

@@ -6,12 +6,14 @@ printed log does.
 """
 
 import time
+from dataclasses import dataclass
 
-from activities.graders.base import PASSED, TestFiles, Verdict, log_tail
+from activities.graders.base import TestFiles, TestRun, Verdict, log_tail
 from activities.graders.diff_sections import split_diff
-from activities.graders.eval_cmd import listed_test_files, reason_unfinished
-from activities.graders.evidence import all_tests, judge_runner, look_up
+from activities.graders.eval_cmd import listed_test_files, names_pytest, reason_unfinished
+from activities.graders.evidence import all_tests, has_passed, judge_runner, look_up
 from activities.graders.log_parsers import find_log_parser
+from activities.graders.oracle import Oracle
 from activities.graders.run_hidden_tests import RunnerReport, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
@@ -21,7 +23,7 @@ class SweBenchGrader:
     """The grader of `metadata.swe_bench`."""
 
     name = "swe_bench"
-    version = "2"
+    version = "3"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         """Return the files of `test_patch`, `test_files` and `tests_archive`."""
@@ -30,13 +32,27 @@ class SweBenchGrader:
         paths = {change.path for change in split_diff(patch)} | (listed.paths or set())
         return TestFiles(frozenset(paths), listed.archive, patch)
 
-    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+    async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         row = spec["swe_bench"]
         started = time.monotonic()
-        observed = await run_tests(box, row["test_cmd"], workdir, timeout_seconds)
-        seconds = time.monotonic() - started
+        observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
         outcomes = outcomes_of(observed, str(row.get("log_parser") or "pytest"))
-        return judge_lists(observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, seconds)
+        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds)
+
+    def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
+        row = spec["swe_bench"]
+        lists = TestLists(row["fail_to_pass"], row["pass_to_pass"])
+        return judge_lists(run, lists, oracle, names_pytest(row["test_cmd"]))
+
+
+@dataclass(slots=True, frozen=True)
+class TestLists:
+    """Tests that fail without a solution and pass with one, and tests that always pass."""
+
+    __test__ = False
+
+    fail_to_pass: list[str]
+    pass_to_pass: list[str]
 
 
 def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
@@ -44,37 +60,39 @@ def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
     return all_tests(observed) if observed.sessions else find_log_parser(log_parser)(observed.log)
 
 
-def judge_lists(
-    observed: RunnerReport,
-    outcomes: dict[str, str],
-    fail_to_pass: list[str],
-    pass_to_pass: list[str],
-    timeout_seconds: float,
-    seconds: float,
-) -> Verdict:
-    """Judge by two lists of tests: solved if all of both passed and the runner was not tampered with."""
-    tests = {name: look_up(outcomes, name) for name in [*fail_to_pass, *pass_to_pass]}
-    unfinished = reason_unfinished(observed, timeout_seconds)
-    truthful = judge_runner(observed)
-    counts = [(sum(tests[name] in PASSED for name in names), len(names)) for names in (fail_to_pass, pass_to_pass)]
-    if not truthful.ok:  # counts of a changed runner are worthless
-        counts = [(0, expected) for _, expected in counts]
-    reason = unfinished or truthful.reason or _count(counts, tests)
-    solved = not unfinished and truthful.ok and all(passed == expected for passed, expected in counts) and bool(tests)
+def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required: bool) -> Verdict:
+    """Judge by two lists of tests: solved if all of both passed and the runner was not tampered with.
+
+    `required`: pytest must have run, because the command names it; a printed log alone does not count then.
+    """
+    tests = {name: look_up(run.outcomes, name) for name in [*lists.fail_to_pass, *lists.pass_to_pass]}
+    unfinished = reason_unfinished(run)
+    truthful = judge_runner(run.observed, oracle, required)
+    fixed = _passed(lists.fail_to_pass, tests, oracle, may_xfail=False)
+    kept = _passed(lists.pass_to_pass, tests, oracle, may_xfail=True)
+    if not truthful.ok:  # the counts of a changed runner are worthless
+        fixed, kept = [], []
+    wrong = next((name for name in tests if name not in {*fixed, *kept}), None)
+    counts = (
+        f"{len(fixed)}/{len(lists.fail_to_pass)} fail-to-pass and {len(kept)}/{len(lists.pass_to_pass)} pass-to-pass "
+        "tests passed"
+    )
+    passed = bool(tests) and wrong is None
     return Verdict(
-        solved,
-        reason,
-        log_tail(observed.log),
-        seconds,
+        solved=not unfinished and truthful.ok and passed,
+        reason=unfinished
+        or truthful.reason
+        or counts + ("" if wrong is None else f"; first wrong: {wrong} ({tests[wrong]})"),
+        log=log_tail(run.observed.log),
+        duration_seconds=run.seconds,
         rejected=bool(truthful.rule),
         rule=truthful.rule,
         tests=tests,
-        fail_to_pass=counts[0],
-        pass_to_pass=counts[1],
+        fail_to_pass=(len(fixed), len(lists.fail_to_pass)),
+        pass_to_pass=(len(kept), len(lists.pass_to_pass)),
+        has_oracle=oracle is not None,
     )
 
 
-def _count(counts: list[tuple[int, int]], tests: dict[str, str]) -> str:
-    text = f"{counts[0][0]}/{counts[0][1]} fail-to-pass and {counts[1][0]}/{counts[1][1]} pass-to-pass tests passed"
-    wrong = next((f"; first wrong: {name} ({outcome})" for name, outcome in tests.items() if outcome not in PASSED), "")
-    return text + wrong
+def _passed(names: list[str], tests: dict[str, str], oracle: Oracle | None, may_xfail: bool) -> list[str]:
+    return [name for name in names if has_passed(name, tests[name], oracle, may_xfail)]

@@ -14,10 +14,12 @@ import time
 
 import orjson
 
-from activities.graders.base import TestFiles, Verdict
+from activities.graders.base import TestFiles, TestRun, Verdict
+from activities.graders.eval_cmd import names_pytest
 from activities.graders.evidence import all_tests, look_up
+from activities.graders.oracle import Oracle
 from activities.graders.run_hidden_tests import RUNNER_STATE, RunnerReport, run_tests
-from activities.graders.swe_bench import judge_lists
+from activities.graders.swe_bench import TestLists, judge_lists
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject
@@ -29,7 +31,7 @@ class SweBenchProGrader:
     """The grader of `metadata.swepro`."""
 
     name = "swepro"
-    version = "2"
+    version = "3"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         row = spec["swepro"]
@@ -39,16 +41,19 @@ class SweBenchProGrader:
         lines = [line.strip() for line in row["before_repo_set_cmd"].strip().splitlines() if line.strip()]
         return TestFiles(paths, commands=tuple(lines[-1:]))
 
-    async def grade(self, box: Sandbox, workdir: str, spec: JsonObject, timeout_seconds: float) -> Verdict:
+    async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         row = spec["swepro"]
         command = _command(row["run_script"], row["selected_test_files_to_run"], row.get("env_cmds") or "")
         started = time.monotonic()
-        observed = await run_tests(box, command, workdir, timeout_seconds)
-        outcomes = await _parse(box, row["parser_script"], observed)
-        outcomes = confirm_outcomes(outcomes, all_tests(observed))
-        return judge_lists(
-            observed, outcomes, row["fail_to_pass"], row["pass_to_pass"], timeout_seconds, time.monotonic() - started
-        )
+        observed = await run_tests(box, command, workdir, limit_seconds)
+        parsed = await _parse(box, row["parser_script"], observed)
+        outcomes = confirm_outcomes(parsed, all_tests(observed))
+        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds)
+
+    def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
+        row = spec["swepro"]
+        lists = TestLists(row["fail_to_pass"], row["pass_to_pass"])
+        return judge_lists(run, lists, oracle, names_pytest(row["run_script"]))
 
 
 def confirm_outcomes(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import AdmissionTable, TaskTable
+from ratchet.store.schema import AdmissionTable, BrokenOracleTable, TaskTable, TrialTable
 from ratchet.types import JsonObject
 
 
@@ -21,7 +21,9 @@ class GraderVersion(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class NewAdmission:
-    """The result of examining one task. `gold_seconds`: median duration of the gold patch's tests, None without one."""
+    """The result of examining one task. `gold_seconds`: median duration of the gold patch's tests, None without one.
+    `oracle`: what the gold runs have in common, None without one.
+    """
 
     task_id: int
     grader: str
@@ -30,12 +32,24 @@ class NewAdmission:
     reason: str
     evidence: list[JsonObject]
     gold_seconds: float | None
+    oracle: JsonObject | None = None
+
+
+class TaskOracle(NamedTuple):
+    """What admission knows of a task's true runs; both are JSON of `activities/graders`. `broken`: number → content."""
+
+    oracle: JsonObject | None
+    broken: dict[int, JsonObject]
 
 
 async def store_admission(connection: AsyncConnection, admission: NewAdmission) -> None:
-    """Store the result; it replaces an earlier one of the same task and grader version."""
+    """Store the result; it replaces an earlier one of the same task and grader version. An oracle of None keeps the
+    earlier one, because the gold runs are deleted once they are merged.
+    """
     statement = insert(AdmissionTable).values(**asdict(admission))
     changed = {name: statement.excluded[name] for name in ("admitted", "reason", "evidence", "gold_seconds")}
+    if admission.oracle is not None:
+        changed["oracle"] = statement.excluded.oracle
     await connection.execute(
         statement.on_conflict_do_update(
             index_elements=["task_id", "grader", "grader_version"], set_={**changed, "created_at": func.now()}
@@ -51,6 +65,71 @@ async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, gr
         AdmissionTable.grader_version == grader_version,
     )
     return bool((await connection.execute(statement)).scalar_one_or_none())
+
+
+async def task_oracle(connection: AsyncConnection, task_id: int, version: GraderVersion) -> TaskOracle:
+    """Return the task's oracle and its pool of broken ones; without an admission both are empty."""
+    admitted = select(AdmissionTable.oracle).where(
+        AdmissionTable.task_id == task_id,
+        AdmissionTable.grader == version.grader,
+        AdmissionTable.grader_version == version.version,
+        AdmissionTable.admitted,
+    )
+    oracle = (await connection.execute(admitted)).scalar_one_or_none()
+    if oracle is None:
+        return TaskOracle(None, {})
+    pool = select(BrokenOracleTable.number, BrokenOracleTable.content).where(*_of(BrokenOracleTable, task_id, version))
+    return TaskOracle(oracle, {row.number: row.content for row in await connection.execute(pool)})
+
+
+async def store_trial(
+    connection: AsyncConnection, task_id: int, version: GraderVersion, repeat: int, oracle: JsonObject
+) -> None:
+    """Keep what one gold run looked like until the admission is recorded."""
+    statement = insert(TrialTable).values(
+        task_id=task_id, grader=version.grader, grader_version=version.version, repeat=repeat, oracle=oracle
+    )
+    await connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["task_id", "grader", "grader_version", "repeat"], set_={"oracle": oracle}
+        )
+    )
+
+
+async def trials_of_task(connection: AsyncConnection, task_id: int, version: GraderVersion) -> list[JsonObject]:
+    """Return the stored gold runs of an examination that is under way."""
+    statement = select(TrialTable.oracle).where(*_of(TrialTable, task_id, version)).order_by(TrialTable.repeat)
+    return list((await connection.execute(statement)).scalars())
+
+
+async def delete_trials(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
+    """Delete the stored gold runs: the admission has been recorded, or a new one begins."""
+    await connection.execute(delete(TrialTable).where(*_of(TrialTable, task_id, version)))
+
+
+async def store_broken_oracle(
+    connection: AsyncConnection, task_id: int, version: GraderVersion, number: int, content: JsonObject
+) -> None:
+    """Add a broken oracle to the task's pool, in place of one with the same number."""
+    statement = insert(BrokenOracleTable).values(
+        task_id=task_id, grader=version.grader, grader_version=version.version, number=number, content=content
+    )
+    await connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["task_id", "grader", "grader_version", "number"], set_={"content": content}
+        )
+    )
+
+
+async def delete_broken_oracles(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
+    """Empty the task's pool before a new admission fills it."""
+    await connection.execute(delete(BrokenOracleTable).where(*_of(BrokenOracleTable, task_id, version)))
+
+
+def _of(
+    table: type[BrokenOracleTable | TrialTable], task_id: int, version: GraderVersion
+) -> tuple[ColumnElement[bool], ...]:
+    return table.task_id == task_id, table.grader == version.grader, table.grader_version == version.version
 
 
 async def admissions_of_dataset(

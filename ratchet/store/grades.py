@@ -1,8 +1,8 @@
 """Stored verdicts: a patch may have many, and a rollout's reward comes from one of them."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.grading_payloads import StoredPatch
@@ -30,12 +30,33 @@ class NewGrade:
     duration_seconds: float
     sandbox_id: int | None = None
     repeat: int = 0
+    has_oracle: bool = False
+    flags: list[JsonObject] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class ControlVerdict:
+    """Result of a control run. `rejected`: tests passed that must fail, named in `reason`; `rule`: the rule's name."""
+
+    result: JsonObject
+    rejected: bool
+    rule: str
+    reason: str
 
 
 async def store_grade(connection: AsyncConnection, grade: NewGrade) -> int:
     """Insert the verdict and return its id."""
     statement = insert(GradeTable).values(**asdict(grade)).returning(GradeTable.id)
     return int((await connection.execute(statement)).scalar_one())
+
+
+async def record_control(connection: AsyncConnection, grade_id: int, verdict: ControlVerdict) -> None:
+    """Store the result of a grade's control run once; a second result changes nothing."""
+    values: JsonObject = {"control": verdict.result}
+    if verdict.rejected:
+        values |= {"solved": False, "rejected": True, "rule": verdict.rule, "reason": verdict.reason}
+    statement = update(GradeTable).where(GradeTable.id == grade_id, GradeTable.control.is_(None))
+    await connection.execute(statement.values(**values))
 
 
 async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:

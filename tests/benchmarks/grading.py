@@ -26,8 +26,8 @@ import orjson
 
 from activities.datasets.formats import read_rows
 from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
-from activities.grade import GradingLimits, judge_patch
 from activities.graders.registry import GRADERS
+from activities.judge_patch import GradingLimits, PatchJudge
 from activities.sandboxes.base import SandboxProvider
 from cli.console import say
 from ratchet import paths
@@ -98,9 +98,8 @@ async def graded(provider: SandboxProvider, task: TaskRow) -> float:
         task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
     )
     try:
-        verdict, _ = await judge_patch(
-            box, GRADERS[task.grader], task, None, gold_of(task), GradingLimits.of_run(CONFIG)
-        )
+        judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(CONFIG))
+        verdict = (await judge.judge(box, gold_of(task))).verdict
     finally:
         await box.kill()
         await box.close()

@@ -4,9 +4,14 @@ An exit code can be faked by one `os._exit(0)` and a summary by one `print`; the
 through PYTEST_PLUGINS and runs under any Python from 3.6 and pytest from 4.
 
 Each line is `<nonce> <json>`; a pipe gives every reader another nonce. After the last test a canary, a test that must
-fail in several ways, runs through the same machinery. If it is reported as passed, the runner was changed.
+fail in several ways, runs through the same machinery. If it is reported as passed, the runner was changed. Under xdist
+the canary runs in each worker, since only the workers have tests.
+
+For each test file it reports the file that its module was loaded from, and a digest of its tests' code before the
+first test and after the last.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -35,13 +40,44 @@ def _open_pipe():
         return -1
 
 
+def _add_code(digest, code):
+    digest.update(code.co_name.encode("utf-8", "replace") + b"\0")
+    digest.update(code.co_code + repr(code.co_names).encode("utf-8", "replace"))
+    for constant in code.co_consts:
+        if hasattr(constant, "co_code"):
+            _add_code(digest, constant)
+        elif isinstance(constant, frozenset):
+            digest.update(repr(sorted(map(repr, constant))).encode("utf-8", "replace"))
+        else:
+            digest.update(repr(constant).encode("utf-8", "replace"))
+
+
+def _modules(items):
+    """Return path of a test file -> the file that its module says it is from, and a digest of its tests' code."""
+    found = {}
+    for item in items:
+        path = str(getattr(item, "fspath", ""))
+        module = getattr(item, "module", None)
+        if path not in found:
+            found[path] = (str(getattr(module, "__file__", "")), hashlib.sha256())
+        function = getattr(item, "obj", None)
+        function = getattr(function, "__func__", function)
+        function = getattr(function, "__wrapped__", function)
+        if hasattr(function, "__code__"):
+            _add_code(found[path][1], function.__code__)
+    return {path: (file, digest.hexdigest()[:32]) for path, (file, digest) in found.items()}
+
+
 class Witness:
-    def __init__(self, nonce, pipe, number):
+    def __init__(self, nonce, pipe, number, worker):
         self.nonce = nonce
         self.pipe = pipe
         self.number = number
+        self.worker = worker
         self.pid = os.getpid()
         self.items = []
+        self.modules = {}
+        self.ran = set()
         self.canary = ""
 
     def send(self, kind, **facts):
@@ -55,15 +91,16 @@ class Witness:
 
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
-        self.send("collected", count=len(self.items))
+        self.modules = _modules(self.items)
 
     def pytest_collectreport(self, report):
         if report.outcome == "failed":
             self.send("test", name=report.nodeid[:_MAX_NAME], when="collect", outcome="failed")
 
     def pytest_runtest_logreport(self, report):
-        if self.canary and self.canary in report.nodeid:
+        if self.worker or (self.canary and self.canary in report.nodeid):
             return
+        self.ran.add(report.nodeid)
         if report.when != "call" and report.outcome == "passed":
             return
         place = ""
@@ -78,7 +115,15 @@ class Witness:
 
     def pytest_sessionfinish(self, session, exitstatus):
         told = self.tell_canary() if self.items else "none"
-        self.send("end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3))
+        modules = _modules(self.items)
+        for path in modules:
+            file, digest = modules[path]
+            same = self.modules.get(path) == modules[path]
+            self.send("module", path=path[:_MAX_NAME], file=file[:_MAX_NAME], digest=digest if same else "changed")
+        self.send(
+            "end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3),
+            missed=0 if self.worker else len({item.nodeid for item in self.items} - self.ran),
+        )  # fmt: skip
 
     def tell_canary(self):
         """Run the canary: `failed` is correct, `passed` means a changed runner, `none` that it could not be run."""
@@ -148,9 +193,10 @@ _NUMBER = 0
 
 def pytest_configure(config):
     global _NUMBER
-    if not _NONCE or _PIPE < 0 or hasattr(config, "workerinput"):
+    if not _NONCE or _PIPE < 0:
         return
     _NUMBER += 1
-    witness = Witness(_NONCE, _PIPE, _NUMBER)
-    witness.send("begin", root=str(getattr(config, "rootdir", "")))
+    worker = hasattr(config, "workerinput")
+    witness = Witness(_NONCE, _PIPE, _NUMBER, worker)
+    witness.send("begin", root=str(getattr(config, "rootdir", "")), worker=worker)
     config.pluginmanager.register(witness, "ratchet-witness-" + str(_NUMBER))

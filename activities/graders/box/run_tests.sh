@@ -1,7 +1,7 @@
 # Run one test command as the user `agent` and report over stdout, framed by a nonce that only root of this box can read.
 #
 # `activities/graders/run_hidden_tests.py` puts assignments of NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES,
-# TAIL_BYTES and WITNESS in front of this file. All processes of the tests are dead before the report is written.
+# TAIL_BYTES, FRAME_BYTES and WITNESS in front of this file. All processes of the tests are dead before the report is written.
 set -u
 state=/run/ratchet witness=/run/ratchet-witness
 rm -rf "$witness" "$state/log" "$state/frames" "$state/out" "$state/never" "$state/timed_out"
@@ -28,22 +28,30 @@ end_tests() {  # stop all processes first, so that a fork bomb cannot outrun the
         done
     done
 }
-time_out() {  # record the CPU time and the waiting time of the running test processes, in nanoseconds
-    local process task run wait ran=0 waited=0
+ticks_of() {  # argument: a process directory; set `ticks` to its CPU time with that of its ended children
+    local fields
+    ticks=0
+    { read -r fields <"$1/stat"; } 2>/dev/null || return
+    set -- ${fields##*) }
+    ticks=$((${12} + ${13} + ${14} + ${15}))
+}
+time_out() {  # record the CPU time that the tests got, and the longest time that one of them waited for a core, in ns
+    local process task run wait ran waited=0
+    ticks_of /proc/1; ran=$((ticks - init_ticks))
     for process in /proc/[0-9]*; do
         owned_by_agent "$process" || continue
-        for task in "$process"/task/[0-9]*; do
-            { read -r run wait _ <"$task/schedstat"; } 2>/dev/null && ran=$((ran + run)) waited=$((waited + wait))
-        done
+        ticks_of "$process"; ran=$((ran + ticks))
+        { read -r run wait _ <"$process/schedstat"; } 2>/dev/null && [ "$wait" -gt "$waited" ] && waited=$wait
     done
-    echo "1 $ran $waited" >"$state/timed_out"
+    echo "1 $((ran * 10000000)) $waited" >"$state/timed_out"
     end_tests
 }
+ticks_of /proc/1; init_ticks=$ticks
 
 # Every reader of the pipe gets a token of its own; the pipe stays open here, so that a reader never blocks.
 exec 8<>"$witness/nonce"
 printf '%s\n' $TOKENS >&8
-cat "$witness/frames" >"$state/frames" 8>&- &
+{ head -c "$FRAME_BYTES"; cat >/dev/null; } <"$witness/frames" >"$state/frames" 8>&- &
 reader=$!
 exec 9>"$witness/frames"
 { head -c "$HEAD_BYTES"; tail -c "$TAIL_BYTES"; } <"$state/out" >"$state/log" 8>&- 9>&- &

@@ -9,6 +9,7 @@ from ratchet.store.schema.rollouts import (
     GROUP_READY_SEQ,
     AdmissionTable,
     AttemptTable,
+    BrokenOracleTable,
     ChainSpanTable,
     ChainTable,
     GradeTable,
@@ -20,6 +21,7 @@ from ratchet.store.schema.rollouts import (
     SessionTable,
     SessionTokenTable,
     TaskTable,
+    TrialTable,
     TurnTable,
 )
 from ratchet.store.schema.runs import (
@@ -42,6 +44,7 @@ __all__ = [
     "Base",
     "BatchItemTable",
     "BatchTable",
+    "BrokenOracleTable",
     "ChainSpanTable",
     "ChainTable",
     "CheckpointTable",
@@ -61,5 +64,6 @@ __all__ = [
     "SessionTable",
     "SessionTokenTable",
     "TaskTable",
+    "TrialTable",
     "TurnTable",
 ]

@@ -272,7 +272,9 @@ class GradeTable(Base):
 
     `tests`: name → outcome. `fail_to_pass`, `pass_to_pass`: [passed, expected]. `findings`: [{"rule", "path",
     "action"}], files that an integrity rule left out; `rule`: the rule that rejected the patch. `repeat` counts grades
-    of one patch by one grader version."""
+    of one patch by one grader version. `has_oracle`: the run was compared with the task's gold runs. `control`: the
+    result of the control run, {"number", "passed", "failed"}; NULL without one. `flags`: suspicious code, [{"what",
+    "place"}]."""
 
     __tablename__ = "grade"
     id: Mapped[int] = identity()
@@ -289,6 +291,9 @@ class GradeTable(Base):
     pass_to_pass: Mapped[list[Any] | None]
     findings: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     repeat: Mapped[int] = mapped_column(server_default="0")
+    has_oracle: Mapped[bool] = mapped_column(server_default=text("false"))
+    control: Mapped[dict[str, Any] | None]
+    flags: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     log: Mapped[bytes]
     duration_seconds: Mapped[float]
     sandbox_id: Mapped[int | None] = mapped_column(BigInteger)
@@ -298,7 +303,8 @@ class GradeTable(Base):
 class AdmissionTable(Base):
     """Whether one grader version admits a task: its gold patch always passed and the empty one never did.
 
-    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat.
+    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat. `oracle`: what
+    the gold runs have in common (`activities/graders/oracle.py`); NULL if there is none.
     """
 
     __tablename__ = "admission"
@@ -309,9 +315,33 @@ class AdmissionTable(Base):
     admitted: Mapped[bool]
     reason: Mapped[str] = mapped_column(server_default="")
     evidence: Mapped[list[Any]]
+    oracle: Mapped[dict[str, Any] | None]
     gold_seconds: Mapped[float | None]
     created_at: Mapped[datetime] = now()
     __table_args__ = (UniqueConstraint("task_id", "grader", "grader_version"),)
+
+
+class TrialTable(Base):
+    """The gold run of one trial, kept until the admission's oracle is made of all of them."""
+
+    __tablename__ = "trial"
+    task_id: Mapped[int] = reference("task.id", primary_key=True)
+    grader: Mapped[str] = mapped_column(primary_key=True)
+    grader_version: Mapped[str] = mapped_column(primary_key=True)
+    repeat: Mapped[int] = mapped_column(primary_key=True)
+    oracle: Mapped[dict[str, Any]]
+
+
+class BrokenOracleTable(Base):
+    """One of a task's broken oracles (`activities/graders/broken_oracles.py`). `number` counts the tries to make one,
+    so that numbers may be missing."""
+
+    __tablename__ = "broken_oracle"
+    task_id: Mapped[int] = reference("task.id", primary_key=True)
+    grader: Mapped[str] = mapped_column(primary_key=True)
+    grader_version: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    content: Mapped[dict[str, Any]]
 
 
 class ChainTable(Base):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from activities.grade import GradingLimits, JudgedPatch, judge_patch
 from activities.graders.registry import GRADERS
+from activities.judge_patch import GradingLimits, JudgedPatch, PatchJudge
 from activities.sandboxes.base import Sandbox
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
@@ -79,7 +79,7 @@ def judged(box: Sandbox) -> Judge:
 
     async def run(task: TaskRow, patch: bytes, **options: Any) -> JudgedPatch:
         limits = GradingLimits.of_run(config(**options))
-        return await judge_patch(box, GRADERS[task.grader], task, None, patch, limits)
+        return await PatchJudge(GRADERS[task.grader], task, limits).judge(box, patch)
 
     return run
 

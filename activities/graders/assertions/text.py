@@ -1,0 +1,156 @@
+"""Find assertions in tests of any language by their words, operators and literals.
+
+No parser per language: an edit that does not make the test fail with the gold patch is dropped at admission, so a rough
+search is enough.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from activities.graders.assertions.site import AssertionSite, other_number, other_text
+
+_HASH_COMMENTS = (".sh", ".bash", ".rb", ".py", ".php", ".mk", ".t", ".pl", ".r", "Makefile", "")
+"""Ends of the file names in whose languages `#` begins a comment; a shell command has no name."""
+_CHARACTERS = (".rs", ".go", ".c", ".h", ".cc", ".cpp", ".hpp", ".cxx", ".java", ".kt", ".cs", ".scala", ".swift")
+"""Ends of the file names in whose languages an apostrophe quotes one character only, or a lifetime."""
+_PATTERN = r"""
+    (?P<comment>//[^\n]*|/\*.*?\*/{hash})
+  | (?P<string>"(?:\\.|[^"\\\n])*"|`[^`]*`|{apostrophe})
+  | (?P<number>(?<![\w.])\d[\w.]*)
+  | (?P<word>[A-Za-z_$][\w$]*!?)
+  | (?P<operator>===|!==|==|!=|:=|=>|-eq\b|-ne\b|[-+*/%<>=&|!?:,;.(){{}}\[\]])
+"""
+_EQUAL = re.compile(r"equal|same|_eq!?$|^eq$|^eql$|^is$|^be$|^tobe$|^tocontain$|^tohavelength$", re.IGNORECASE)
+_NOT_EQUAL = re.compile(r"not|unequal|_ne!?$", re.IGNORECASE)
+_ASSERTION_LINE = re.compile(r"assert|expect|require|check|\bif\b|\btest\b|\[ |should|must", re.IGNORECASE)
+_EXPECTED_NAMES = re.compile(r"^(?:want\w*|expect\w*|exp|output|result)$", re.IGNORECASE)
+_OPPOSITES = {
+    "strictEqual": "notStrictEqual",
+    "deepStrictEqual": "notDeepStrictEqual",
+    "deepEqual": "notDeepEqual",
+    "equal": "notEqual",
+    "toBe": "not.toBe",
+    "toEqual": "not.toEqual",
+    "toStrictEqual": "not.toStrictEqual",
+    "assert_eq!": "assert_ne!",
+    "assertEquals": "assertNotEquals",
+    "assertSame": "assertNotSame",
+    "assertTrue": "assertFalse",
+    "assertFalse": "assertTrue",
+    "isEqualTo": "isNotEqualTo",
+    "EXPECT_EQ": "EXPECT_NE",
+    "ASSERT_EQ": "ASSERT_NE",
+    "EXPECT_TRUE": "EXPECT_FALSE",
+    "EXPECT_FALSE": "EXPECT_TRUE",
+    "ASSERT_TRUE": "ASSERT_FALSE",
+    "assert_equal": "refute_equal",
+    "must_equal": "wont_equal",
+}
+_OPPOSITE_OPERATORS = {"!=": "==", "==": "!=", "!==": "===", "===": "!==", "-eq": "-ne", "-ne": "-eq"}
+_COMPARISONS = ("==", "===", "!=", "!==", "-eq")
+_BOOLEANS = {"true": "false", "false": "true", "True": "False", "False": "True"}
+_MAX_ARGUMENT_TOKENS = 200
+
+
+@dataclass(slots=True, frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def text_sites(source: bytes, name: str, rng: random.Random) -> list[AssertionSite]:
+    """Return the assertions of a file of this name (empty: a shell command), in the order of the text."""
+    return list(_Finder(_tokens(source.decode("latin-1"), name), source.decode("latin-1"), name, rng).sites())
+
+
+def _tokens(text: str, name: str) -> list[_Token]:
+    ends = name[name.rfind(".") :] if "." in name else name.rpartition("/")[2]
+    apostrophe = r"'(?:\\.[^'\n]{0,8}|[^'\\\n])'" if ends in _CHARACTERS else r"'(?:\\.|[^'\\\n])*'"
+    pattern = _PATTERN.format(hash=r"|\#[^\n]*" if ends in _HASH_COMMENTS else "", apostrophe=apostrophe)
+    return [
+        _Token(str(match.lastgroup), match[0], match.start(), match.end())
+        for match in re.finditer(pattern, text, re.VERBOSE | re.DOTALL)
+        if match.lastgroup != "comment"
+    ]
+
+
+class _Finder:
+    def __init__(self, tokens: list[_Token], text: str, name: str, rng: random.Random) -> None:
+        self.tokens = tokens
+        self.text = text
+        self.is_shell = name == "" or name.endswith((".sh", ".bash"))
+        self.rng = rng
+
+    def sites(self) -> Iterator[AssertionSite]:
+        for number, token in enumerate(self.tokens):
+            if token.kind == "word":
+                yield from self._word(number, token)
+            elif token.text in _OPPOSITE_OPERATORS and _ASSERTION_LINE.search(self._line(token)):
+                yield AssertionSite("negation", "", token.start, token.end, _OPPOSITE_OPERATORS[token.text])
+                if token.text in _COMPARISONS:
+                    yield from self._neighbours(number)
+            elif token.text == "=" and self.is_shell and _ASSERTION_LINE.search(self._line(token)):
+                yield from self._neighbours(number)
+
+    def _word(self, number: int, token: _Token) -> Iterator[AssertionSite]:
+        following = self.tokens[number + 1].text if number + 1 < len(self.tokens) else ""
+        if token.text in _OPPOSITES and following == "(":
+            yield AssertionSite("negation", "", token.start, token.end, _OPPOSITES[token.text])
+        if following == "(" and _EQUAL.search(token.text) and not _NOT_EQUAL.search(token.text):
+            for argument in self._arguments(number + 2):
+                yield from self._literal(argument)
+        elif following in (":", ":=", "=") and _EXPECTED_NAMES.match(token.text) and number + 2 < len(self.tokens):
+            yield from self._literal([self.tokens[number + 2]])
+
+    def _arguments(self, number: int) -> Iterator[list[_Token]]:
+        """Yield the tokens of each argument of a call, whose first token has this number."""
+        depth = 0
+        argument: list[_Token] = []
+        for token in self.tokens[number : number + _MAX_ARGUMENT_TOKENS]:
+            if depth == 0 and token.text in (")", ","):
+                yield argument
+                argument = []
+                if token.text == ")":
+                    return
+                continue
+            depth += (token.text in "([{") - (token.text in ")]}")
+            argument.append(token)
+
+    def _neighbours(self, number: int) -> Iterator[AssertionSite]:
+        """Yield the literal on either side of an operator, if there is one."""
+        for side in (number - 1, number + 1):
+            if 0 <= side < len(self.tokens) and self._line(self.tokens[side]) == self._line(self.tokens[number]):
+                yield from self._literal([self.tokens[side]])
+
+    def _literal(self, tokens: list[_Token]) -> Iterator[AssertionSite]:
+        """Yield a changed value if the tokens are literals and brackets only."""
+        values = [token for token in tokens if token.kind in ("number", "string") or token.text in _BOOLEANS]
+        others = [token for token in tokens if token not in values]
+        if values and all(token.text in ("[", "]", "{", "}", ",", "-") for token in others):
+            token = self.rng.choice(values)
+            text = self._other(token)
+            if text:
+                yield AssertionSite("value", "", token.start, token.end, text)
+
+    def _other(self, token: _Token) -> str:
+        if token.text in _BOOLEANS:
+            return _BOOLEANS[token.text]
+        if token.kind == "string":
+            quote = token.text[0]
+            return (
+                quote + other_text(token.text[1:-1], self.rng) + quote if len(token.text) != 3 or quote != "'" else ""
+            )
+        digits = re.match(r"\d+(?:\.\d+)?", token.text)
+        if digits is None or token.text.startswith(("0x", "0b", "0o")):
+            return ""
+        value = float(digits[0]) if "." in digits[0] else int(digits[0])
+        return str(other_number(value, self.rng)) + token.text[digits.end() :]
+
+    def _line(self, token: _Token) -> str:
+        start = self.text.rfind("\n", 0, token.start) + 1
+        end = self.text.find("\n", token.start)
+        return self.text[start : end if end >= 0 else len(self.text)]

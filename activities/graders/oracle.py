@@ -1,0 +1,90 @@
+"""The oracle of a task: what a true run of its tests looks like, recorded from runs with the gold patch.
+
+A verdict does not rest on what a run says of itself alone: a run that differs from the oracle is not solved. Tasks that
+were not admitted have no oracle, and their verdicts say so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
+from ratchet.types import JsonObject
+
+
+@dataclass(slots=True, frozen=True)
+class Oracle:
+    """One or several gold runs. `outcomes`: test → the outcome that all of them had; a test whose outcome varied is
+    left out. `num_sessions` and `exit_code`: None if they varied. `canaries`: results of the sessions' canaries.
+    `modules`: test file → digest of its tests' code, as the witness reports it.
+    """
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    num_sessions: int | None = None
+    exit_code: int | None = None
+    canaries: tuple[str, ...] = ()
+    modules: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
+        """Return the oracle of a single run."""
+        top = observed.top_sessions
+        return cls(
+            outcomes=dict(outcomes),
+            num_sessions=len(top),
+            exit_code=observed.exit_code,
+            canaries=tuple(sorted({canary_of(session, observed) for session in top})),
+            modules=module_digests(observed),
+        )
+
+    @classmethod
+    def of_json(cls, values: JsonObject) -> Self:
+        """Return the oracle that `as_json` stored."""
+        return cls(**{**values, "canaries": tuple(values["canaries"])})
+
+    def as_json(self) -> JsonObject:
+        """Return the oracle as a JSON column."""
+        return asdict(self)
+
+    @property
+    def passed(self) -> list[str]:
+        """The tests that passed in every gold run."""
+        return [name for name, outcome in self.outcomes.items() if outcome == "passed"]
+
+
+def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
+    """Return what several gold runs have in common."""
+    first, *others = oracles
+
+    def same(name: str) -> bool:
+        return all(getattr(other, name) == getattr(first, name) for other in others)
+
+    return Oracle(
+        outcomes={
+            name: outcome
+            for name, outcome in first.outcomes.items()
+            if all(other.outcomes.get(name) == outcome for other in others)
+        },
+        num_sessions=first.num_sessions if same("num_sessions") else None,
+        exit_code=first.exit_code if same("exit_code") else None,
+        canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
+        modules={
+            path: digest
+            for path, digest in first.modules.items()
+            if all(other.modules.get(path) == digest for other in others)
+        },
+    )
+
+
+def module_digests(observed: RunnerReport) -> dict[str, str]:
+    """Return test file → digest of its tests' code, of all sessions that were not started by tests."""
+    sessions = [*observed.top_sessions, *observed.workers]
+    return {path: module.digest for session in sessions for path, module in session.modules.items()}
+
+
+def canary_of(session: RunnerSession, observed: RunnerReport) -> str:
+    """Return the result of a session's canary: `failed` is correct. Under xdist it is the worst of the workers'."""
+    if session.canary != "none" or not observed.workers:
+        return session.canary
+    results = {worker.canary for worker in observed.workers if worker.exit is not None}
+    return next((result for result in ("passed", "failed") if result in results), "none")

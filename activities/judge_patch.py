@@ -1,0 +1,211 @@
+"""Judge a patch in a fresh box: apply what of it the integrity rules let through, run the hidden tests, give a verdict.
+
+The stage `grade`, control runs and admission use the same code.
+"""
+
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self
+
+from activities.graders.base import Grader, TestRun, Verdict
+from activities.graders.broken_oracles import (
+    SPEC,
+    BrokenOracle,
+    apply_edits,
+    broken_spec,
+    propose,
+    spec_sources,
+    validated,
+)
+from activities.graders.integrity_rules import RULES
+from activities.graders.oracle import Oracle
+from activities.graders.patch_screening import Finding
+from activities.graders.run_hidden_tests import UnusableBoxError
+from activities.grading_box import BoxPreparation, PreparedBox
+from activities.sandboxes.base import Sandbox
+from ratchet.config import RunConfig
+from ratchet.errors import BugError, CommandFailedError, GraderFailedError
+from ratchet.store.admissions import TaskOracle
+from ratchet.store.tasks import TaskRow
+
+_LISTED_TEST = RULES[0].name
+"""The rule whose files are left out under either policy, because honest patches edit tests, too."""
+_MAX_TEST_FILES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GradingLimits:
+    """Time limits of one grade in seconds, and what happens to a patch with files that could change the runner."""
+
+    eval_seconds: float
+    workspace_seconds: float
+    integrity: Literal["drop", "reject"] = "drop"
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Self:
+        """Take the limits from a run's config."""
+        return cls(config.limits.eval_seconds, config.limits.workspace_seconds, config.grading.integrity)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRuns:
+    """What admission knows of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of
+    broken oracles, by number.
+    """
+
+    oracle: Oracle | None = None
+    broken: dict[int, BrokenOracle] = field(default_factory=dict)
+
+    @classmethod
+    def of_store(cls, stored: TaskOracle) -> Self:
+        """Read what admission has stored."""
+        oracle = None if stored.oracle is None else Oracle.of_json(stored.oracle)
+        return cls(oracle, {number: BrokenOracle.of_json(content) for number, content in stored.broken.items()})
+
+
+class JudgedPatch(NamedTuple):
+    """A verdict, and the files of the patch that integrity rules named."""
+
+    verdict: Verdict
+    findings: list[Finding]
+
+
+class PatchRun(NamedTuple):
+    """A patch's run in a box. `run` None: the tests did not run, and `not_run` is the verdict."""
+
+    prepared: PreparedBox
+    run: TestRun | None
+    not_run: Verdict | None = None
+
+
+class BrokenTests(NamedTuple):
+    """A broken oracle, which may be invalid, or the reason why there is none."""
+
+    broken: BrokenOracle | None
+    seconds: float
+    reason: str
+
+
+def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
+    """Return the grader of this name. Raises BugError if there is none."""
+    if name not in graders:
+        raise BugError(f"no grader {name!r}; there are {', '.join(sorted(graders))}")
+    return graders[name]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchJudge:
+    """Judges patches of one task. `base_commit` None: any base commit is accepted."""
+
+    grader: Grader
+    task: TaskRow
+    limits: GradingLimits
+    known: KnownRuns = KnownRuns()
+    base_commit: str | None = None
+
+    async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
+        """Run the hidden tests on the patch in a fresh box and judge the run.
+
+        Raises GraderFailedError if there is no verdict for a reason that is not the patch's, and the box's own errors.
+        """
+        done = await self.run(box, diff)
+        return JudgedPatch(self.verdict(done, self.known.oracle), done.prepared.findings)
+
+    async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
+        """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
+        return await self.run_tests(box, await self.prepare(box, diff), broken)
+
+    async def prepare(self, box: Sandbox, diff: bytes) -> PreparedBox:
+        """Put the patch and the task's tests into a fresh box."""
+        preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
+        tests = self.grader.test_files(self.task.spec)
+        return await preparation.run(tests, self.base_commit, diff, controlled=bool(self.known.broken))
+
+    async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the sources of the hidden tests in a prepared box, by target of an edit.
+
+        `names`: tests that fail without a solution. Only their files are read, or all test files if no name begins with
+        one.
+        """
+        paths = sorted(self.grader.test_files(self.task.spec).paths or ())
+        own = [path for path in paths if any(name.startswith(path + "::") for name in names)]
+        sources = spec_sources(self.task.spec)
+        for path in (own or paths)[:_MAX_TEST_FILES]:
+            with contextlib.suppress(FileNotFoundError, CommandFailedError):
+                sources[path] = await box.read_file(f"{self.task.workdir}/{path}", user="root")
+        return sources
+
+    async def break_tests(
+        self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], rng: random.Random
+    ) -> BrokenTests:
+        """Break the tests at random places and find out, in a fresh box, which of them the gold patch fails.
+
+        `failing`: tests that fail without a solution.
+        """
+        prepared = await self.prepare(box, gold)
+        candidate = propose(await self.test_sources(box, failing), failing, rng)
+        if candidate is None:
+            return BrokenTests(None, 0.0, "no assertion was found in the task's tests")
+        done = await self.run_tests(box, prepared, candidate)
+        if done.run is None:
+            return BrokenTests(None, 0.0, "the broken tests did not run")
+        broken = validated(candidate, oracle, done.run)
+        reason = f"{len(broken.edits)} edits; the gold patch fails {len(broken.must_fail)} tests"
+        return BrokenTests(broken, done.run.seconds, reason)
+
+    async def run_tests(self, box: Sandbox, prepared: PreparedBox, broken: BrokenOracle | None = None) -> PatchRun:
+        """Run the hidden tests in a prepared box, with the edits of `broken` if it is given."""
+        not_run = self._not_run(prepared)
+        if not_run is not None:
+            return PatchRun(prepared, None, not_run)
+        spec = self.task.spec
+        if broken is not None:
+            await self._break_files(box, broken)
+            spec = broken_spec(broken, spec)
+        try:
+            run = await self.grader.run(box, self.task.workdir, spec, self.limits.eval_seconds)
+        except GraderFailedError as error:
+            return PatchRun(prepared, None, self._blamed(prepared, error))
+        return PatchRun(prepared, run)
+
+    def verdict(self, done: PatchRun, oracle: Oracle | None) -> Verdict:
+        """Judge a run. Raises GraderFailedError if it shows a fault that is not the patch's."""
+        if done.run is None:
+            assert done.not_run is not None, "a run without tests has a verdict"
+            return done.not_run
+        try:
+            return self.grader.judge(done.run, self.task.spec, oracle)
+        except GraderFailedError as error:
+            return self._blamed(done.prepared, error)
+
+    def _not_run(self, prepared: PreparedBox) -> Verdict | None:
+        """Return the verdict of a patch whose tests need not run, None if they have to."""
+        runner_findings = [
+            finding for finding in prepared.findings if finding.rule != _LISTED_TEST and finding.is_dropped
+        ]
+        if self.limits.integrity == "reject" and runner_findings:
+            names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in runner_findings}))
+            reason = f"the patch brings files that could change the runner: {names}"
+            return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
+        if not prepared.applies:
+            return Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0)
+        return None
+
+    def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
+        """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
+
+        The unpatched task is known to be healthy if it was admitted.
+        """
+        is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
+        if isinstance(error, UnusableBoxError) or not is_healthy:
+            raise error
+        return Verdict(False, f"the patch took away what the tests need: {error}", "", 0.0)
+
+    async def _break_files(self, box: Sandbox, broken: BrokenOracle) -> None:
+        for target in broken.digests:
+            if not target.startswith(SPEC):
+                path = f"{self.task.workdir}/{target}"
+                source = await box.read_file(path, user="root")
+                await box.write_file(path, apply_edits(broken, target, source), user="root")

@@ -1,0 +1,45 @@
+"""Have a solved grade confirmed by a control run, for the workflows that grade."""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from collections.abc import Mapping
+
+    from activities.boot import BootActivities
+    from activities.grade import GradeActivities
+    from ratchet.payloads import GradeResult, StageInput, StageOptions
+    from workflows.activity_options import (
+        failure_cause,
+        grading_boot,
+        run_activity,
+        run_activity_even_if_cancelled,
+    )
+
+
+class NoControlError(Exception):
+    """No control run gave evidence; the message is the last reason."""
+
+
+async def confirm_grade(
+    grade: GradeResult, graded: StageInput, stages: Mapping[str, StageOptions], tries: int
+) -> GradeResult:
+    """Return the grade, `rejected` if its control run failed. `graded`: the argument of its grade stage.
+
+    An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoControlError.
+    """
+    reason = ""
+    wanted = graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id})
+    for _ in range(tries):
+        try:
+            box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
+            return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
+        except ActivityError as error:
+            cause = failure_cause(error)
+            if cause.is_cancellation:
+                raise
+            reason = cause.message
+            boxes = StageInput(rollout_id=graded.rollout_id, attempt=graded.attempt)
+            await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])
+    raise NoControlError(reason)
