@@ -53,10 +53,10 @@ class Message:
         return message
 
     def key(self, strict: bool = True) -> bytes:
-        """16 bytes, equal for messages that a template cannot distinguish.
+        """16 bytes, equal for messages that are treated as the same one.
 
-        If `strict`, tool-call ids count, because they distinguish equal samples. Otherwise neither they nor outer
-        whitespace count.
+        1.0 and 1 are equal in arguments; the `tool_call_id` of a result is left out. If `strict`, the ids of tool calls
+        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count.
         """
         calls = [[call.id if strict else "", call.name, _plain_numbers(call.arguments)] for call in self.tool_calls]
         text = self.text if strict else self.text.strip()
@@ -146,7 +146,10 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it is stored. Dialects write it from these fields alone, so that a retry gets the same answer.
+    """An answer as it is stored.
+
+    Dialects write it from these fields and the request's options, so that a retry gets the same content; a stream has a
+    random id of its own.
 
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.

@@ -69,7 +69,8 @@ class OutputParser:
         """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
 
         If a tool call is incomplete, names a tool that was not offered, lacks a required argument or violates a strict
-        schema, the whole output is returned as plain text; the agent then tells the model that it could not be read.
+        schema, all of the output behind the thinking is returned as plain text; the agent then tells the model that it
+        could not be read.
         """
         options = request.options
         tools = request.preamble.tools

@@ -1,7 +1,7 @@
-"""Write a call's answer to the socket: pings while the model generates, the last byte only after the commit.
+"""Write a call's answer to the socket: pings while the model generates, the answer only after its commit.
 
-Whether an answer was delivered to its last byte decides whether its turn is trained, and only this side of the socket
-can tell.
+Only a delivered turn is trained. Delivered means that the answer's last byte was handed to the transport; whether the
+client has received it is unknown.
 """
 
 import asyncio

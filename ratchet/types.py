@@ -13,7 +13,7 @@ stage: one activity of a workflow with its timeouts and retries (`temporal.yaml`
 session: the adapter's record of one attempt; its bearer tokens are valid until it is closed.
 turn: one model call of a rollout, with its exact prompt ids, sampled ids, logprobs and policy versions.
 lane: the turns of one conversation of an agent program: the main one, or one of a sub-agent.
-fork: a turn that does not extend the newest token stream of its lane; its cause is recorded.
+fork: a turn that does not simply extend a stored token stream which no other turn extends; its cause is recorded.
 drift: a message that comes back unchanged but is tokenised differently from the ids that were sampled.
 chain: one root-to-leaf path of a rollout's turn tree as one token sequence with a loss mask.
 span: a contiguous piece of a chain that comes from one turn, either sampled or context.
@@ -161,9 +161,9 @@ class TurnState(StrEnum):
     IN_FLIGHT = "in_flight"
     """The row was written before the engine is called; its answer is not stored yet."""
     COMPLETED = "completed"
-    """The sampled ids and the answer are stored; this happens before the last byte goes to the client. Final."""
+    """The sampled ids and the answer are stored; this happens before the answer is sent. Final."""
     ABORTED = "aborted"
-    """The engine refused the call, or the session was closed before its answer was stored. Final."""
+    """The call failed, but not because of the store, or the session was closed before the answer was stored. Final."""
 
 
 class TurnKind(StrEnum):
@@ -180,7 +180,7 @@ class TurnKind(StrEnum):
 
 
 class ForkCause(StrEnum):
-    """Why a turn does not extend the newest token stream of its lane."""
+    """Why a turn does not simply extend the whole of a stored stream, of any lane, that no other turn extends."""
 
     ROOT = "root"
     """The turn is the first of a conversation."""
@@ -193,7 +193,7 @@ class ForkCause(StrEnum):
     DRIFT = "drift"
     """The client sent equal messages whose text is tokenised differently from the sampled ids."""
     RESTART = "restart"
-    """The client went back to an earlier point of the conversation without changing a message."""
+    """The prompt is the beginning of a stored stream: the client went back, or asked for another sample."""
     STOP = "stop"
     """The previous answer did not end with the template's end-of-turn token, for example at a length limit."""
     THINKING = "thinking"

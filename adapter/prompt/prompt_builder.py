@@ -4,7 +4,10 @@ This is everything that happens before the turn's row is written.
 
     body ─▶ parse what is new ─▶ does the prompt begin with a stored stream?
                                  ├─ yes ─▶ that stream + the ids of the new text ──────────┐
-                                 └─ no ──▶ compose it: template text and sampled answers ──┴─▶ attach to the tree
+                                 └─ no ──▶ parse the whole body, compose the prompt from   ├─▶ attach to the tree
+                                           template text and sampled answers ──────────────┘
+
+A history that cannot be rendered in segments is parsed whole and rendered in full, without sampled ids.
 """
 
 import asyncio
@@ -197,7 +200,10 @@ class PromptBuilder:
     async def _tokenize_request(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> _TokenizedRequest:
-        """Parse the request, whole if no stored stream can be reused, check it, and tokenise what is new."""
+        """Parse the request, check it, and tokenise what is new.
+
+        Parsed whole if no stored stream can be reused, or if the new part cannot be rendered in segments.
+        """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
         if not session.loaded or _is_answered_elsewhere(session, request):
             await self._sessions.load(session)
@@ -280,7 +286,7 @@ class PromptBuilder:
 
 
 def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool:
-    """Whether the last answer in this history is unknown here: another process may have given it."""
+    """Whether the last answer among the parsed runs is unknown here: another process gave it, or it was edited."""
     for at in range(len(request.runs) - 1, -1, -1):
         if request.runs[at].assistant:
             return request.keys[at + 1] not in session.tree.known_keys

@@ -6,9 +6,9 @@ If a prompt differs from what the engine saw, the training data is wrong; this f
     prompt of turn n = [ opening … answer 1 … results … answer n-1 ] [ results ] [ generation prompt ]
                         `-- the stored stream, as ids -----------'  `-- tokenised: `continued` ----'
 
-An answer that came back as sent keeps the generation prompt that it was sampled after, and its sampled ids. The one
-exception is the template's own: if the template drops the thinking of earlier answers, they are tokenised as it shows
-them.
+An answer that came back as sent keeps the generation prompt that it was sampled after, and its sampled ids, with two
+exceptions: an answer whose thinking the template drops is tokenised as the template shows it, and a history that cannot
+be rendered in segments is rendered in full (`full`), without sampled ids.
 """
 
 from collections.abc import Mapping, Sequence

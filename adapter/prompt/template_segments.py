@@ -2,7 +2,7 @@
 
 This makes a turn cost its new text and not its history, for templates of any model. A segment is rendered by the
 model's own template between short stub messages, whose text is then removed; the same render shows whether the segment
-makes the template drop earlier thinking. At start, `check` tries a few hundred histories. A template for which the sum
+makes the template drop earlier thinking. At start, `check` tries 160 histories. A template for which the sum
 differs (tools before the last question, a clock, text after everything) is rendered in full for each request.
 """
 

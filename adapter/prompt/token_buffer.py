@@ -1,6 +1,7 @@
 """Token streams that grow at their end: a conversation's prompts and outputs are stored once, for any number of turns.
 
-Copying a history of 86,000 ids for each turn costs more than tokenising its new text. Used on the event loop only.
+Copying a history of 86,000 ids for each turn costs more than tokenising its new text. Streams are extended on the
+event loop only; threads read them.
 """
 
 import msgspec

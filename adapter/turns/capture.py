@@ -1,13 +1,14 @@
 """The life of one model call: find out whether it is new, open its row, generate, complete the row, deliver the answer.
 
-    request ─▶ exact prompt ─▶ same digest known? ─no─▶ row in_flight ─▶ engine ─▶ row completed ─▶ bytes ─▶ delivered
-                                     └─ yes ─▶ `retry_or_sample.py`: a new sample, the stored answer, the call in
-                                               flight, or the call of a process that died
+    request ─▶ exact prompt ─▶ insert row in_flight ─▶ engine ─▶ row completed ─▶ bytes ─▶ delivered
+                                     └─ same digest exists ─▶ `retry_or_sample.py`: a new sample, the stored answer,
+                                                              the call in flight, or the call of a process that died
 
-A turn is one row, which several processes change. Its whole state is `state`, `delivered`, `lease_owner` (the process
-that has a connected client; NULL: none has) and `lease_expires_at` (some process works on the row until then). "Seal"
-is closing the session. The adapter's open and complete lock the session's row against a seal, so no turn appears or
-changes its tokens behind one.
+A session at its turn limit looks for the digest first. A turn is one row, which several processes change. Its whole
+state is `state`, `delivered`, `lease_expires_at` (until then a process works on the row, or was killed less than a lease
+ago) and `lease_owner` (the process that has a connected client, NULL: none has; without meaning after the expiry).
+"Seal" is closing the session. The adapter's open and complete lock the session's row against a seal, so after one no
+turn appears or changes its tokens; `delivered` may still be set.
 
     from          to           who makes the transition, and on which condition
     (no row)      in_flight    The process that got the request, which becomes the lease's owner. Only if the session is
@@ -23,12 +24,12 @@ changes its tokens behind one.
     in_flight     aborted      The process that generates it, after any error except a seal or a failing store, for
                                example if the engine refuses the call; it clears owner and lease (`TurnGenerator`).
                                An activity that seals the session: `close_session` (diff) clears owner and lease and
-                               lets the engines abort the calls, `close_sessions` (finalise, sweep, a new attempt)
-                               does neither.
+                               lets the engines abort the calls, `close_sessions` (finalise, sweep, a claim by
+                               another workflow run) does neither.
     completed     completed    Until delivery, the process that generated the turn renews the lease while a client is
-                               connected; another process that returns the stored answer sets owner and lease, and
-                               does not renew. The owner is cleared as for in_flight. A completed turn is never
-                               taken over.
+                               connected. A process that returns the stored answer, the same one or another, sets
+                               owner and lease and starts no renewal. The owner is cleared as for in_flight. A completed
+                               turn is never taken over.
     completed     delivered    The process that wrote the answer's last byte; it clears owner and lease:
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.
@@ -105,7 +106,7 @@ class Capture:
     async def start(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> PendingCall:
         """Begin a call, or connect to an earlier one.
 
-        It goes on in a task of its own, also after the client has disconnected.
+        A turn is generated in a task of its own, also after the client has disconnected.
 
         Raises UnauthorisedError, TurnLimitError, and what `PromptBuilder.prepare` raises.
         """
@@ -151,7 +152,8 @@ class Capture:
     async def detach(self, call: PendingCall) -> None:
         """Disconnect a client that has gone or was sent an error.
 
-        Its turn goes on, and a retry gets that turn's answer. A call that has no turn yet is cancelled and gets none.
+        Its turn goes on, and a retry gets that turn's answer. A call without a turn is cancelled; a turn that is being
+        opened or taken over for it at that moment is generated all the same.
         """
         running = self._registry.get(call.client.turn_id)
         if running is None or running.task is not call.task:  # the resolver's task; it cannot cancel the turn's task

@@ -49,7 +49,7 @@ def cause_of(
     dropped: bool,
     kind: TurnKind = TurnKind.MAIN,
 ) -> ForkCause | None:
-    """Return why the prompt leaves the stored streams.
+    """Return why the prompt does not simply extend a stored stream.
 
     None: it extends a whole stored stream that ends with the template's end token, and no other turn extends it. `runs`
     and `keys` as in `ParsedRequest`. `dropped`: the template left the thinking of a sampled answer out.

@@ -60,9 +60,9 @@ class TurnGenerator:
     async def generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         """Return the answer after its row is committed, or mark the row `aborted` and raise.
 
-        Raises UnauthorisedError if the session was sealed meanwhile (the seal has aborted the row),
-        StoreUnavailableError if the store failed before the engine answered (the row stays `in_flight`; when its lease
-        has expired, a retry takes it over).
+        Raises UnauthorisedError if the session was sealed meanwhile (the seal has aborted the row). Raises
+        StoreUnavailableError if the store failed before the engine answered or when the row was to be aborted (it stays
+        `in_flight`; when its lease has expired, a retry takes it over), or when a completed row was to be read.
         """
         try:
             return await self._generate(session, prepared, turn_id)
@@ -92,7 +92,8 @@ class TurnGenerator:
             session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
             _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer
-        # Not in flight any more: another process took the call over and completed it, or the session was sealed.
+        # Not in flight any more: another process completed the call, the session was sealed, or this process committed
+        # and the confirmation was lost.
         async with self._database.begin() as conn:
             known = await turns.get_call(conn, turn_id)
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:

@@ -1,4 +1,4 @@
-"""Renew the leases of this process's turns and record the time that they wait for an engine, at least once per second.
+"""Renew the leases of this process's turns and record the time that they wait for an engine, about once per second.
 
 One statement serves all calls of the process. Waiting is time without an engine or with a paused one; it is not counted
 in the agent's time budget. A session waits while any of its calls does, so that concurrent sub-agents do not count the

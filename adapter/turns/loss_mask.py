@@ -65,8 +65,8 @@ def build_chains(
     """All chains of one attempt, in the order of their leaves.
 
     `turns` are the completed ones, parents before children. A whole output is trained in the first chain that has it;
-    an output that a fork cuts is context there. With `branch`, the cut turn keeps a chain of its own in which it is
-    whole; with `drop`, the part that drifted is left out.
+    an output that a fork cuts is context there. With `branch`, the cut turn keeps a chain in which it is whole; with
+    `drop`, only if another turn extends it, and otherwise the part that drifted is left out.
     """
     streams: dict[int, tuple[TrainSpan, ...]] = {}
     for turn in turns:

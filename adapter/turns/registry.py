@@ -1,8 +1,8 @@
 """The turns that this process generates, and the clients that are connected to them.
 
 A turn runs in a task of its own, so that it reaches its end even if every client disconnects; this registry is where a
-repeated request finds that task. Each change of a client's connection is also written to the turn's row, for the other
-adapter processes.
+repeated request finds that task. That a client has joined, or that the last one has left, is also written to the turn's
+row, for the other adapter processes.
 """
 
 import asyncio

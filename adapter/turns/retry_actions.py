@@ -38,9 +38,9 @@ class RetryResolver:
     ) -> Answer:
         """Connect `client` to the turn that answers it, and return that turn's answer.
 
-        Raises UnauthorisedError if the session is closed, TurnLimitError if a new sample would exceed the limit of
-        turns, and what generation raises. If the caller is cancelled, a turn that was made or taken over for it is
-        generated all the same.
+        Raises UnauthorisedError if the session is closed and the turn has no stored answer, TurnLimitError if a new
+        sample would exceed the limit of turns, and what generation raises. If the caller is cancelled, a turn that was
+        made or taken over for it is generated all the same.
         """
         is_sdk_retry = prepared.request.options.retry
         deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS

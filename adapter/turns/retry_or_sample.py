@@ -1,9 +1,9 @@
 """Decide whether a repeated request is a client retry or a new sample.
 
 Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
-the old one. A request is a retry only if the earlier call's client has disconnected, if the earlier answer was not
-written to its last byte, or if the SDK's header says so. A client of another process counts as connected while that
-process renews the lease; after a kill the lease expires.
+the old one. A request is a retry if the SDK's header says so, or if the earlier call's client has disconnected and its
+answer was not written to its last byte. If the earlier call was aborted, any request is a new sample. A client of
+another process counts as connected while that process renews the lease; after a kill the lease expires.
 """
 
 from enum import StrEnum

@@ -1,4 +1,6 @@
-"""Choose the engine of a call: a ready one, the same one for a session while it lives; wait while there is none.
+"""Choose the engine of a call: a ready one, the same one for a session while the ready engines stay the same.
+
+Wait while there is none.
 
 Engines are added, paused, killed and replaced while agents run, and no agent may see that.
 """
@@ -19,7 +21,10 @@ _AVOID_SECONDS = 2.0
 
 
 class EngineRouter:
-    """The engines as the store had them at most a second ago, shared by all calls of the process."""
+    """The engines as they were last read from the store, shared by all calls of the process.
+
+    `pick` and `wait_until_gone` read them again if that was more than a second ago; `likely` and `serves` do not.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,8 +1,8 @@
 """The turn tree of one session, in memory: which stored stream a request continues, and where it leaves it.
 
 Attaching a prompt needs token ids and message keys only, so this file knows neither HTTP nor SQL; any process can
-rebuild the tree from the store at any time. Turns that extend each other share one buffer (`token_buffer.py`). Used on
-the event loop only.
+rebuild the tree from the store at any time. Turns that extend each other share one buffer (`token_buffer.py`). Changed
+on the event loop only; `PromptBuilder` also reads it in threads.
 """
 
 from collections.abc import Iterable, Sequence

@@ -45,7 +45,7 @@ class TurnWriter:
         return opened
 
     async def complete(self, turn: CompletedTurn) -> bool:
-        """Complete a row. False if the session was sealed, or if another process completed the turn first."""
+        """Complete a row. False if it is not in flight any more: sealed, or completed by another process or before."""
         return bool(await self._write(turn))
 
     async def deliver(self, turn_id: int) -> None:

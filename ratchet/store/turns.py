@@ -1,8 +1,9 @@
-"""Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer's last byte.
+"""Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer is sent.
 
 Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
-after its session was sealed. `lease_expires_at`: until then a process generates or delivers the answer. `lease_owner`:
-the adapter process with a connected client of the call; NULL if no client is connected.
+after its session was sealed. `lease_expires_at`: until then a process generates or delivers the answer, or has died
+less than a lease ago. `lease_owner`: the adapter process with a connected client of the call, NULL if no client is
+connected; without meaning after the lease has expired.
 """
 
 from collections.abc import Collection, Sequence
@@ -110,7 +111,7 @@ class WrittenTurns:
     """Result of `write_turns`.
 
     `opened[i]`: id of the new row; None if the session is closed or the same (digest, ordinal) exists. `completed[i]`:
-    False if the session was sealed or another process completed the turn first. `busy`: sessions that another
+    False if the turn is not in flight any more: sealed or completed before. `busy`: sessions that another
     transaction has locked; none of their turns was written.
     """
 
@@ -209,7 +210,7 @@ async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set
 
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
-    """Mark a call that the engine refused as aborted."""
+    """Mark a call in flight that has failed as aborted."""
     statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
     await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None))
 
