@@ -5,8 +5,8 @@
                                                               the call in flight, or the call of a process that died
 
 A session at its turn limit looks for the digest first. A turn is one row, which several processes change. Its whole
-state is `state`, `delivered`, `lease_expires_at` (until then a process works on the row, or was killed less than a lease
-ago) and `lease_owner` (the process that has a connected client, NULL: none has; without meaning after the expiry).
+state is `state`, `delivered`, `lease_expires_at` (until then a process works on the row, or was killed less than a
+lease ago) and `lease_owner` (the process that has a connected client, NULL: none has; no meaning after the expiry).
 "Seal" is closing the session. The adapter's open and complete lock the session's row against a seal, so after one no
 turn appears or changes its tokens; `delivered` may still be set.
 
