@@ -26,7 +26,7 @@ from sandbox_gateway.images import Catalogue
 from sandbox_gateway.port_proxy import serve_port
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.signed_urls import is_signed, signed_box
-from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError
+from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError, unsupported
 
 ENVD_PORT = "49983"
 
@@ -163,6 +163,9 @@ async def _on_gone(_request: Request, error: Exception) -> Response:
     return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
 
 
-async def _on_http(_request: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        call = f"{request.method} {request.url.path[:200]}"
+        return _refused(404, unsupported(call, "sandboxes are created, connected, listed and killed here"))
     return JSONResponse({"code": error.status_code, "message": error.detail}, error.status_code, headers=error.headers)

@@ -85,7 +85,7 @@ class Fleet:
         self._slots: set[int] = set()
         self._creating: dict[str, asyncio.Task[BoxClient]] = {}
         self._boots = asyncio.Semaphore(settings.max_concurrent_boots)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._fork_server: ForkServer | None = None
 
     async def start(self) -> None:
@@ -145,14 +145,15 @@ class Fleet:
             task.add_done_callback(lambda _: self._creating.pop(key, None))
         return await asyncio.shield(task)
 
-    async def kill(self, box: BoxClient) -> None:
-        """Return when the box's processes have ended; its files are removed afterwards."""
+    async def kill(self, box: BoxClient) -> bool:
+        """Return when the box's processes have ended; its files are removed afterwards. False: another call ends it."""
         if self._boxes.get(box.id) is not box:
-            return
+            return False
         del self._boxes[box.id]
         self._unwatch(box)
         await self._end(box, box.boxd_fd)
         self._discard(box)
+        return True
 
     async def set_deadline(self, box: BoxClient, deadline: float) -> None:
         await box.control(op="deadline", deadline=deadline)
@@ -276,7 +277,7 @@ class Fleet:
                     _log.info("box_expired", box=box.id)
                     self._spawn(self.kill(box))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

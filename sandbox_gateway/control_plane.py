@@ -20,12 +20,23 @@ from sandbox_gateway.boxd.protocol import BoxFaultError, clock
 from sandbox_gateway.connect_protocol import Body, BodyT, parse, read_body
 from sandbox_gateway.metrics import take_sample, total_disk_bytes
 from sandbox_gateway.settings import GatewaySettings
-from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
+from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError, unsupported
 
 ENVD_VERSION = "0.5.7"
 """Decides which features the SDK uses: octet-stream uploads, gzip and close_stdin, but no file metadata."""
 _PAGE_SIZE_MAX = 1000
 _METRICS_FRESH_SECONDS = 60
+
+_LOOPBACK, _ALL_TRAFFIC = {"127.0.0.1", "localhost"}, "0.0.0.0/0"
+_NETWORK_REMEDY = "leave it out: boxes reach the gateway's egress ports at 127.0.0.1 and nothing else"
+_REMEDIES = {
+    "snapshots": "copy files with `tar` and files.read, or create a box and repeat the set-up",
+    "fork": "create several boxes and repeat the set-up in each",
+    "network": _NETWORK_REMEDY,
+    "logs": "read the output of your commands",
+}
+_ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_NO_REMEDY = "use create, connect, list, kill, set_timeout, pause and get_metrics"
 
 TimeoutSeconds = Annotated[StrictInt, Field(ge=0)]
 
@@ -68,16 +79,23 @@ class ControlPlane:
                 Route(f"{one}/refreshes", self.refresh, methods=["POST"]),
                 Route(f"{one}/pause", self.pause, methods=["POST"]),
                 Route(f"{one}/metrics", self.metrics, methods=["GET"]),
+                Route(
+                    f"{one}/{{operation:path}}",
+                    self.refuse_operation,
+                    methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+                ),
             ]
         return found
 
     async def create(self, request: Request) -> Response:
         body = await _read(request, CreateBody)
-        for name in ("mcp", "iam", "volumeMounts", "network", "autoPause"):
+        for name in ("mcp", "iam", "volumeMounts", "autoPause"):
             if getattr(body, name):
-                raise RefusalError(400, f"{name} is not supported by this gateway")
+                raise RefusalError(400, unsupported(name, "leave it out"))
         if body.allow_internet_access:
-            raise RefusalError(400, "internet access is not available: boxes reach only the gateway's egress ports")
+            raise RefusalError(400, unsupported("allow_internet_access", _NETWORK_REMEDY))
+        if body.network and not _is_already_so(body.network):
+            raise RefusalError(400, unsupported("network", _NETWORK_REMEDY))
         metadata, env = body.metadata or {}, body.envVars or {}
         for name, value in env.items():
             if not name or "=" in name or "\0" in name + value:
@@ -124,8 +142,15 @@ class ControlPlane:
         return Response(status_code=204)
 
     async def kill(self, request: Request) -> Response:
-        await self._fleet.kill(self._box(request))
+        box = self._box(request)
+        if not await self._fleet.kill(box):
+            raise _no_such_box(box.id)
         return Response(status_code=204)
+
+    async def refuse_operation(self, request: Request) -> Response:
+        operation = request.path_params["operation"]
+        self._box(request)
+        raise RefusalError(501, unsupported(f"{operation} of a sandbox"[:200], _REMEDIES.get(operation, _NO_REMEDY)))
 
     async def detail(self, request: Request) -> Response:
         return JSONResponse(self._detail(self._box(request)))
@@ -166,7 +191,7 @@ class ControlPlane:
         try:
             return self._fleet.get(box_id)
         except BoxNotFoundError as error:
-            raise RefusalError(404, f"sandbox '{box_id[:64]}' doesn't exist or you don't have access to it") from error
+            raise _no_such_box(box_id) from error
 
     def _ttl(self, seconds: int | None) -> int:
         if seconds is None:
@@ -202,6 +227,18 @@ class ControlPlane:
             "metadata": record.metadata,
             "allowInternetAccess": False,
         }
+
+
+def _no_such_box(box_id: str) -> RefusalError:
+    return RefusalError(404, f"sandbox '{box_id[:64]}' doesn't exist or you don't have access to it")
+
+
+def _is_already_so(network: Any) -> bool:
+    """Return whether a box without settings obeys these: it reaches nothing but ports of its own loopback."""
+    if not isinstance(network, dict) or set(network) - {"allowOut", "denyOut"}:
+        return False
+    allowed, denied = (network.get(name) or [] for name in ("allowOut", "denyOut"))
+    return isinstance(allowed, list) and set(map(str, allowed)) <= _LOOPBACK and denied == [_ALL_TRAFFIC]
 
 
 async def _read(request: Request, model: type[BodyT]) -> BodyT:

@@ -27,6 +27,7 @@ from sandbox_gateway.connect_protocol import (
 )
 from sandbox_gateway.process_input import stream_input
 from sandbox_gateway.process_output import process_events
+from sandbox_gateway.wire_errors import unsupported
 
 DEFAULT_USER = ""
 """Empty: the image's user; root for the host image."""
@@ -112,7 +113,11 @@ async def serve_rpc(request: Request, box: BoxClient, service: str, method: str)
     streaming = _STREAMING.get((service, method))
     unary = _UNARY.get((service, method))
     if streaming is None and unary is None:
-        return unary_error(BoxFaultError("unimplemented", f"{service}/{method} is not implemented by this gateway"))
+        refused = BoxFaultError(
+            "unimplemented", unsupported(f"{service}/{method}"[:200], _REMEDIES.get(method, _NO_REMEDY))
+        )
+        is_stream = request.headers.get("content-type", "").startswith(STREAM_TYPE)
+        return stream_error(refused) if is_stream else unary_error(refused)
     if streaming is not None:
         require_content_type(request, STREAM_TYPE)
         try:
@@ -258,6 +263,9 @@ async def _stream_input(request: Request, box: BoxClient) -> Response:
     return await stream_input(request, box)
 
 
+_WATCH_REMEDY = "use files.list, or run inotifywait as a command"
+_REMEDIES = dict.fromkeys(("WatchDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"), _WATCH_REMEDY)
+_NO_REMEDY = "use the calls for processes and files that this gateway's page lists"
 _PROCESS, _FILESYSTEM = "process.Process", "filesystem.Filesystem"
 _STREAMING: dict[tuple[str, str], Callable[[Request, BoxClient], Awaitable[Response]]] = {
     (_PROCESS, "Start"): _start,

@@ -12,9 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd.protocol import BoxFaultError
-from sandbox_gateway.wire_errors import RefusalError
+from sandbox_gateway.wire_errors import RefusalError, unsupported
 
 _READ_BYTES = 256 << 10
+_CODE_INTERPRETER_PORT = 49_999
 # Headers of one connection only or set by this proxy; our own server has already answered `expect`.
 _NOT_PASSED_ON = {
     b"connection",
@@ -34,11 +35,14 @@ async def serve_port(request: Request, box: BoxClient, port_text: str) -> Respon
     if not port_text.isascii() or not port_text.isdigit() or not 1 <= int(port_text[:6]) <= 65_535:
         raise RefusalError(400, f"{port_text[:16]!r} is no port")
     if "upgrade" in request.headers:
-        raise RefusalError(501, "connections of this gateway to a box cannot be upgraded: plain HTTP only")
+        what = f"an upgraded connection ({request.headers['upgrade'][:40]}) to a box's port"
+        raise RefusalError(501, unsupported(what, "use plain HTTP, or a command in the box"))
     port = int(port_text)
     try:
         connection = await box.dial(port)
     except BoxFaultError:
+        if port == _CODE_INTERPRETER_PORT:  # whose SDK would call the ordinary answer a time-out
+            raise RefusalError(501, unsupported("the code interpreter", "use commands.run")) from None
         # The SDK recognises "port is not open".
         message = "The sandbox is running but port is not open"
         return JSONResponse({"sandboxId": box.id, "message": message, "port": port, "code": 502}, 502)

@@ -39,6 +39,7 @@ def serve_gateway(settings: GatewaySettings) -> None:
             port=settings.port,
             log_level="warning",
             access_log=False,
+            ws="none",  # websockets reach the port proxy as HTTP, which refuses them in words
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
         )

@@ -33,6 +33,11 @@ class RefusalError(Exception):
         self.headers = dict(headers or {})
 
 
+def unsupported(what: str, remedy: str) -> str:
+    """Return the words with which this gateway refuses a part of E2B's service that it does not have."""
+    return f"not supported by the local gateway: {what}; {remedy}"
+
+
 class BoxNotFoundError(Exception):
     """No running box has this id. The SDK recognises the words `was not found` in a 502 of envd's routes."""
 

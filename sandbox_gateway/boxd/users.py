@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from sandbox_gateway.boxd.protocol import BoxFaultError
 
+_USER_OF_E2B, _UNPRIVILEGED = "user", "agent"
+
 
 @dataclass(frozen=True, slots=True)
 class BoxUser:
@@ -17,7 +19,7 @@ class BoxUser:
 
 def find_user(name: str) -> BoxUser:
     """Find a user by name or number with an optional `:group`, as images write it. Root and numbers need no passwd
-    entry.
+    entry; E2B's `user` is our unprivileged user in a box without one of that name.
     """
     wanted, _, group = name.partition(":")
     for fields in read_database("/etc/passwd", 7):
@@ -28,6 +30,8 @@ def find_user(name: str) -> BoxUser:
     if wanted == "root" or wanted.isdecimal():
         uid, gid = int(wanted) if wanted != "root" else 0, _find_group(group) if group else 0
         return BoxUser(wanted, uid, gid, "/root" if uid == 0 else "/", [gid])
+    if wanted == _USER_OF_E2B:
+        return find_user(_UNPRIVILEGED)
     raise BoxFaultError("unauthenticated", f"invalid username: '{name}'")
 
 

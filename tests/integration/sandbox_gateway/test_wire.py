@@ -294,3 +294,68 @@ def test_a_full_gateway_says_when_to_come_back(own_gateway: GatewayProcess) -> N
     ]
     assert [answer.status_code for answer in answers] == [201] * own_gateway.settings.max_boxes + [503]
     assert int(answers[-1].headers["retry-after"]) > 0
+
+
+UNSUPPORTED = "not supported by the local gateway"
+
+
+@pytest.mark.parametrize(
+    ("method", "operation"),
+    [("POST", "snapshots"), ("POST", "fork"), ("PUT", "network"), ("GET", "logs"), ("DELETE", "some/thing")],
+)
+def test_missing_operations_of_a_live_box_are_refused_by_name(
+    gateway: GatewayProcess, raw_box: dict[str, Any], method: str, operation: str
+) -> None:
+    for prefix in ("", "/v2"):
+        answer = gateway.call(method, f"{prefix}/sandboxes/{raw_box['sandboxID']}/{operation}", json={})
+        assert answer.status_code == 501
+        assert answer.json()["message"].startswith(f"{UNSUPPORTED}: {operation} of a sandbox; ")
+        assert gateway.call(method, f"{prefix}/sandboxes/{_UNKNOWN}/{operation}", json={}).status_code == 404
+    missing = gateway.call("GET", "/templates")
+    assert missing.status_code == 404 and missing.json()["message"].startswith(f"{UNSUPPORTED}: GET /templates; ")
+
+
+async def test_missing_operations_by_the_sdk(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
+    from e2b import AsyncSandbox, SandboxException
+
+    options = {"api_key": API_KEY_LIKE, "api_url": gateway.url, "sandbox_url": gateway.url}
+    box = await AsyncSandbox.connect(raw_box["sandboxID"], **options)
+    for call in (box.create_snapshot(), box.fork(), box.update_network({"allow_out": ["1.1.1.1"]})):
+        with pytest.raises(SandboxException, match=UNSUPPORTED):
+            await call
+    with pytest.raises(Exception, match=UNSUPPORTED):
+        await box.files.watch_dir("/tmp", lambda event: None)
+    assert (await box.commands.run("whoami; pwd", user="user")).stdout == "agent\n/home/agent\n"
+
+
+def test_a_box_may_be_asked_to_reach_what_it_reaches_anyway(gateway: GatewayProcess) -> None:
+    for network, status in (
+        ({"allowOut": ["127.0.0.1"], "denyOut": ["0.0.0.0/0"]}, 201),
+        ({"denyOut": ["0.0.0.0/0"]}, 201),
+        ({"allowOut": ["127.0.0.1"]}, 400),
+        ({"allowOut": ["1.1.1.1"], "denyOut": ["0.0.0.0/0"]}, 400),
+        ({"denyOut": ["0.0.0.0/0"], "egressProxy": {}}, 400),
+        (["0.0.0.0/0"], 400),
+        ({"allowOut": "127.0.0.1", "denyOut": 5}, 400),
+    ):
+        answer = gateway.call("POST", "/v2/sandboxes", json={"templateID": "base", "network": network})
+        assert answer.status_code == status, (network, answer.text)
+        if status == 201:
+            gateway.call("DELETE", f"/sandboxes/{answer.json()['sandboxID']}")
+        else:
+            assert answer.json()["message"].startswith(f"{UNSUPPORTED}: network; ")
+
+
+def test_a_websocket_to_a_boxs_port_is_refused_in_words(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
+    headers = {
+        "Host": f"8000-{raw_box['sandboxID']}.localhost", "Connection": "Upgrade", "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version": "13",
+    }  # fmt: skip
+    answer = gateway.call("GET", "/socket", headers=headers)
+    assert answer.status_code == 501 and answer.json()["message"].startswith(f"{UNSUPPORTED}: an upgraded connection")
+
+
+def test_the_code_interpreter_is_refused_in_words(gateway: GatewayProcess, raw_box: dict[str, Any]) -> None:
+    """Its SDK reads the usual answer about a closed port, a 502, as a time-out of the box."""
+    answer = gateway.call("POST", "/execute", headers={"Host": f"49999-{raw_box['sandboxID']}.localhost"}, json={})
+    assert answer.status_code == 501 and answer.json()["message"].startswith(f"{UNSUPPORTED}: the code interpreter")
