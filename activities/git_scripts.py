@@ -10,7 +10,7 @@ conversion, filters and encodings, so that bytes stay unchanged.
 import base64
 import shlex
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from importlib.resources import files
 
 GIT_STATE = "/run/ratchet"
 BASE_GIT = f"{GIT_STATE}/base.git"
@@ -19,6 +19,10 @@ ARCHIVE = f"{GIT_STATE}/repository.tar.gz"
 PATCH = f"{GIT_STATE}/patch"
 TEST_PATCH = f"{GIT_STATE}/test_patch"
 TEST_ARCHIVE = f"{GIT_STATE}/tests.tar.gz"
+PATHS = f"{GIT_STATE}/paths"
+"""List of paths for a script, uploaded as a file: names may be any bytes, and a list may be longer than an argument."""
+MERGED = f"{GIT_STATE}/merged"
+"""Directory of the contents that `write_script` writes, named by their number in the list."""
 STATEMENT = "PROBLEM_STATEMENT.md"
 DOES_NOT_APPLY = 3
 TESTS_DO_NOT_APPLY = 5
@@ -72,7 +76,7 @@ def prepare_script(
 
     `statement` is written beside the sources for the agent (None in a grading box) and is never part of a diff.
     `keep_history`: keep the repository's own history where only root can read it, for a grading box; otherwise it is
-    deleted.
+    deleted. Further copies of it in the box are made unreadable for other users than root.
     """
     directory = shlex.quote(workdir)
     lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {GIT_STATE}", f"chmod 700 {GIT_STATE}"]
@@ -84,13 +88,12 @@ def prepare_script(
             f"bash -c {_word(command)} >&2 </dev/null"
             f" || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}"
         )
-    original = f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT}; fi; rm -rf .git"
     lines += [
         f"cd {directory}",
         # Files that the repository tracks although it ignores them stay tracked; other ignored files are left out.
         "tracked=$(mktemp)",
-        f"if [ -e .git ]; then git {_SETTINGS} ls-files -z > $tracked 2>/dev/null || : > $tracked; fi",
-        original if keep_history else "rm -rf .git",
+        f"git {_SETTINGS} ls-files -z > $tracked 2>/dev/null || : > $tracked",
+        *_hide_history(directory, keep_history),
         # Submodules are repositories of their own: keep their files, drop their history.
         "find . -mindepth 2 -name .git -prune -exec rm -rf {} +",
         # Before the commit, so that the index records the final owner.
@@ -114,6 +117,21 @@ def prepare_script(
         lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown agent: {STATEMENT}")
     lines += ["chown -R -h agent: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
     return "\n".join(lines)
+
+
+def _hide_history(directory: str, keep_history: bool) -> list[str]:
+    """Return lines that take away every git directory that the workdir uses, and keep it at ORIGINAL_GIT if wanted."""
+    script = (files("activities") / "box" / "hide_history.sh").read_text()
+    keep = (
+        f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT};"
+        f" else original=$(git {_SETTINGS} rev-parse --absolute-git-dir 2>/dev/null)"
+        f' && ln -s "$original" {ORIGINAL_GIT} || true; fi'
+    )
+    return [
+        f"(workdir={directory} keep={int(keep_history)} hidden={GIT_STATE}/history\n{script})",
+        *([keep] if keep_history else []),
+        "rm -rf .git",
+    ]
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:
@@ -184,60 +202,96 @@ def apply_script(
     return "\n".join(lines)
 
 
-def protect_script(workdir: str, test_files: Iterable[str]) -> str:
-    """Return a script that gives the task's tests to root: code in the box can add files beside them, but not change or
-    move them.
+def path_list(paths: Iterable[str]) -> bytes:
+    """Return the content of PATHS: each path from the repository's root, ended by NUL."""
+    return b"".join(b"./" + path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
+
+
+def _for_each(body: str) -> str:
+    """Return a loop over PATHS. `$path` begins with `./`, so that no name reads as an option."""
+    return f"while IFS= read -r -d '' path; do\n{body}\ndone < {PATHS}"
+
+
+def protect_script(workdir: str) -> str:
+    """Return a script that gives the tests of PATHS to root: code in the box can add files beside them, but not change
+    or move them.
     """
-    files = sorted(f"./{path}" for path in test_files)
-    own = dict.fromkeys(str(PurePosixPath(path).parent) for path in files)
-    above = sorted({str(parent) for path in files for parent in PurePosixPath(path).parents})
-    lines = [f"cd {shlex.quote(workdir)}"]
-    lines += [
-        f"[ -d {directory} ] && chown -R -h root: {directory} && find {directory} -type d -exec chmod 1777 {{}} +"
-        for directory in (shlex.quote(f"./{name}") for name in own if name != ".")
-    ]
-    lines += [f"[ -f {path} ] && chown -h root: {path} && chmod a+r,go-w {path}" for path in map(shlex.quote, files)]
-    lines += [
-        f"[ -d {directory} ] && chown root: {directory} && chmod 1777 {directory}"
-        for directory in (shlex.quote(name) for name in above)
-    ]
-    return "\n".join([*lines, "true"])
+    body = """
+  directory=${path%/*}
+  if [ "$directory" != . ] && [ -d "$directory" ] && [ ! -L "$directory" ] && [ -z "${own[$directory]-}" ]; then
+    own[$directory]=1
+    chown -R -h root: "$directory" && find "$directory" -type d -exec chmod 1777 {} +
+  fi
+  [ -f "$path" ] && [ ! -L "$path" ] && chown -h root: "$path" && chmod a+r,go-w "$path"
+  while [ -z "${above[$directory]-}" ]; do
+    above[$directory]=1
+    [ -d "$directory" ] && [ ! -L "$directory" ] && chown root: "$directory" && chmod 1777 "$directory"
+    [ "$directory" = . ] || directory=${directory%/*}
+  done"""
+    return "\n".join([f"cd {shlex.quote(workdir)} || exit 1", "declare -A own above", _for_each(body), "true"])
 
 
-def python_files_script(workdir: str) -> str:
-    """Return a script that prints the Python files of the base commit, one per line."""
-    return (
-        f"{_git_with_base(workdir)} ls-tree -r --name-only -z HEAD | tr '\\0' '\\n' | grep -E '\\.(py|so|pyd)$' || true"
+_IMPORT_LINES = r"(^|[^[:alnum:]_])(import|from|require|require_relative|include|load|source|use|mod)[^[:alnum:]_]"
+_MAX_IMPORT_BYTES = 4_000_000
+
+
+def base_tree_script(workdir: str) -> str:
+    """Return a script that prints two lines in base64: the paths of the base commit, each ended by NUL, and those lines
+    of its tests that import or include something.
+    """
+    git = _git_with_base(workdir)
+    tests = " ".join(f"':(icase)*{word}*'" for word in ("test", "spec"))
+    return "\n".join(
+        [
+            f"cd {shlex.quote(workdir)} || exit 1",
+            f"{git} ls-tree -r --name-only -z HEAD | base64 -w0; echo",
+            f"{git} grep -hIE {shlex.quote(_IMPORT_LINES)} HEAD -- {tests} | head -c {_MAX_IMPORT_BYTES} | base64 -w0",
+            "echo",
+        ]
     )
 
 
-def both_versions_script(workdir: str, paths: Iterable[str]) -> str:
-    """Return a script that prints two lines per path: the base's content in base64 and the present one, `-` if
-    missing."""
+def both_versions_script(workdir: str, max_bytes: int) -> str:
+    """Return a script that prints two lines per path of PATHS: the base's content in base64 and the present one, `-` if
+    missing. A file of more than `max_bytes` is cut after one byte more.
+    """
     git = _git_with_base(workdir)
-    lines = [f"cd {shlex.quote(workdir)}"]
-    for path in paths:
-        quoted = shlex.quote(path)
-        lines.append(
-            f"if {git} cat-file -e HEAD:{quoted} 2>/dev/null; then {git} show HEAD:{quoted} | base64 -w0;"
-            " else printf -- -; fi; echo"
-        )
-        lines.append(f"if [ -f {quoted} ] && [ ! -L {quoted} ]; then base64 -w0 < {quoted}; else printf -- -; fi; echo")
-    return "\n".join(lines)
+    limit = f"head -c {max_bytes + 1} | base64 -w0"
+    body = f"""
+  if {git} cat-file -e "HEAD:${{path#./}}" 2>/dev/null; then {git} cat-file blob "HEAD:${{path#./}}" | {limit}
+  else printf -- -; fi; echo
+  if [ -f "$path" ] && [ ! -L "$path" ]; then cat < "$path" | {limit}; else printf -- -; fi; echo"""
+    return "\n".join([f"cd {shlex.quote(workdir)} || exit 1", _for_each(body)])
 
 
-def restore_script(workdir: str, paths: Iterable[str]) -> str:
-    """Return a script that restores these files from the base commit; files that it does not have are removed."""
+def write_script(workdir: str) -> str:
+    """Return a script that writes the contents of MERGED into the files of PATHS."""
+    body = f"""  cat {MERGED}/$number > "$path"; number=$((number + 1))"""
+    return "\n".join(["set -e", f"cd {shlex.quote(workdir)}", "number=0", _for_each(body)])
+
+
+def restore_script(workdir: str) -> str:
+    """Return a script that restores the files of PATHS from the base commit, and removes those that it lacks."""
     git = _git_with_base(workdir)
-    lines = [
-        "set -e",
-        f"cd {shlex.quote(workdir)}",
-        f"{git} read-tree HEAD",
-    ]
-    for path in paths:
-        quoted = shlex.quote(path)
-        lines.append(
-            f"rm -rf {quoted}; if {git} cat-file -e HEAD:{quoted} 2>/dev/null;"
-            f" then {git} checkout-index -f -- {quoted}; chown agent: {quoted}; fi"
-        )
-    return "\n".join(lines)
+    body = f"""
+  rm -rf -- "$path"
+  if {git} cat-file -e "HEAD:${{path#./}}" 2>/dev/null; then
+    {git} checkout-index -f -- "${{path#./}}"; chown -h agent: "$path"
+  fi"""
+    return "\n".join(["set -e", f"cd {shlex.quote(workdir)}", f"{git} read-tree HEAD", _for_each(body)])
+
+
+def reset_script(workdir: str) -> str:
+    """Return a script that takes a patch, and what was put in after it, out of the working tree again."""
+    git = _git_with_base(workdir)
+    return "\n".join(
+        [
+            "set -e",
+            _ENVIRONMENT,
+            f"cd {shlex.quote(workdir)}",
+            f"rm -rf {MERGED} {BASE_GIT}/index.lock",
+            f"{git} read-tree --reset -u HEAD",
+            f"{git} clean -fdq -e /.git",
+            f"chown -R -h agent: {shlex.quote(workdir)}",
+        ]
+    )
