@@ -78,6 +78,7 @@ def sandbox_provider() -> SandboxProvider:
         image_metadata_key=image_metadata_key(),
         template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
         max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
+        adapter_url=adapter_url(),
     )
 
 
@@ -94,7 +95,10 @@ def _own_provider(path: str) -> SandboxProvider:
 
 
 def adapter_url() -> str:
-    """Return the adapter's URL as a box reaches it."""
+    """Return the adapter's URL as a box reaches it; ADAPTER_PUBLIC_HOST may be a whole https URL."""
+    public = os.environ.get("ADAPTER_PUBLIC_HOST") or ""
+    if public.startswith("https://") and not docker_settings.needs_egress():
+        return public.rstrip("/")
     host, _, port = docker_settings.adapter_address().rpartition(":")
     return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"
 

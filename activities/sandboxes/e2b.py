@@ -21,12 +21,12 @@ import httpx
 import structlog
 
 from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
+from activities.sandboxes.e2b_network import LOOPBACK, hosts_of_agents
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
 
 if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
 
-_LOOPBACK = ("127.0.0.1", "localhost")
 _CANNOT_START = 126
 _TRANSFER_SECONDS = 600.0
 _PAGE_SIZE = 100
@@ -49,7 +49,8 @@ class E2BProvider:
 
     `max_connections`: should be twice the number of concurrent commands, because every open command holds a connection
     and all boxes of a service share one address. `template`: `{image}` in it is replaced by the task's image, for
-    services that only support templates.
+    services that only support templates. `adapter_url`: the adapter as boxes reach it; services other than a gateway on
+    this machine are told to let an agent's box reach only this address.
     """
 
     def __init__(
@@ -61,10 +62,13 @@ class E2BProvider:
         template: str = "base",
         max_connections: int = 1000,
         max_ttl_seconds: int = 86_400,
+        adapter_url: str = "",
     ) -> None:
         _prepare_sdk(max_connections, (api_url, sandbox_url))
         self._image_metadata_key = image_metadata_key
         self._template = template
+        self._api_url = api_url
+        self._adapter_url = adapter_url
         self._capabilities = Capabilities(
             pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
         )
@@ -94,7 +98,7 @@ class E2BProvider:
         network: bool = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
-        from e2b import AsyncSandbox
+        from e2b import ALL_TRAFFIC, AsyncSandbox, SandboxNetworkOpts
 
         if limits not in (None, BoxLimits()):
             raise ConfigError(
@@ -103,6 +107,7 @@ class E2BProvider:
                 " leave them out, or set RATCHET_SANDBOX_PROVIDER=docker"
             )
 
+        hosts = hosts_of_agents(self._api_url, self._adapter_url) if network else None
         with _service_errors("the new box"):
             box = await AsyncSandbox.create(
                 self._template.replace("{image}", image),
@@ -110,6 +115,7 @@ class E2BProvider:
                 metadata={**metadata, self._image_metadata_key: image},
                 envs=dict(env or {}),
                 allow_internet_access=None if network else False,
+                network=None if hosts is None else SandboxNetworkOpts(allow_out=hosts, deny_out=[ALL_TRAFFIC]),
                 idempotency_key=idempotency_key,
                 **self._options,
             )
@@ -292,10 +298,10 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
             remedy="set E2B_MAX_CONNECTIONS in the environment",
         )
     hosts = {urlsplit(url).hostname for url in urls if url}
-    if hosts & set(_LOOPBACK):
+    if hosts & set(LOOPBACK):
         for name in ("NO_PROXY", "no_proxy"):
             known = [host for host in os.environ.get(name, "").split(",") if host]
-            os.environ[name] = ",".join([*known, *(host for host in _LOOPBACK if host not in known)])
+            os.environ[name] = ",".join([*known, *(host for host in LOOPBACK if host not in known)])
 
 
 def _sdk_errors() -> tuple[type[Exception], ...]:

@@ -50,6 +50,8 @@ def test_the_adapter_as_a_box_reaches_it(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("RATCHET_SANDBOX_PROVIDER", provider)
         monkeypatch.setenv("RATCHET_DOCKER_NETWORK", network)
         assert adapter_url() == f"http://{url}:1800"
+    monkeypatch.setenv("ADAPTER_PUBLIC_HOST", "https://adapter.example.com/")
+    assert adapter_url() == "https://adapter.example.com"
 
 
 @pytest.mark.parametrize(("provider", "network", "parts"), [
