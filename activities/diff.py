@@ -17,7 +17,7 @@ from activities.git_scripts import diff_script
 from activities.grade import grade_row
 from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
-from activities.judge_patch import find_grader
+from activities.judge_patch import JudgedPatch, find_grader
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
@@ -127,7 +127,9 @@ class DiffActivities:
         verdict = Verdict(
             False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0
         )
-        return await grades.store_grade(connection, grade_row(rollout_id, patch_id, grader, verdict, []))
+        return await grades.store_grade(
+            connection, grade_row(rollout_id, patch_id, grader, JudgedPatch(verdict, [], []))
+        )
 
     async def _close_session(self, input: StageInput) -> None:
         async with self.database.begin() as connection:

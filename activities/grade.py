@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from activities.box_lifecycle import connected_box, try_kill_box
-from activities.graders.base import Grader, Verdict
+from activities.graders.base import Grader
 from activities.graders.broken_oracles import judge_control
 from activities.graders.integrity_rules import CONTROL_RUN
-from activities.graders.patch_screening import Finding
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge, find_grader
+from activities.judge_patch import GradingLimits, JudgedPatch, KnownRuns, PatchJudge, find_grader
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
@@ -56,7 +55,7 @@ class GradeActivities:
                 await self._release_without_verdict(context)
                 raise
             verdict = judged.verdict
-            row = grade_row(input.rollout_id, patch.id, judge.grader, verdict, judged.findings)
+            row = grade_row(input.rollout_id, patch.id, judge.grader, judged)
             row = replace(row, sandbox_id=context.sandbox_id, repeat=input.repeat)
             async with self.database.begin() as connection:
                 grade_id = await grades.store_grade(connection, row)
@@ -150,8 +149,9 @@ class GradeActivities:
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
 
 
-def grade_row(rollout_id: int, patch_id: int, grader: Grader, verdict: Verdict, findings: list[Finding]) -> NewGrade:
+def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatch) -> NewGrade:
     """Return the row of a verdict."""
+    verdict = judged.verdict
     return NewGrade(
         rollout_id=rollout_id,
         patch_id=patch_id,
@@ -164,7 +164,8 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, verdict: Verdict, 
         tests={storable_text(name): outcome for name, outcome in verdict.tests.items()},
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
-        findings=[asdict(finding) for finding in findings],
+        findings=[asdict(finding) for finding in judged.findings],
+        flags=[{"what": flag.what, "place": storable_text(flag.place)} for flag in judged.flags],
         has_oracle=verdict.has_oracle,
         log=pack_text(verdict.log),
         duration_seconds=verdict.duration_seconds,

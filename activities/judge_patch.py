@@ -3,6 +3,7 @@
 The stage `grade`, control runs and admission use the same code.
 """
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
+from activities.graders.diff_sections import split_diff
+from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
 from activities.graders.patch_screening import Finding
@@ -66,10 +69,11 @@ class KnownRuns:
 
 
 class JudgedPatch(NamedTuple):
-    """A verdict, and the files of the patch that integrity rules named."""
+    """A verdict, the files of the patch that integrity rules named, and flags of suspicious code."""
 
     verdict: Verdict
     findings: list[Finding]
+    flags: list[Flag]
 
 
 class PatchRun(NamedTuple):
@@ -111,7 +115,11 @@ class PatchJudge:
         Raises GraderFailedError if there is no verdict for a reason that is not the patch's, and the box's own errors.
         """
         done = await self.run(box, diff)
-        return JudgedPatch(self.verdict(done, self.known.oracle), done.prepared.findings)
+        findings = done.prepared.findings
+        left_out = {finding.path for finding in findings if finding.is_dropped}
+        flags = await asyncio.to_thread(lambda: static_flags(split_diff(diff), left_out))
+        dynamic = done.run.observed.flags if done.run is not None else ()
+        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*flags, *dynamic])
 
     async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
         """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
@@ -191,6 +199,8 @@ class PatchJudge:
             return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
         if not prepared.applies:
             return Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0)
+        if prepared.blame:
+            return Verdict(False, prepared.blame, prepared.log, 0.0)
         return None
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:

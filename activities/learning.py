@@ -15,7 +15,7 @@ from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
-from ratchet.store import engines, fork_report, learners, metrics, plans, runs
+from ratchet.store import engines, fork_report, learners, metrics, plans, run_pause, runs, verdict_report
 from ratchet.store.database import Database
 from ratchet.types import BatchState, EngineState
 from training import planner
@@ -25,7 +25,7 @@ _LOG = structlog.get_logger()
 _POLL_SECONDS = 0.3
 _LEARNER_LEASE_SECONDS = 180.0
 _BROADCAST_LEASE_SECONDS = 20.0
-_FORK_REPORT_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 
 
 class LearnActivities:
@@ -41,20 +41,24 @@ class LearnActivities:
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             step = await planner.plan_step(connection, input.run_id, config)
+            reason = await verdict_report.reason_to_pause(connection, input.run_id)
+            if reason:
+                await run_pause.pause_run(connection, input.run_id, reason)
         if step is not None:
-            await self._record_forks(input.run_id, step)
+            await self._record_reports(input.run_id, step)
         return Planned(step=step)
 
-    async def _record_forks(self, run_id: str, step: int) -> None:
-        """Record the fork report of the step's rollouts as metrics and log its alarms; give up after 10 s."""
+    async def _record_reports(self, run_id: str, step: int) -> None:
+        """Record the reports on the step's forks and verdicts as metrics and log their alarms; give up after 10 s."""
         try:
-            async with asyncio.timeout(_FORK_REPORT_SECONDS), self.database.begin() as connection:
-                found = await fork_report.fork_report(connection, run_id, step)
-                await metrics.record_metrics(connection, run_id, step, found.numbers())
+            async with asyncio.timeout(_REPORT_SECONDS), self.database.begin() as connection:
+                forks = await fork_report.fork_report(connection, run_id, step)
+                verdicts = await verdict_report.verdict_report(connection, run_id, step)
+                await metrics.record_metrics(connection, run_id, step, forks.numbers() | verdicts.numbers())
         except (TimeoutError, StoreUnavailableError) as error:
-            _LOG.warning("forks not counted", run=run_id, step=step, reason=str(error))
+            _LOG.warning("forks and verdicts not counted", run=run_id, step=step, reason=str(error))
             return
-        for alarm in found.alarms:
+        for alarm in [*forks.alarms, *verdicts.alarms]:
             _LOG.warning("alarm", run=run_id, step=step, what=alarm)
 
     @activity_stage("learn.step")

@@ -4,9 +4,14 @@ from typing import Annotated
 
 import typer
 
+from ratchet.types import JsonObject
+
 
 def rollouts(
     run: Annotated[str, typer.Option("--run", help="The run's id.")],
+    flagged: Annotated[
+        bool, typer.Option("--flagged", help="Only solved rollouts whose patch or test run is flagged.")
+    ] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of rollouts, newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -18,7 +23,7 @@ def rollouts(
 
     if query(lambda connection: runs.get_run(connection, run)) is None:
         raise ConfigError(f"run {run} does not exist; `ratchet runs` lists those that do")
-    found = query(lambda connection: reports.list_rollouts(connection, run, limit))
+    found = query(lambda connection: reports.list_rollouts(connection, run, limit, flagged))
     if json:
         print_json(found)
         return
@@ -31,11 +36,15 @@ def rollouts(
             "" if row["reward"] is None else f"{row['reward']:g}",
             row["agent_exit"] or "",
             str(row["num_turns"]),
-            _one_line(row["outcome_reason"]),
+            _one_line(_flags_of(row) or row["outcome_reason"]),
         ]
         for row in found
     ]
     print_table(f"rollouts of {run}", ["id", "purpose", "task", "outcome", "reward", "exit", "turns", "reason"], rows)
+
+
+def _flags_of(row: JsonObject) -> str:
+    return "; ".join(f"{flag['what']} ({flag['place']})" for flag in row["flags"] or [])
 
 
 def _one_line(text: str) -> str:

@@ -58,6 +58,7 @@ def _print(story: dict[str, Any]) -> None:
         for box in story["boxes"]
     ]
     print_table("boxes", ["id", "role", "attempt", "state", "why released"], boxes)
+    print_table("verdicts", ["id", "grader", "verdict", "oracle", "control run", "flags"], _verdicts(story["grades"]))
     for title, rows, column in (
         ("transcript", story["attempts"], "transcript"),
         ("patch", story["patches"], "diff"),
@@ -66,3 +67,23 @@ def _print(story: dict[str, Any]) -> None:
         for row in rows:
             console.rule(title, align="left")
             console.print(row[column] or "(empty)", markup=False, highlight=False)
+
+
+def _verdicts(grades: list[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            str(grade["id"]),
+            f"{grade['grader']} {grade['grader_version']}",
+            "rejected" if grade["rejected"] else "solved" if grade["solved"] else "not solved",
+            "compared" if grade["has_oracle"] else "none: not admitted",
+            _control(grade["control"]),
+            ", ".join(sorted({flag["what"] for flag in grade["flags"]})),
+        ]
+        for grade in grades
+    ]
+
+
+def _control(result: dict[str, Any] | None) -> str:
+    if not result:
+        return "none"
+    return f"{len(result['passed'])} passed wrongly" if result["passed"] else f"{result['failed']} failed as they must"

@@ -27,7 +27,7 @@ SPEC = "spec:"
 """Begins the target of an edit of the row's own text, followed by its keys joined by dots."""
 _COMMANDS = ("eval_cmd", "remote_env_info.f2p_script", "swe_bench.test_cmd")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n\t*\2[ \t]*(?:\n|\Z)", re.DOTALL)
-_MAX_SOURCE_BYTES = 1_000_000
+_MAX_SOURCE_BYTES = 500_000
 _MAX_EDITS = 60
 _PREFERRED = {"value": 0, "negation": 1, "failure": 2}
 

@@ -9,11 +9,14 @@ without an end.
 import re
 import secrets
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import NamedTuple
 
 import orjson
 
+from activities.graders.flags import Flag
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject
@@ -33,6 +36,7 @@ _FRAME_BYTES = 24_000_000
 """Limit of the witness's reports, those of 100,000 tests with long names. What exceeds it is lost, and with it the
 session's end, so that nothing is solved."""
 _OVERHEAD_SECONDS = 60.0
+_MAX_DYNAMIC_FLAGS = 50
 _STARVED_SHARE = 0.5
 """Share of the time limit. A run that timed out was starved of CPU if one of its processes waited longer than this for
 a core, and all of them together got less than this. What the patch's own processes used is time that the run got, so a
@@ -73,7 +77,7 @@ class RunnerSession:
 class RunnerReport:
     """Result of a test command. `exit_code` None: it timed out. `starved`: it waited for a core most of its time.
 
-    `lost`: root's shell itself ended without a report.
+    `lost`: root's shell itself ended without a report. `flags`: what the audit hook reported.
     """
 
     exit_code: int | None
@@ -81,6 +85,7 @@ class RunnerReport:
     sessions: list[RunnerSession]
     starved: bool = False
     lost: bool = False
+    flags: tuple[Flag, ...] = ()
 
     @property
     def top_sessions(self) -> list[RunnerSession]:
@@ -110,7 +115,8 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
         "WITNESS": "1" if witness else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-    for name, text in (("command", command), ("ratchet_witness.py", _resource("ratchet_witness.py"))):
+    resources = {name: _resource(name) for name in ("ratchet_witness.py", "sitecustomize.py")}
+    for name, text in {"command": command, **resources}.items():
         end = f"END_{secrets.token_hex(8)}"
         lines.append(f"cat > {RUNNER_STATE}/{name} <<'{end}'\n{text}\n{end}")
     return "\n".join([*lines, _resource("run_tests.sh")])
@@ -150,26 +156,48 @@ def _parse_report(output: str, nonce: str, tokens: frozenset[str], seconds: floa
     exit_code, timed_out = int(end[1]), end[2] == "1"
     got, waited = int(end[3]) / 1e9, int(end[4]) / 1e9
     starved = timed_out and waited > _STARVED_SHARE * seconds > got
-    return RunnerReport(None if timed_out else exit_code, log, _sessions(frames, tokens), starved)
+    issued = list(_issued_frames(frames, tokens))
+    flags = tuple(dict.fromkeys(_flag(frame.content) for frame in issued if frame.content["kind"] == "flag"))
+    return RunnerReport(
+        None if timed_out else exit_code, log, _sessions(issued), starved, flags=flags[:_MAX_DYNAMIC_FLAGS]
+    )
 
 
-def _sessions(frames: str, tokens: frozenset[str]) -> list[RunnerSession]:
-    """Return the sessions in the order in which they began. Lines without an issued token are ignored."""
-    found: dict[tuple[str, int], RunnerSession] = {}
-    open_top: tuple[str, int] | None = None
+class _Frame(NamedTuple):
+    token: str
+    session: int
+    content: JsonObject
+
+
+def _issued_frames(frames: str, tokens: frozenset[str]) -> Iterator[_Frame]:
+    """Yield the witnesses' reports in order. Lines without an issued token are ignored."""
     for line in frames.splitlines():
         token, _, body = line.partition(" ")
         if token not in tokens:
             continue
         try:
-            frame: JsonObject = orjson.loads(body)
-            key = (token, int(frame["session"]))
+            content: JsonObject = orjson.loads(body)
+            frame = _Frame(token, int(content["session"]), content)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             continue
+        if isinstance(content.get("kind"), str):
+            yield frame
+
+
+def _flag(content: JsonObject) -> Flag:
+    return Flag(str(content.get("what"))[:100], str(content.get("place"))[:300])
+
+
+def _sessions(frames: Iterable[_Frame]) -> list[RunnerSession]:
+    """Return the sessions in the order in which they began."""
+    found: dict[tuple[str, int], RunnerSession] = {}
+    open_top: tuple[str, int] | None = None
+    for token, number, frame in frames:
+        key = (token, number)
         if frame["kind"] == "begin" and key not in found:
             worker = bool(frame.get("worker"))
             found[key] = RunnerSession(
-                token, key[1], nested=open_top is not None, worker=worker, root=str(frame.get("root", ""))
+                token, number, nested=open_top is not None, worker=worker, root=str(frame.get("root", ""))
             )
             open_top = open_top or (None if worker else key)
         elif key in found:

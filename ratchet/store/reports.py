@@ -62,8 +62,10 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[JsonObject]:
-    """Return the run's rollouts, newest first."""
+async def list_rollouts(
+    connection: AsyncConnection, run_id: str, limit: int, flagged: bool = False
+) -> list[JsonObject]:
+    """Return the run's rollouts, newest first. `flagged`: only solved ones whose grade has flags."""
     statement = (
         select(
             RolloutTable.id,
@@ -80,12 +82,16 @@ async def list_rollouts(connection: AsyncConnection, run_id: str, limit: int) ->
             RolloutTable.late,
             RolloutTable.created_at,
             RolloutTable.ended_at,
+            GradeTable.flags,
         )
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
         .where(RolloutTable.run_id == run_id)
         .order_by(RolloutTable.id.desc())
         .limit(limit)
     )
+    if flagged:
+        statement = statement.where(GradeTable.solved, func.jsonb_array_length(GradeTable.flags) > 0)
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
@@ -135,6 +141,9 @@ _GRADE_COLUMNS = (
     GradeTable.rule,
     GradeTable.reason,
     GradeTable.findings,
+    GradeTable.has_oracle,
+    GradeTable.control,
+    GradeTable.flags,
     GradeTable.log,
     GradeTable.duration_seconds,
 )

@@ -51,7 +51,8 @@ _OPPOSITES = {
 _OPPOSITE_OPERATORS = {"!=": "==", "==": "!=", "!==": "===", "===": "!==", "-eq": "-ne", "-ne": "-eq"}
 _COMPARISONS = ("==", "===", "!=", "!==", "-eq")
 _BOOLEANS = {"true": "false", "false": "true", "True": "False", "False": "True"}
-_MAX_ARGUMENT_TOKENS = 200
+_MAX_ARGUMENT_TOKENS = 60
+_MAX_LINE = 200
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,7 +69,7 @@ def text_sites(source: bytes, name: str, rng: random.Random) -> list[AssertionSi
 
 
 def _tokens(text: str, name: str) -> list[_Token]:
-    ends = name[name.rfind(".") :] if "." in name else name.rpartition("/")[2]
+    ends = _ending(name)
     apostrophe = r"'(?:\\.[^'\n]{0,8}|[^'\\\n])'" if ends in _CHARACTERS else r"'(?:\\.|[^'\\\n])*'"
     pattern = _PATTERN.format(hash=r"|\#[^\n]*" if ends in _HASH_COMMENTS else "", apostrophe=apostrophe)
     return [
@@ -78,10 +79,15 @@ def _tokens(text: str, name: str) -> list[_Token]:
     ]
 
 
+def _ending(name: str) -> str:
+    return name[name.rfind(".") :] if "." in name else name.rpartition("/")[2]
+
+
 class _Finder:
     def __init__(self, tokens: list[_Token], text: str, name: str, rng: random.Random) -> None:
         self.tokens = tokens
         self.text = text
+        self.has_characters = _ending(name) in _CHARACTERS
         self.is_shell = name == "" or name.endswith((".sh", ".bash"))
         self.rng = rng
 
@@ -100,9 +106,12 @@ class _Finder:
         following = self.tokens[number + 1].text if number + 1 < len(self.tokens) else ""
         if token.text in _OPPOSITES and following == "(":
             yield AssertionSite("negation", "", token.start, token.end, _OPPOSITES[token.text])
-        if following == "(" and _EQUAL.search(token.text) and not _NOT_EQUAL.search(token.text):
-            for argument in self._arguments(number + 2):
-                yield from self._literal(argument)
+        if _EQUAL.search(token.text) and not _NOT_EQUAL.search(token.text):
+            if following == "(":
+                for argument in self._arguments(number + 2):
+                    yield from self._literal(argument)
+            else:  # a call without parentheses, as in Ruby
+                yield from self._literal(self.tokens[number + 1 : number + 2])
         elif following in (":", ":=", "=") and _EXPECTED_NAMES.match(token.text) and number + 2 < len(self.tokens):
             yield from self._literal([self.tokens[number + 2]])
 
@@ -123,12 +132,16 @@ class _Finder:
     def _neighbours(self, number: int) -> Iterator[AssertionSite]:
         """Yield the literal on either side of an operator, if there is one."""
         for side in (number - 1, number + 1):
-            if 0 <= side < len(self.tokens) and self._line(self.tokens[side]) == self._line(self.tokens[number]):
+            if 0 <= side < len(self.tokens) and not self._has_line_end(number, side):
                 yield from self._literal([self.tokens[side]])
+
+    def _has_line_end(self, number: int, other: int) -> bool:
+        first, second = sorted((self.tokens[number], self.tokens[other]), key=lambda token: token.start)
+        return "\n" in self.text[first.end : second.start]
 
     def _literal(self, tokens: list[_Token]) -> Iterator[AssertionSite]:
         """Yield a changed value if the tokens are literals and brackets only."""
-        values = [token for token in tokens if token.kind in ("number", "string") or token.text in _BOOLEANS]
+        values = [token for token in tokens if self._is_value(token)]
         others = [token for token in tokens if token not in values]
         if values and all(token.text in ("[", "]", "{", "}", ",", "-") for token in others):
             token = self.rng.choice(values)
@@ -136,14 +149,19 @@ class _Finder:
             if text:
                 yield AssertionSite("value", "", token.start, token.end, text)
 
+    def _is_value(self, token: _Token) -> bool:
+        if token.kind == "string":
+            return not (self.is_shell and "$" in token.text and token.text[0] != "'")  # the shell expands it
+        return token.kind == "number" or token.text in _BOOLEANS
+
     def _other(self, token: _Token) -> str:
         if token.text in _BOOLEANS:
             return _BOOLEANS[token.text]
         if token.kind == "string":
             quote = token.text[0]
-            return (
-                quote + other_text(token.text[1:-1], self.rng) + quote if len(token.text) != 3 or quote != "'" else ""
-            )
+            if quote == "'" and self.has_characters:
+                return "'b'" if token.text == "'a'" else "'a'"
+            return quote + other_text(token.text[1:-1], self.rng) + quote
         digits = re.match(r"\d+(?:\.\d+)?", token.text)
         if digits is None or token.text.startswith(("0x", "0b", "0o")):
             return ""
@@ -151,6 +169,7 @@ class _Finder:
         return str(other_number(value, self.rng)) + token.text[digits.end() :]
 
     def _line(self, token: _Token) -> str:
-        start = self.text.rfind("\n", 0, token.start) + 1
-        end = self.text.find("\n", token.start)
-        return self.text[start : end if end >= 0 else len(self.text)]
+        """Return the token's line, of a long one the part around the token."""
+        before = self.text[max(0, token.start - _MAX_LINE) : token.start]
+        after = self.text[token.start : token.start + _MAX_LINE]
+        return before[before.rfind("\n") + 1 :] + after.partition("\n")[0]

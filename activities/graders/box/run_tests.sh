@@ -7,7 +7,8 @@ state=/run/ratchet witness=/run/ratchet-witness
 rm -rf "$witness" "$state/log" "$state/frames" "$state/out" "$state/never" "$state/timed_out"
 mkdir -p "$witness" && chmod 755 "$witness"
 mkfifo -m 622 "$witness/frames" && mkfifo -m 644 "$witness/nonce" && mkfifo -m 600 "$state/out" "$state/never" || exit 70
-chmod 622 "$witness/frames" && cp "$state/ratchet_witness.py" "$witness/" && chmod 644 "$witness/ratchet_witness.py" || exit 70
+chmod 622 "$witness/frames" || exit 70
+for file in ratchet_witness.py sitecustomize.py; do cp "$state/$file" "$witness/" && chmod 644 "$witness/$file" || exit 70; done
 uid=$(id -u agent) || exit 70
 if command -v setpriv >/dev/null; then become=(setpriv --reuid=agent --regid=agent --init-groups --no-new-privs)
 elif command -v runuser >/dev/null; then become=(runuser -u agent --)
@@ -61,7 +62,8 @@ logger=$!
     cd "$WORKDIR" || exit 126
     export HOME="$home" USER=agent LOGNAME=agent
     if [ -n "$WITNESS" ]; then
-        export RATCHET_WITNESS="$witness" PYTEST_PLUGINS="ratchet_witness${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}"
+        export RATCHET_WITNESS="$witness" RATCHET_WORKDIR="$WORKDIR"
+        export PYTEST_PLUGINS="ratchet_witness${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}"
         export PYTHONPATH="$witness${PYTHONPATH:+:$PYTHONPATH}"
     fi
     exec "${become[@]}" bash -l -c "$command"

@@ -5,6 +5,7 @@ from sqlalchemy import delete, select, update
 from activities.grade import grade_row
 from activities.graders.base import Verdict
 from activities.graders.registry import GRADERS
+from activities.judge_patch import JudgedPatch
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from ratchet.config import RunConfig
@@ -41,7 +42,9 @@ async def regraded(database: Database, rollout_id: int, *verdicts: Verdict) -> R
             rollout_id=rollout_id, attempt=1, base_commit="c", diff=b"", num_bytes=10, num_files=1
         )
         patch_id = await rollouts.store_patch(connection, patch)
-        rows = [grade_row(rollout_id, patch_id, GRADERS["eval_cmd"], verdict, []) for verdict in verdicts]
+        rows = [
+            grade_row(rollout_id, patch_id, GRADERS["eval_cmd"], JudgedPatch(verdict, [], [])) for verdict in verdicts
+        ]
         given = [await grades.store_grade(connection, row) for row in rows]
     return await activities.settle_regrade(
         RegradedInput(rollout_id=rollout_id, patch_id=patch_id, grade_ids=given, adopt=True)

@@ -1,0 +1,85 @@
+"""Broken oracles: which sources are changed, what a control run concludes, and what is stored."""
+
+import json
+import random
+
+import pytest
+
+from activities.graders.base import TestRun
+from activities.graders.broken_oracles import (
+    BrokenOracle,
+    Edit,
+    apply_edits,
+    broken_spec,
+    judge_control,
+    propose,
+    spec_sources,
+    validated,
+)
+from activities.graders.oracle import Oracle
+from activities.graders.run_hidden_tests import RunnerReport
+from ratchet.errors import GraderFailedError
+
+TESTS = b"def test_a():\n    assert add(1, 1) == 2\n\n\ndef test_b():\n    assert add(2, 2) == 4\n"
+COMMAND = (
+    "dir=$(mktemp -d)\ncat > \"$dir/test_hidden.py\" <<'END'\ndef test_add():\n    assert add(1, 1) == 2\nEND\n"
+    'python -m pytest "$dir/test_hidden.py"\n'
+)
+
+
+def run_of(outcomes: dict[str, str], exit_code: int | None = 1) -> TestRun:
+    return TestRun(RunnerReport(exit_code, "", []), outcomes, 1.0, 60.0)
+
+
+def test_each_wanted_test_gets_one_edit() -> None:
+    for seed in range(10):
+        broken = propose({"t.py": TESTS}, ["t.py::test_b[1]"], random.Random(seed))
+        assert broken is not None
+        changed = apply_edits(broken, "t.py", TESTS)
+        assert b"add(2, 2) == 4" not in changed and changed.count(b"\n") == TESTS.count(b"\n")
+    assert propose({"t.py": b"x = 1\n"}, [], random.Random(0)) is None
+    assert propose({"t.py": b"def broken(:\n"}, [], random.Random(0)) is None
+
+
+def test_tests_inside_a_command_are_changed() -> None:
+    spec = {"eval_cmd": COMMAND, "other": 1}
+    assert set(spec_sources(spec)) == {"spec:eval_cmd"}
+    broken = propose(spec_sources(spec), ["test_hidden.py::test_add"], random.Random(0))
+    assert broken is not None
+    changed = broken_spec(broken, spec)
+    assert "== 2" not in changed["eval_cmd"] and "== " in changed["eval_cmd"] and changed["other"] == 1
+    assert spec["eval_cmd"] == COMMAND, "the task's own row stays as it is"
+
+
+def test_edits_are_made_for_one_source_only() -> None:
+    broken = propose({"t.py": TESTS}, [], random.Random(0))
+    assert broken is not None
+    with pytest.raises(GraderFailedError, match="admit the task again"):
+        apply_edits(broken, "t.py", TESTS + b"\n")
+
+
+def test_only_what_the_gold_patch_fails_is_required() -> None:
+    oracle = Oracle(outcomes={"a": "passed", "b": "passed", "c": "failed"}, exit_code=0)
+    broken = BrokenOracle((Edit("t.py", 0, 1, "x"),), {"t.py": ""})
+    found = validated(broken, oracle, run_of({"a": "failed", "b": "passed", "c": "failed"}))
+    assert found.must_fail == ("a",) and found.exit_fails and found.is_valid
+    assert not validated(broken, oracle, run_of({"a": "passed", "b": "passed"}, 0)).is_valid
+    assert not validated(broken, oracle, run_of({}, 1)).is_valid, "a runner that crashes breaks no test"
+    assert validated(broken, Oracle(exit_code=0), run_of({}, 2)).is_valid, "a command without names has its exit code"
+
+
+def test_what_a_control_run_concludes() -> None:
+    broken = BrokenOracle((), {}, must_fail=("a", "b"))
+    assert judge_control(broken, run_of({"a": "failed", "b": "passed"})) == (["b"], 1)
+    assert judge_control(broken, run_of({"a": "failed", "b": "failed"})) == ([], 2)
+    assert judge_control(broken, run_of({"a": "failed"})) == ([], 1)
+    with pytest.raises(GraderFailedError, match="none of the tests that must fail"):
+        judge_control(broken, run_of({}))
+    by_exit = BrokenOracle((), {}, exit_fails=True)
+    assert judge_control(by_exit, run_of({}, 0)).passed == ["the test command"]
+    assert judge_control(by_exit, run_of({}, 3)) == ([], 1)
+
+
+def test_it_survives_the_store() -> None:
+    broken = BrokenOracle((Edit("t.py", 0, 1, "x"),), {"t.py": "d"}, ("a",), True)
+    assert BrokenOracle.of_json(json.loads(json.dumps(broken.as_json()))) == broken

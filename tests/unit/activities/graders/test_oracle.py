@@ -1,0 +1,59 @@
+"""The oracle: what gold runs have in common, and what differs from it."""
+
+import json
+
+from activities.graders.evidence import judge_runner, judge_sessions
+from activities.graders.oracle import Oracle, merge_oracles
+from activities.graders.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
+
+
+def session(tests: dict[str, str], canary: str = "failed", digest: str = "d", **values: object) -> RunnerSession:
+    modules = {"t.py": LoadedModule("t.py", digest)}
+    return RunnerSession("token", 1, exit=0, canary=canary, tests=tests, modules=modules, **values)  # type: ignore[arg-type]
+
+
+def report(*sessions: RunnerSession) -> RunnerReport:
+    return RunnerReport(0, "", list(sessions))
+
+
+GOLD = report(session({"t.py::a": "passed", "t.py::b": "xfailed", "t.py::c": "passed"}))
+ORACLE = Oracle.of_run(GOLD, GOLD.sessions[0].tests)
+
+
+def test_a_run_like_the_gold_runs() -> None:
+    assert judge_sessions(GOLD, True, (), ORACLE).ok
+    assert Oracle.of_json(json.loads(json.dumps(ORACLE.as_json()))) == ORACLE
+
+
+def test_what_differs_is_not_solved() -> None:
+    tests = GOLD.sessions[0].tests
+    for different in (
+        report(),
+        report(session({**tests, "t.py::a": "xfailed"})),
+        report(session({**tests, "t.py::a": "skipped"})),
+        report(session({"t.py::c": "passed"})),
+        report(session(tests, canary="none")),
+        report(session(tests, canary="passed")),
+        report(session(tests, digest="other")),
+        report(session(tests, digest="changed")),
+        report(session(tests, num_missed=1)),
+        report(session(tests), session(tests)),
+        report(session(tests), RunnerSession("token", 2, worker=True, exit=0, canary="passed")),
+    ):
+        assert not judge_sessions(different, True, (), ORACLE).ok, different
+    elsewhere = session(tests)
+    elsewhere.modules["t.py"] = LoadedModule("t/__init__.py", "d")
+    assert not judge_runner(report(elsewhere)).ok
+
+
+def test_without_an_oracle_the_canary_must_have_run() -> None:
+    assert judge_runner(report(session({"t.py::a": "passed"}))).ok
+    assert not judge_runner(report(session({"t.py::a": "passed"}, canary="none"))).ok
+    workers = [RunnerSession("token", number, worker=True, exit=0, canary="failed") for number in (2, 3)]
+    assert judge_runner(report(session({"t.py::a": "passed"}, canary="none"), *workers)).ok
+
+
+def test_what_varies_between_gold_runs_is_left_out() -> None:
+    other = report(session({"t.py::a": "passed", "t.py::b": "failed"}), session({"t.py::d": "passed"}))
+    merged = merge_oracles([ORACLE, Oracle.of_run(other, other.sessions[0].tests)])
+    assert merged.outcomes == {"t.py::a": "passed"} and merged.num_sessions is None and merged.exit_code == 0
