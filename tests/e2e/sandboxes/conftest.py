@@ -23,7 +23,12 @@ from activities.sandboxes.docker import DockerProvider
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from stack.parts import Stack
 from tests.integration.sandbox_gateway import image_files
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, adapter_port, make_box  # noqa: F401  # fixtures
+from tests.integration.sandbox_gateway.conftest import (  # noqa: F401  # fixtures
+    CHECKOUT,
+    adapter_port,
+    make_box,
+    outside_address,
+)
 from tests.integration.workflows.conftest import home, loop, model  # noqa: F401  # fixtures
 
 START_SECONDS = 120.0
@@ -177,6 +182,11 @@ def way(docker_directory: Path, adapter_port: int) -> Iterator[str]:  # noqa: F8
     values = {"ADAPTER_PUBLIC_HOST": "127.0.0.1", "ADAPTER_PORT": str(adapter_port)}
     with egress(docker_directory, values):
         yield f"127.0.0.1:{adapter_port}"
+
+
+@pytest.fixture
+def adapter_address(way: str) -> str:
+    return way
 
 
 @pytest.fixture

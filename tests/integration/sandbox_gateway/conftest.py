@@ -4,6 +4,7 @@ These tests are about processes that outlive each other, so the gateway cannot r
 """
 
 import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from activities.sandboxes.base import Sandbox, SandboxProvider
@@ -140,15 +142,37 @@ class _Adapter(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="session")
-def adapter_port() -> Iterator[int]:
-    """A small HTTP server on the host's loopback, in place of the adapter."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Adapter) as server:
+@contextlib.contextmanager
+def _serving(host: str) -> Iterator[int]:
+    with http.server.ThreadingHTTPServer((host, 0), _Adapter) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def adapter_port() -> Iterator[int]:
+    """A small HTTP server on the host's loopback, in place of the adapter."""
+    with _serving("127.0.0.1") as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def outside_address() -> Iterator[str]:
+    """The same server at this machine's outer address, which a box with a way to the internet reaches."""
+    with _serving("0.0.0.0") as port:
+        yield f"{host_address()}:{port}"
+
+
+def host_address() -> str:
+    """Return an address of this machine other than its loopback. Skips the test if there is none."""
+    for family in psutil.net_if_addrs().values():
+        for address in family:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    pytest.skip("this machine has only its loopback address")
 
 
 @pytest.fixture(scope="session")
@@ -213,13 +237,24 @@ def provider(gateway: GatewayProcess) -> E2BProvider:
 
 
 @pytest.fixture
+def adapter_address(adapter_port: int) -> str:
+    return f"127.0.0.1:{adapter_port}"
+
+
+@pytest.fixture
 def own_provider(own_gateway: GatewayProcess) -> E2BProvider:
     return provider_of(own_gateway)
 
 
-async def make_box(provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 900) -> Sandbox:
+async def make_box(
+    provider: SandboxProvider, key: str | None = None, ttl_seconds: int = 900, *, network: bool = True
+) -> Sandbox:
     return await provider.create(
-        "host", ttl_seconds=ttl_seconds, metadata={"owner": "test"}, idempotency_key=key or uuid.uuid4().hex
+        "host",
+        ttl_seconds=ttl_seconds,
+        metadata={"owner": "test"},
+        idempotency_key=key or uuid.uuid4().hex,
+        network=network,
     )
 
 

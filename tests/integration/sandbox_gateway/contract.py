@@ -1,23 +1,26 @@
 """The sandbox contract: one suite that every back end must pass.
 
-A back end's test file imports it and defines fixtures `provider` and `box`, and an image called `host` with bash,
-coreutils, procps, a user `agent` and a directory /workspace. The local gateway (`test_contract.py`) and Docker
+A back end's test file imports it and defines fixtures `provider`, `box` and `adapter_address` (host:port as a box
+reaches it, of an HTTP server that answers ADAPTER_ANSWER), and an image called `host` with bash, coreutils, procps, a
+user `agent` and a directory /workspace. The local gateway (`test_contract.py`) and Docker
 (`tests/e2e/sandboxes/test_docker.py`) run it.
 """
 
 import asyncio
 import contextlib
 import os
+import shlex
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from activities.sandboxes.base import Sandbox, SandboxProvider
+from activities.sandboxes.base import BoxLimits, Sandbox, SandboxProvider
 from ratchet.errors import CommandFailedError, ConfigError, SandboxGoneError
-from tests.integration.sandbox_gateway.conftest import eventually, make_box
+from tests.integration.sandbox_gateway.conftest import ADAPTER_ANSWER, eventually, make_box
 
 
 async def test_exec_returns_output_and_exit_code(box: Sandbox) -> None:
@@ -234,3 +237,57 @@ async def test_a_box_ends_at_its_time_to_live(provider: SandboxProvider) -> None
 async def test_an_unknown_image_is_the_users_mistake(provider: SandboxProvider) -> None:
     with pytest.raises(ConfigError, match="no/such:image"):
         await provider.create("no/such:image", ttl_seconds=5, metadata={}, idempotency_key=uuid.uuid4().hex)
+
+
+_OUTSIDE = ("1.1.1.1:80", "example.com:80", "169.254.169.254:80", "192.0.2.1:80", "[2606:4700:4700::1111]:80")
+
+
+def _answering(addresses: Iterable[str]) -> str:
+    """Return a command that prints the addresses that answer an HTTP request with at least one byte.
+
+    A connection alone proves nothing: some services accept it first and decide then.
+    """
+    calls = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        ask = f"exec 3<>/dev/tcp/{host.strip('[]')}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && head -c 1 <&3"
+        calls.append(f"( timeout 10 bash -c {shlex.quote(ask)} 2>/dev/null | grep -q . && echo '{address}' ) &")
+    return "\n".join([*calls, "wait"])
+
+
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_an_agents_box_reaches_the_adapter_and_nothing_else(
+    box: Sandbox, adapter_address: str, outside_address: str, user: str
+) -> None:
+    assert httpx.get(f"http://{outside_address}/", trust_env=False).content == ADAPTER_ANSWER
+    tried = _answering([adapter_address, outside_address, *_OUTSIDE])
+    assert (await box.exec(tried, user=user)).stdout.split() == [adapter_address]
+
+
+async def test_a_box_without_network_reaches_nothing(
+    provider: SandboxProvider, adapter_address: str, outside_address: str
+) -> None:
+    async with await make_box(provider, network=False) as box:
+        for user in ("root", "agent"):
+            assert (await box.exec(_answering([adapter_address, outside_address, *_OUTSIDE]), user=user)).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "limits", [BoxLimits(memory_bytes=128 << 20), BoxLimits(num_cpus=1), BoxLimits(max_processes=128)]
+)
+async def test_limits_are_set_or_refused(provider: SandboxProvider, limits: BoxLimits) -> None:
+    """A service that cannot set a limit says so; `capabilities` tells beforehand."""
+    made = provider.create(
+        "host", ttl_seconds=60, metadata={"owner": "test"}, idempotency_key=uuid.uuid4().hex, limits=limits
+    )
+    if provider.capabilities.limits:
+        await (await made).kill()
+    else:
+        with pytest.raises(ConfigError):
+            await made
+
+
+async def test_of_several_kills_one_says_that_the_box_existed(provider: SandboxProvider) -> None:
+    for _ in range(3):
+        box = await make_box(provider)
+        assert sorted(await asyncio.gather(*(provider.kill(box.id) for _ in range(4)))) == [False, False, False, True]

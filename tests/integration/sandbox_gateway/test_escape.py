@@ -13,7 +13,6 @@ import struct
 import urllib.parse
 from typing import Any
 
-import psutil
 import pytest
 
 from activities.sandboxes.base import Sandbox
@@ -21,7 +20,7 @@ from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import CommandFailedError, SandboxGoneError
 from sandbox_gateway import disk_template
 from sandbox_gateway.boxd import cgroups, seccomp
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, PLANTED, GatewayProcess, make_box
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, PLANTED, GatewayProcess, host_address, make_box
 
 needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
 needs_disk = pytest.mark.skipif(
@@ -374,12 +373,3 @@ print(*sorted(passed))
 """
     listed = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
     assert set(map(int, (await shared_box.exec(python(tries), user=user)).stdout.split())) == listed
-
-
-def host_address() -> str:
-    """Return an address of this machine other than its loopback, else an unused address."""
-    for family in psutil.net_if_addrs().values():
-        for address in family:
-            if address.family == socket.AF_INET and not address.address.startswith("127."):
-                return str(address.address)
-    return "192.0.2.1"
