@@ -1,27 +1,31 @@
 """Split a git diff into its file sections and join them again, byte for byte.
 
-Integrity rules drop single files from a patch; the sections of the other files must not change.
+Integrity rules drop single files from a patch; the sections of the other files must not change. Any bytes can be split:
+a header that git would not write gives a path that names nothing, and git refuses the patch later.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 _HEADER = b"diff --git "
 _MODE = re.compile(
     rb"^(?:new file mode|new mode|deleted file mode|old mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d{6})$", re.MULTILINE
 )
-_ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)', re.DOTALL)
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
+_LETTERS = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
 SYMLINK = "120000"
 GITLINK = "160000"
+EXECUTABLE = "100755"
 
 
 @dataclass(slots=True, frozen=True)
 class FileChange:
-    """One section of a diff. `modes`: every file mode that its header names. `raw`: the unchanged bytes of the
-    section."""
+    """One section of a diff. `path`: bytes that are not UTF-8 are surrogate escapes. `modes`: every file mode that its
+    header names. `raw`: the unchanged bytes of the section.
+    """
 
     path: str
     raw: bytes
@@ -44,37 +48,37 @@ class FileChange:
         )
 
 
-class _Unquoted(NamedTuple):
-    path: str
-    rest: bytes
+def printable_path(path: str) -> str:
+    """Return the path as text that JSON and Postgres accept: bytes that are not UTF-8, and NUL, are escaped."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text.replace("\0", "\\x00")
 
 
-def _unquote(text: bytes) -> _Unquoted:
-    """Read a C-quoted path at the start of `text`."""
-    out = bytearray()
-    at = 1
-    while text[at : at + 1] != b'"':
-        if text[at : at + 1] == b"\\":
-            letter = chr(text[at + 1])
-            if letter.isdigit():
-                out.append(int(text[at + 1 : at + 4], 8))
-                at += 4
-            else:
-                out.append(_ESCAPES[letter])
-                at += 2
-        else:
-            out.append(text[at])
-            at += 1
-    return _Unquoted(out.decode(errors="surrogateescape"), text[at + 1 :])
+def _unquote(text: bytes) -> bytes:
+    """Return the C-quoted path at the start of `text`, or all of `text` if it is not quoted."""
+    found = _QUOTED.match(text)
+    if found is None:
+        return text
+
+    def byte(escape: re.Match[bytes]) -> bytes:
+        value = escape[1]
+        return (
+            bytes([int(value, 8) & 0xFF])
+            if value.isdigit() and value < b"8"
+            else bytes([_LETTERS.get(value, value[0])])
+        )
+
+    return _ESCAPE.sub(byte, found[1])
 
 
-def _path(header: bytes) -> str:
-    """Return P of `diff --git a/P b/P`; both sides are equal, because diffs are taken without renames."""
+def _path(header: bytes, extended: bytes) -> str:
+    """Return P of `diff --git a/P b/P`; the sides are equal in diffs without renames. A rename gives its new path."""
     rest = header.removeprefix(_HEADER)
-    if rest.startswith(b'"'):
-        return _unquote(rest).path.partition("/")[2]
-    half = rest[: (len(rest) - 1) // 2]
-    return half.decode(errors="surrogateescape").partition("/")[2]
+    renamed = re.search(rb"^(?:rename|copy) to (.*)$", extended, re.MULTILINE)
+    if renamed is not None:
+        return _unquote(renamed[1]).decode(errors="surrogateescape")
+    side = _unquote(rest) if rest.startswith(b'"') else rest[: (len(rest) - 1) // 2]
+    return side.partition(b"/")[2].decode(errors="surrogateescape")
 
 
 def _change(raw: bytes) -> FileChange:
@@ -84,7 +88,7 @@ def _change(raw: bytes) -> FileChange:
     modes = frozenset(mode.decode() for mode in _MODE.findall(extended))
     added = b"\nnew file mode" in b"\n" + extended
     deleted = b"\ndeleted file mode" in b"\n" + extended
-    return FileChange(_path(head), raw, added, deleted, modes)
+    return FileChange(_path(head, extended), raw, added, deleted, modes)
 
 
 def split_diff(diff: bytes) -> list[FileChange]:

@@ -1,203 +1,87 @@
-"""The integrity rules as a table: which files of a patch could change the test runner, by ecosystem.
+"""The integrity rules: which files of a patch could change the test runner, by ecosystem.
 
-`patch_screening.py` applies the table, `ratchet tasks rules` prints it, and a verdict names the rule. A task may add
-patterns of its own (`metadata.integrity`).
+The rules are data, one table per ecosystem in `rules/`. `patch_screening.py` applies them, `ratchet tasks rules` prints
+them, and a verdict names the rule. A task may add patterns of its own (`metadata.integrity`).
 """
 
 import sys
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Literal
 
-Kind = Literal["any", "added", "symlink", "shadow", "content", "test"]
+Applies = Literal[
+    "any", "added", "new_directory", "program", "content", "shadow", "test", "stand_in", "support", "called"
+]
+Controlled = Literal["never", "edits", "always"]
+
+_ECOSYSTEMS = (
+    "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
+)  # fmt: skip
+"""In the order in which rules are tried; the first that matches decides."""
 
 
 @dataclass(slots=True, frozen=True)
 class Rule:
-    """One rule. `patterns`: as in .gitignore, matched against the path from the repository's root.
+    """One rule. `files`: patterns as in .gitignore, matched against the path from the repository's root.
 
-    `kind` narrows the match: `added` only new files, `symlink` only links, `content` only files whose added text
-    matches `content`. `sections`: kind of settings file of which only the runner's part is restored
-    (`runner_settings.py`); None: the whole change is left out.
+    `applies` narrows the match: `added` only new files, `new_directory` only new files in directories that the base
+    does not have, `program` only new executables and links, `content` only files whose added text matches `content`;
+    `task_tests.py` decides the others. `scope` "tests": only files that the runner of a test could read.
+    `sections`: kind of settings file of which only the runner's part is restored (`runner_settings.py`).
+    `controlled`: which changes are kept if a control run checks the verdict; without one they are left out.
+    `source`: documentation of the runner.
     """
 
     name: str
     ecosystem: str
-    patterns: tuple[str, ...]
     why: str
-    kind: Kind = "any"
-    sections: str | None = None
+    source: str
+    files: tuple[str, ...] = ()
+    applies: Applies = "any"
+    scope: Literal["anywhere", "tests"] = "anywhere"
+    sections: str = ""
+    controlled: Controlled = "never"
     content: str = ""
 
+    @property
+    def action(self) -> str:
+        """What happens to a file that matches, for a report."""
+        action = "the runner's part is put back" if self.sections else "left out"
+        kept = {
+            "never": "",
+            "edits": "; an edit is kept if a control run decides",
+            "always": " unless a control run decides",
+        }
+        return action + kept[self.controlled]
 
-RULES: tuple[Rule, ...] = (
-    Rule("listed_test", "any", (), "tests of the task are restored from the task", kind="test"),
-    Rule(
-        "git_dir", "git", (".git", "**/.git", "**/.git/**"), "hooks, config and attributes of a repository run programs"
-    ),
-    Rule(
-        "git_hooks",
-        "git",
-        (".githooks/**", ".husky/**", "hooks/pre-*", "hooks/post-*"),
-        "hooks run at the next git command",
-    ),
-    Rule(
-        "git_filters",
-        "git",
-        ("**/.gitattributes", "**/.lfsconfig"),
-        "filters run programs at checkout",
-        kind="content",
-        content=r"\b(?:filter|diff|merge)=|\[lfs\]",
-    ),
-    Rule(
-        "path_shim",
-        "shell",
-        tuple(
-            f"**/{name}"
-            for name in (
-                "python",
-                "python3",
-                "pytest",
-                "py.test",
-                "tox",
-                "nox",
-                "node",
-                "npm",
-                "npx",
-                "yarn",
-                "pnpm",
-                "go",
-                "cargo",
-                "java",
-                "mvn",
-                "bash",
-                "sh",
-                "env",
-                "git",
-                "make",
-            )
-        ),
-        "a program of that name could be started in place of the real one",
-        kind="added",
-    ),
-    Rule(
-        "shell_startup",
-        "shell",
-        ("**/.bashrc", "**/.bash_profile", "**/.profile", "**/.envrc", "**/.env"),
-        "read by shells and runners",
-    ),
-    Rule("conftest", "python", ("**/conftest.py",), "pytest runs it before the tests"),
-    Rule(
-        "startup_module",
-        "python",
-        ("**/sitecustomize.py", "**/usercustomize.py", "**/sitecustomize/**", "**/usercustomize/**"),
-        "the interpreter runs it at every start",
-    ),
-    Rule("path_file", "python", ("**/*.pth", "**/*._pth", "**/pyvenv.cfg"), "the interpreter reads it at every start"),
-    Rule(
-        "bytecode", "python", ("**/*.pyc", "**/*.pyo", "**/__pycache__/**"), "bytecode may stand in for a source file"
-    ),
-    Rule(
-        "plugin_metadata",
-        "python",
-        ("**/*.egg-info/**", "**/*.dist-info/**", "**/entry_points.txt", "**/*.egg-link"),
-        "entry points load plugins into the runner",
-    ),
-    Rule(
-        "runner_config",
-        "python",
-        ("**/pytest.ini", "**/.pytest.ini", "**/pytest.toml", "**/.pytest.toml", "**/.coveragerc", "**/noxfile.py"),
-        "configures the runner",
-    ),
-    Rule(
-        "runner_sections",
-        "python",
-        ("**/pyproject.toml", "**/setup.cfg", "**/tox.ini"),
-        "its runner sections configure the runner",
-        sections="config",
-    ),
-    Rule(
-        "shadow_module",
-        "python",
-        ("**/*.py", "**/*.so", "**/*.pyd"),
-        "would be imported in place of the standard library or the runner",
-        kind="shadow",
-    ),
-    Rule(
-        "package_scripts",
-        "javascript",
-        ("**/package.json",),
-        "its test scripts and runner keys decide what runs",
-        sections="package_json",
-    ),
-    Rule(
-        "js_runner_config",
-        "javascript",
-        (
-            "**/jest.config.*",
-            "**/jest.setup.*",
-            "**/vitest.config.*",
-            "**/vite.config.*",
-            "**/.mocharc*",
-            "**/karma.conf.*",
-            "**/ava.config.*",
-            "**/babel.config.*",
-            "**/.babelrc*",
-            "**/.nycrc*",
-            "**/playwright.config.*",
-            "**/cypress.config.*",
-        ),
-        "configures the runner",
-    ),
-    Rule(
-        "js_packages",
-        "javascript",
-        ("**/node_modules/**", "**/.npmrc", "**/.yarnrc*", "**/.pnp.*", "**/.pnpmfile.*"),
-        "replaces packages of the runner",
-    ),
-    Rule(
-        "make_targets",
-        "make",
-        ("**/Makefile", "**/makefile", "**/GNUmakefile"),
-        "its test targets decide what runs",
-        sections="makefile",
-    ),
-    Rule(
-        "test_main",
-        "go",
-        ("**/*_test.go",),
-        "TestMain decides whether tests run",
-        kind="content",
-        content=r"func\s+TestMain\s*\(",
-    ),
-    Rule("cargo_runner", "rust", ("**/.cargo/**", "**/rust-toolchain*"), "a runner of one's own"),
-    Rule(
-        "jvm_runner",
-        "java",
-        ("**/junit-platform.properties", "**/.mvn/**", "**/gradle/init.d/**"),
-        "configures the runner",
-    ),
-    Rule("ruby_runner", "ruby", ("**/.rspec", "**/spec_helper.rb", "**/.bundle/**"), "loaded before the tests"),
-)
+
+def _load(ecosystem: str) -> list[Rule]:
+    table = tomllib.loads((files("activities.graders") / "rules" / f"{ecosystem}.toml").read_text())
+    return [Rule(ecosystem=ecosystem, **{**row, "files": tuple(row.get("files", ()))}) for row in table["rule"]]
+
+
+def _load_ordinary() -> tuple[str, ...]:
+    table = tomllib.loads((files("activities.graders") / "rules" / "tests.toml").read_text())
+    return tuple(table["ordinary"])
+
+
+RULES: tuple[Rule, ...] = tuple(rule for ecosystem in _ECOSYSTEMS for rule in _load(ecosystem))
+
+ORDINARY_TESTS = _load_ordinary()
+"""Patterns of files that hold tests and nothing that other tests use."""
 
 TAMPERED = "runner_tampered"
 """The rule of a changed runner: a test that must fail was reported as passed. It concerns no file."""
 
 CONTROL_RUN = "control_run"
-"""The rule of a control run: a test passed that a correct solution fails. It concerns no file."""
+"""The rule of a control run: tests passed against a broken oracle that they must fail. It concerns no file."""
 
 SHADOWED_MODULES = frozenset(sys.stdlib_module_names) | {
-    "pytest",
-    "_pytest",
-    "py",
-    "pluggy",
-    "iniconfig",
-    "xdist",
-    "pytest_cov",
-    "coverage",
-    "nose",
-    "hypothesis",
-    "ratchet_witness",
-}
+    "pytest", "_pytest", "py", "pluggy", "iniconfig", "xdist", "execnet", "pytest_cov", "pytest_asyncio", "pytest_mock",
+    "pytest_timeout", "pytest_django", "anyio", "coverage", "nose", "nose2", "testtools", "hypothesis",
+    "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "pygments", "tomli", "exceptiongroup", "ratchet_witness",
+}  # fmt: skip
 
 
 def rules_table() -> list[dict[str, str]]:
@@ -206,9 +90,10 @@ def rules_table() -> list[dict[str, str]]:
         {
             "rule": rule.name,
             "ecosystem": rule.ecosystem,
-            "files": ", ".join(rule.patterns) or "the task's own tests",
-            "what happens": "left out" if rule.sections is None else "the runner's part is put back",
+            "files": ", ".join(rule.files) or "by what they can reach",
+            "what happens": rule.action,
             "why": rule.why,
+            "source": rule.source,
         }
         for rule in RULES
     ]

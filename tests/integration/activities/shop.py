@@ -83,9 +83,11 @@ def write(directory: Path, edits: "dict[str, Any]") -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def diff(directory: Path, edits: Edits, executable: tuple[str, ...] = ()) -> bytes:
-    """Return the edits as a patch on the base, taken with the options of a rollout."""
-    write(directory, BASE)
+def diff(
+    directory: Path, edits: Edits, executable: tuple[str, ...] = (), more_base: dict[str, str] | None = None
+) -> bytes:
+    """Return the edits as a patch on the base, taken with the options of a rollout. `more_base`: more of its files."""
+    write(directory, {**BASE, **(more_base or {})})
     _git(directory, "init", "-q", "-b", "main")
     _git(directory, "add", "-A")
     _git(directory, "commit", "-qm", "base")

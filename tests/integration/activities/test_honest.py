@@ -1,29 +1,49 @@
 """Honest patches keep all their files and are solved; there are as many of them as attacks."""
 
+import base64
+import shlex
 from pathlib import Path
 
 import pytest
 
+from activities.graders.broken_oracles import BrokenOracle
+from activities.graders.registry import GRADERS
+from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
 from activities.sandboxes.base import Sandbox
+from ratchet.store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.activities.attacks import ATTACKS
-from tests.integration.activities.conftest import Judge
+from tests.integration.activities.conftest import config
 from tests.integration.activities.honest_work import HONEST, Honest
 
 pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.parametrize("work", HONEST, ids=lambda work: work.name)
-async def test_it_is_solved(judged: Judge, box: Sandbox, tree: Path, test_patch: str, work: Honest) -> None:
-    grader = "swe_bench" if HONEST.index(work) % 2 == 0 else "eval_cmd"
-    patch = shop.diff(tree, work.all_edits, work.executable)
-    verdict, findings = await judged(shop.task(grader, test_patch), patch)
+async def test_it_is_solved(box: Sandbox, tree: Path, test_patch: str, work: Honest) -> None:
+    task = _task("eval_cmd" if work.command or HONEST.index(work) % 2 else "swe_bench", test_patch, work)
+    patch = shop.diff(tree, work.all_edits, work.executable, work.base)
+    broken = {0: BrokenOracle((), {})} if work.controlled else {}
+    judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(config()), KnownRuns(broken=broken))
+    found = await judge.judge(box, patch)
+    verdict, findings = found.verdict, found.findings
     assert verdict.solved, (verdict.reason, findings, verdict.log)
     for name in work.kept:
         content = await box.read_file(f"/workspace/shop/{name}")
         wanted = work.all_edits[name]
         assert content == (wanted if isinstance(wanted, bytes) else str(wanted).encode()), name
-        assert name not in {finding.path for finding in findings}
+        assert name not in {finding.path for finding in findings if finding.is_dropped}
+
+
+def _task(grader: str, test_patch: str, work: Honest) -> TaskRow:
+    """Return the task; its repository has the files of `work.base`, too."""
+    commands = list(shop.task(grader, test_patch).spec["pre_commands"])
+    for name, text in work.base.items():
+        encoded = base64.b64encode(text.encode()).decode()
+        path = shlex.quote(f"./{name}")
+        commands.append(f'mkdir -p "$(dirname {path})" && echo {encoded} | base64 -d > {path}')
+    own = {"eval_cmd": work.command} if work.command else {}
+    return shop.task(grader, test_patch, pre_commands=commands, **own)
 
 
 def test_there_are_as_many_as_attacks() -> None:

@@ -21,7 +21,8 @@ async def test_no_reward(judged: Judge, tree: Path, test_patch: str, attack: Att
     spec = {"eval_cmd": attack.command} if attack.command else {}
     patch = shop.diff(tree, attack.edits, attack.executable)
     assert patch, "the attack changes nothing"
-    verdict, findings = await judged(shop.task(grader, test_patch, **spec), patch, eval_seconds=attack.seconds)
+    found = await judged(shop.task(grader, test_patch, **spec), patch, eval_seconds=attack.seconds)
+    verdict, findings = found.verdict, found.findings
     assert not verdict.solved, (verdict.reason, verdict.log)
     for name in ("solved", "fraction", "weighted"):
         won, _ = compute_reward(name, verdict, FACTS)

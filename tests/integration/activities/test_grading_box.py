@@ -1,0 +1,106 @@
+"""A preparation that fails with a patch and works without it is the patch's fault; paths may be any bytes."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from activities import git_scripts
+from activities.graders.base import TestFiles
+from activities.grading_box import BoxPreparation
+from activities.sandboxes.base import Sandbox
+from ratchet.errors import GraderFailedError
+from tests.integration.activities import shop
+from tests.integration.activities.conftest import Judge
+
+pytestmark = pytest.mark.timeout(600)
+WORKDIR = "/workspace/shop"
+FIX: shop.Edits = {"shop/price.py": shop.TOTAL + shop.FIX}
+
+
+async def test_a_directory_where_an_unlisted_test_goes_is_the_patchs_fault(
+    judged: Judge, tree: Path, test_patch: str
+) -> None:
+    archive = shop.archive({shop.TESTS: shop.HIDDEN_TESTS, "tests/extra.txt": "1\n"})
+    task = shop.task("eval_cmd", test_patch, tests_archive=archive)
+    verdict = (await judged(task, shop.diff(tree, {**FIX, "tests/extra.txt/x.md": "1\n"}))).verdict
+    assert not verdict.solved and "can be put in without the patch, but not with it" in verdict.reason
+
+
+async def test_tests_that_cannot_be_put_in_at_all_are_no_verdict(judged: Judge, tree: Path, test_patch: str) -> None:
+    task = shop.task("swe_bench", test_patch.replace("def test_total", "def test_other_name"))
+    with pytest.raises(GraderFailedError, match="could not be put in"):
+        await judged(task, shop.diff(tree, FIX))
+
+
+async def test_the_base_is_whole_again_without_the_patch(box: Sandbox, tree: Path) -> None:
+    """The second preparation begins with the files of the base commit, and with no others."""
+    task = shop.task("eval_cmd", "")
+    preparation = BoxPreparation(box, task, 300)
+    patch = shop.diff(tree, {**FIX, "new/deep/file.txt": "1\n", "README.md": None, "tests/helpers.py": Path("/etc")})
+    commands = ("test ! -e new && ls -R > /tmp/listing && git -c safe.directory='*' status --porcelain > /tmp/status",)
+    prepared = await preparation.run(TestFiles(commands=commands), None, patch, controlled=True)
+    assert prepared.blame and prepared.applies
+    assert "README.md" in (await box.read_file("/tmp/listing")).decode()
+    assert not (await box.exec(f"cd {WORKDIR} && find . -newer /tmp/listing -name file.txt")).stdout
+
+
+async def test_paths_are_bytes(box: Sandbox, tree: Path) -> None:
+    """Settings are restored and tests protected below any name."""
+    odd = os.fsdecode(b"-d\xff 'x' $HOME\n")
+    files = {
+        f"{odd}/tests/test_odd.py": "1\n",
+        f"{odd}/Makefile": "test:\n\tpytest\n",
+        f"{odd}/pytest.ini": "[pytest]\n",
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    await box.write_file("/tmp/odd.tar.gz", buffer.getvalue())
+    task = shop.task("eval_cmd", "")
+    task.spec["pre_commands"].append("tar -xzf /tmp/odd.tar.gz")
+    changed: shop.Edits = {
+        f"{odd}/Makefile": "build:\n\tcc\n\ntest:\n\ttrue\n",
+        f"{odd}/pytest.ini": "[pytest]\naddopts = --co\n",
+        f"{odd}/tests/test_odd.py": "2\n",
+        f"{odd}/tests/test_odd/__init__.py": "",
+        f"{odd}/product.py": "x = 1\n",
+    }
+    patch = shop.diff(tree, {**FIX, **changed}, more_base=files)
+    prepared = await BoxPreparation(box, task, 300).run(TestFiles(frozenset({f"{odd}/tests/test_odd.py"})), None, patch)
+    assert prepared.applies and not prepared.blame, prepared
+    assert {finding.rule for finding in prepared.findings} == {
+        "listed_test",
+        "test_place",
+        "runner_config",
+        "make_targets",
+    }
+    script = f"cd {WORKDIR} && cd -- ./-d*/ && cat Makefile pytest.ini tests/test_odd.py product.py"
+    script += " && stat -c '%U %a' tests tests/*.py"
+    found = (await box.exec(script, user="agent")).stdout
+    assert found == "build:\n\tcc\n\ntest:\n\tpytest\n[pytest]\n1\nx = 1\nroot 1777\nroot 644\n", found
+
+
+async def test_thousands_of_settings_files(box: Sandbox, tree: Path) -> None:
+    """Their list is longer than an argument of a program may be."""
+    names = [f"{'long-directory-name-' * 5}{number}/package.json" for number in range(1500)]
+    task = shop.task("eval_cmd", "")
+    make = f"for number in $(seq 0 1499); do mkdir -p '{'long-directory-name-' * 5}'$number; done"
+    task.spec["pre_commands"].append(
+        make + f"; find . -name '{'long-directory-name-' * 5}*' -exec sh -c 'echo 1 > \"$0/base\"' {{}} \\;"
+    )
+    base = {name.replace("package.json", "base"): "1\n" for name in names}
+    patch = shop.diff(tree, {name: '{"scripts": {"test": "true"}}\n' for name in names}, more_base=base)
+    prepared = await BoxPreparation(box, task, 300).run(TestFiles(frozenset({shop.TESTS})), None, patch)
+    assert prepared.applies and not prepared.blame, prepared.blame
+    assert len(prepared.findings) == len(names)
+    assert not (await box.exec(f"cd {WORKDIR} && grep -rl true --include package.json . | head -1", check=False)).stdout
+
+
+def test_a_path_list_is_bytes() -> None:
+    assert git_scripts.path_list(["a b", "\udcff\n", "-rf"]) == b"./a b\0./\xff\n\0./-rf\0"
