@@ -163,10 +163,9 @@ class DockerProvider:
     async def kill(self, sandbox_id: str) -> bool:
         try:
             with service_errors(sandbox_id):
-                await remove_container(self._docker().containers.container(sandbox_id))
+                return await remove_container(self._docker().containers.container(sandbox_id))
         except SandboxGoneError:
             return False
-        return True
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         labels = [f"{name}={value}" for name, value in metadata.items()]

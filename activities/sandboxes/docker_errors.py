@@ -12,13 +12,15 @@ from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxG
 _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
 
 
-async def remove_container(container: DockerContainer) -> None:
-    """Remove a container; one that is being removed counts as success. A missing one raises DockerError."""
+async def remove_container(container: DockerContainer) -> bool:
+    """Remove a container; return False if another call removes it already. A missing one raises DockerError."""
     try:
         await container.delete(force=True)
     except DockerError as error:
         if error.status != 409:
             raise
+        return False
+    return True
 
 
 async def require_running(container: DockerContainer) -> None:
