@@ -8,6 +8,7 @@ import typer
 if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
     from ratchet.grading_payloads import AdmitInput, AdmitResult
+    from ratchet.store.tasks import TaskFields
 
 tasks_app = typer.Typer(
     name="tasks",
@@ -35,6 +36,12 @@ def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "
 def check(
     dataset: Dataset,
     config: Annotated[Path | None, typer.Option(help="Run config to check the dataset against.")] = None,
+    boxes: Annotated[
+        bool,
+        typer.Option(
+            "--boxes", help="Prepare the first row of each image in a box; name what an agent sees beside the sources."
+        ),
+    ] = False,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
@@ -43,6 +50,8 @@ def check(
     """List the errors of a dataset, and settings that are allowed but rarely intended. Exit code 1 if a row cannot be
     used.
     """
+    import asyncio
+
     from activities.datasets.base import Problem
     from activities.datasets.formats import check_rows
     from activities.datasets.lints import lint_config, lint_rows
@@ -50,6 +59,7 @@ def check(
     from ratchet.config_sources import load_config
 
     problems: list[str] = []
+    first_of_image: dict[str, TaskFields] = {}
     good, longest = 0, 0
 
     def rows() -> "Any":
@@ -60,11 +70,14 @@ def check(
             else:
                 good += 1
                 longest = max(longest, len(row["spec"]["problem_statement"]))
+                first_of_image.setdefault(row["image"], row)
                 yield row
 
     lints = lint_rows(rows())
     if config is not None:
         lints += lint_config(load_config(config), longest_statement=longest)
+    if boxes:
+        lints += asyncio.run(_lint_boxes(list(first_of_image.values())))
     if json:
         print_json({"rows": good, "problems": problems, "lints": lints})
     else:
@@ -74,6 +87,25 @@ def check(
             print(f"note: {text}")
         say(f"{good} usable rows, {len(problems)} unusable rows, {len(lints)} notes")
     raise typer.Exit(1 if problems or not good else 0)
+
+
+async def _lint_boxes(rows: "list[TaskFields]") -> list[str]:
+    """Use the sandbox service that the environment names, else a gateway of this command."""
+    import os
+    import tempfile
+    from contextlib import ExitStack
+
+    from activities.datasets.box_lints import lint_boxes
+    from stack.private_gateway import private_gateway
+    from stack.worker import sandbox_provider
+
+    with ExitStack() as stack:
+        if os.environ.get("E2B_API_KEY") or os.environ.get("RATCHET_SANDBOX_PROVIDER"):
+            provider = sandbox_provider()
+        else:
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            provider = stack.enter_context(private_gateway(Path(directory) / "gateway"))
+        return [text async for text in lint_boxes(provider, rows)]
 
 
 @tasks_app.command(name="import")
