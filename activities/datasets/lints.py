@@ -1,6 +1,6 @@
 """Warnings about configs and rows that are valid but rarely intended, such as a temperature near 0.
 
-`ratchet tasks check` prints them, before a run spends days on them.
+`ratchet tasks check` prints them, before a run spends days on them; `box_lints.py` has those that need a box.
 """
 
 import re
