@@ -143,8 +143,8 @@ class SandboxProvider(Protocol):
     ) -> Sandbox:
         """Create a box. A repeated call with the same key returns the same box, so that a retry leaks none.
 
-        `network` True: the box can reach the adapter and nothing else; False: nothing. Raises ConfigError if the service
-        does not know the image, does not support a limit, or refuses the request or the key.
+        `network` True: the box can reach the adapter and nothing else; False: nothing. Raises ConfigError if the
+        service does not know the image, does not support a limit, or refuses the request or the key.
         """
         ...
 
