@@ -289,8 +289,11 @@ def reset_script(workdir: str) -> str:
             "set -e",
             _ENVIRONMENT,
             f"cd {shlex.quote(workdir)}",
-            f"rm -rf {MERGED} {BASE_GIT}/index.lock",
+            f"rm -rf {MERGED} {PATCH} {BASE_GIT}/index.lock",
+            # First, because the patch may have filled the disk.
+            f"{git} ls-files -z | xargs -0 -r rm -rf --",
             f"{git} read-tree --reset -u HEAD",
+            f"{git} checkout-index -f -a",
             f"{git} clean -fdq -e /.git",
             f"chown -R -h agent: {shlex.quote(workdir)}",
         ]

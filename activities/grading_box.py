@@ -8,6 +8,7 @@ preparation that fails with the patch and works without it is the patch's fault.
 import asyncio
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.store.tasks import TaskRow
 
+_IMPORT = re.compile(r"\b(?:import|from|require|require_relative|include|load|source|use|mod)\b")
 _MAX_SETTINGS_FILES = 200
 """Settings files of a patch whose runner part is restored; further ones are restored as a whole."""
 
@@ -136,14 +138,14 @@ class BoxPreparation:
         try:
             listed, imports, *_ = (await self._execute(git_scripts.base_tree_script(self.task.workdir))).splitlines()
             paths = base64.b64decode(listed).decode(errors="surrogateescape").split("\0")[:-1]
-            settings = sorted(path for path in paths if has_test_commands(path))[:_MAX_SETTINGS_FILES]
+            settings = [path for path in paths if has_test_commands(path)]
+            settings = sorted(settings, key=lambda path: (path.count("/"), path))[:_MAX_SETTINGS_FILES]
             texts = await self._read_versions(settings)
         except (CommandFailedError, ValueError) as error:
             raise GraderFailedError(f"the base commit could not be read: {error}") from error
-        own = tests.patch.decode(errors="replace")
         return BaseTree(
             files=frozenset(paths),
-            imports=base64.b64decode(imports).decode(errors="replace") + own,
+            imports=base64.b64decode(imports).decode(errors="replace") + _import_lines(tests.patch),
             settings={
                 path: (text.base or b"").decode(errors="replace") for path, text in zip(settings, texts, strict=True)
             },
@@ -232,6 +234,11 @@ class BoxPreparation:
             await self.box.write_file(f"{git_scripts.MERGED}/{number}", content, user="root")
         await self._upload_paths(list(contents))
         await self._execute(git_scripts.write_script(self.task.workdir))
+
+
+def _import_lines(patch: bytes) -> str:
+    """Return the lines of the hidden tests that import or include something."""
+    return "\n".join(line for line in patch.decode(errors="replace").split("\n") if _IMPORT.search(line))
 
 
 def has_archive(task: TaskRow) -> bool:

@@ -73,6 +73,11 @@ class PatchPolicy:
         )
 
     @property
+    def whole_commands(self) -> list[str]:
+        """The commands without those that get the tests' files as arguments."""
+        return [command for command in self.commands if "$1" not in command and "$@" not in command]
+
+    @property
     def module_path(self) -> list[str]:
         """The directories that PYTHONPATH names in the row's commands, relative to the repository's root."""
         found = [
@@ -147,7 +152,7 @@ class _Screening:
     def __init__(self, policy: PatchPolicy, base: BaseTree) -> None:
         self.policy = policy
         self.base = base
-        self.tests = TaskTests(policy.test_files, policy.named_files, base, policy.module_path)
+        self.tests = TaskTests(policy.test_files, policy.named_files, base, policy.module_path, policy.whole_commands)
         self.programs: RunnerPrograms = find_programs(base.settings, policy.commands)
         self.directories = frozenset(parent for path in base.files for parent in parent_directories(path))
 

@@ -36,8 +36,8 @@ _LOADING_OPTIONS = frozenset(
 )
 _CONFIGS = re.compile(
     r"(?:jest|vitest|ava|tap|playwright|cypress|nyc|web-test-runner).*\.config\.(?:[cm]?[jt]s|json)|\.mocharc.*"
-    r"|\.nycrc.*|karma\.conf\..*|mocha\.opts|jasmine\.json|\.taprc|bunfig\.toml|package\.json|\.rspec|phpunit.*|pytest\.ini"
-    r"|pyproject\.toml|setup\.cfg|tox\.ini"
+    r"|\.nycrc.*|karma\.conf\..*|mocha\.opts|jasmine\.json|\.taprc|bunfig\.toml|package\.json|\.rspec|phpunit.*"
+    r"|pytest\.ini|pyproject\.toml|setup\.cfg|tox\.ini"
 )
 _LOADED = re.compile(
     r"(?:setupFiles\w*|globalSetup|globalTeardown|testEnvironment|testRunner|runner|reporters?|transform|preset|require"
@@ -45,6 +45,7 @@ _LOADED = re.compile(
 )
 _QUOTED_PATH = re.compile(r"""["'](?:<rootDir>/)?(\.{0,2}/?[\w@./-]+)["']""")
 _PLUGIN = re.compile(r"(?:-p[ =]?|pytest_plugins\s{0,9}=\s{0,9}[\[(]?\s{0,9}[\"']?|--require[ =])([A-Za-z_][\w./-]*)")
+_INCLUDED = re.compile(r"^[ ]{0,8}[-s]?include[ \t]+([^\n#]+)", re.MULTILINE)
 _SEPARATORS = re.compile(r"\|\||&&|[;&|()\n`]|\$\(")
 _WORD = re.compile(r"[^\s\"']+")
 _TEST_NAME = re.compile(r"test|spec|check|(?:^|/)ci\b|runner|verify", re.IGNORECASE)
@@ -99,6 +100,9 @@ def _runner_text(path: str, text: str) -> str:
 
 def _loaded(path: str, text: str) -> Iterable[str]:
     """Yield the files and modules that a runner's configuration loads from the repository."""
+    if path.endswith("akefile"):
+        for names in _INCLUDED.findall(text[:MAX_PROGRAM_TEXT]):
+            yield from names.split()
     if not _CONFIGS.fullmatch(path.rpartition("/")[2]):
         return
     if path.rpartition("/")[2] == "package.json":

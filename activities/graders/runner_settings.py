@@ -200,18 +200,16 @@ def _go_directives(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _go_test(path: str, base: str, patched: str) -> str | None:
-    """Keep a test file unless it has, or had, the function that decides whether tests run."""
-    return patched if "TestMain" not in base + patched or base == patched else None
-
-
 def _sources(path: str, base: str, patched: str) -> str | None:
     """Keep the file if it only adds names of sources to lists."""
     return patched if base and _adds_only_sources(base, patched) else None
 
 
 def _makefile(path: str, base: str, patched: str) -> str | None:
-    return patched if base and _adds_only_sources(base, patched) else restore_makefile(base, patched)
+    """Restore what test targets use. A new file could take the place of the Makefile that make has found so far."""
+    if not base:
+        return None
+    return patched if _adds_only_sources(base, patched) else restore_makefile(base, patched)
 
 
 def _adds_only_sources(base: str, patched: str) -> bool:
@@ -252,6 +250,5 @@ _BY_KIND: dict[str, Callable[[str, str, str], str | None]] = {
     "makefile": _makefile,
     "cargo": _cargo,
     "go_mod": _go_mod,
-    "go_test": _go_test,
     "sources": _sources,
 }

@@ -16,6 +16,10 @@ from activities.graders.path_patterns import matches_pattern
 _TEST_WORDS = frozenset(
     {"test", "tests", "testing", "testsuite", "testsuites", "unittest", "unittests", "spec", "specs", "e2e", "t"}
 )
+_HELPER_DIRECTORIES = frozenset(
+    {"__snapshots__", "__mocks__", "__fixtures__", "testdata", "test_data", "golden", "goldens"}
+)
+_HELPER_NAME = re.compile(r"tests?[-_]?(?:util|help|support|lib|common|fixture|mock|case|kit|base)", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _IDENTIFIER = re.compile(r"\w+")
 _SOURCE_DIRECTORIES = ("src", "lib")
@@ -83,11 +87,16 @@ def _is_test_name(directory: str) -> bool:
 class TaskTests:
     """The task's tests in a base commit. `listed` None: the row does not list its tests, so that every file of the base
     that is named like a test counts. `named`: files that the row's test ids name. `module_path`: more directories on
-    the module path.
+    the module path. `commands`: the row's test commands.
     """
 
     def __init__(
-        self, listed: frozenset[str] | None, named: frozenset[str], base: BaseTree, module_path: Iterable[str] = ()
+        self,
+        listed: frozenset[str] | None,
+        named: frozenset[str],
+        base: BaseTree,
+        module_path: Iterable[str] = (),
+        commands: Iterable[str] = (),
     ) -> None:
         self.base = base
         self.is_listed = listed is not None
@@ -97,6 +106,11 @@ class TaskTests:
         self.roots = self._find_roots()
         packages = {path.rpartition("/")[0] for path in base.files if path.rpartition("/")[2] == "__init__.py"}
         self._packages = frozenset(packages)
+        # pytest without a path collects every directory, and loads each conftest.py that it meets.
+        self.collects_all = any(
+            "pytest" in command and not any(path in command for path in (*self.files, *self.roots))
+            for command in commands
+        )
         self.module_path = frozenset(
             [
                 "",
@@ -125,7 +139,10 @@ class TaskTests:
 
     def reached_by(self, path: str) -> bool:
         """Return whether settings in this file could apply to a test: it lies beside, above or below one."""
-        return not self.files or path.rpartition("/")[0] in {"", *self.above} or self.holds(path)
+        directory, _, name = path.rpartition("/")
+        if not self.files or (self.collects_all and name == "conftest.py"):
+            return True
+        return not directory or directory in self.above or self.holds(path)
 
     def is_listed_test(self, change: FileChange) -> bool:
         """Return whether the change touches a listed test, or puts a file or link where a directory of one is."""
@@ -135,8 +152,9 @@ class TaskTests:
 
     @cached_property
     def support(self) -> frozenset[str]:
-        """Files of the base that listed tests may use: all below test directories and every conftest.py that applies to
-        one, except ordinary tests that nothing imports. Tests themselves if the row does not list them.
+        """Files of the base that listed tests may use: all below test directories, every conftest.py that applies to a
+        test, and helpers elsewhere; without ordinary tests that nothing imports. Tests themselves if the row does not
+        list them.
         """
         below = {path for path in self.base.files if self.holds(path)}
         conftests = {
@@ -144,7 +162,24 @@ class TaskTests:
         }
         if not self.is_listed:
             return frozenset(below | conftests | self.files)
-        return frozenset(path for path in below | conftests if path not in self.files and not self._stands_alone(path))
+        own = frozenset(path for path in below | conftests if path not in self.files and not self._stands_alone(path))
+        return own | {path for path in self.base.files - self.files if self._is_helper(path)}
+
+    def _is_helper(self, path: str) -> bool:
+        """Return whether a file outside test directories belongs to tests: expected output, a module with such a name
+        that tests import, or a part of a listed test's Go package.
+        """
+        *directories, name = path.split("/")
+        if path.endswith("_test.go"):
+            return "/".join(directories) in self._listed_directories
+        if not _HELPER_DIRECTORIES.isdisjoint(directories):
+            return True
+        names = [part.partition(".")[0] for part in (*directories[-1:], name) if _HELPER_NAME.match(part)]
+        return any(part in self._imported_words or not _IDENTIFIER.fullmatch(part) for part in names)
+
+    @cached_property
+    def _listed_directories(self) -> frozenset[str]:
+        return frozenset(path.rpartition("/")[0] for path in self.files)
 
     def _stands_alone(self, path: str) -> bool:
         return matches_pattern(path, ORDINARY_TESTS) and not self._is_imported(path)

@@ -193,3 +193,56 @@ def test_hostile_names_take_linear_time() -> None:
     screen_patch([change(path) for path in (*deep, *dots, *odd)], PatchPolicy(frozenset({LISTED})), BASE)
     # A bound of the screen, not a measurement: quadratic matching needs minutes.
     assert time.process_time() - started < 60
+
+
+@pytest.mark.parametrize("text", ["func TestMain(m *testing.M) {}", "func /* x */ TestMain(", "func\tTestMain ("])
+def test_a_new_main_of_go_tests_is_left_out(text: str) -> None:
+    added = FileChange("pkg/a_test.go", f"@@ -0,0 +1 @@\n+{text}\n".encode(), True, False, frozenset({"100644"}))
+    screened = screen_patch([added], PatchPolicy(frozenset({"pkg/price_test.go"})), BaseTree())
+    assert [finding.rule for finding in screened.findings] == ["test_main"]
+
+
+@pytest.mark.parametrize(
+    ("path", "listed", "expected"),
+    [
+        ("pkg/helpers_test.go", "pkg/price_test.go", True),
+        ("other/helpers_test.go", "pkg/price_test.go", False),
+        ("pkg/testdata/out.golden", "pkg/price_test.go", True),
+        ("internal/testutil/check.go", "pkg/price_test.go", True),
+        ("internal/testing/check.go", "pkg/price_test.go", False),
+        ("src/test-utils.ts", "src/price.test.ts", True),
+        ("src/__snapshots__/price.test.ts.snap", "src/price.test.ts", True),
+        ("src/price.ts", "src/price.test.ts", False),
+        ("shop/test/client.py", "tests/test_price.py", False),
+        ("src/test/java/shop/Helper.java", "src/test/java/shop/PriceTest.java", True),
+        ("spec/support/setup.rb", "spec/price_spec.rb", True),
+    ],
+)
+def test_helpers_of_tests_in_directories_of_the_product(path: str, listed: str, expected: bool) -> None:
+    base = BaseTree(frozenset({path, listed}), 'import "x/internal/testutil"\nimport { x } from "./test-utils"\n')
+    for is_new, controlled, action in ((False, False, LEFT_OUT), (False, True, KEPT)):
+        screened = screen_patch(
+            [change(path, added=is_new)], PatchPolicy(frozenset({listed}), controlled=controlled), base
+        )
+        assert [finding.action for finding in screened.findings] == ([action] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("pytest -q", "conftest"),
+        ("pytest -q tests", ""),
+        (f"pytest {LISTED}", ""),
+        ("run() { pytest $@; }", ""),
+        ("make", ""),
+    ],
+)
+def test_a_conftest_anywhere_is_met_by_pytest_without_a_path(command: str, expected: str) -> None:
+    assert rule_of("docs/conftest.py", commands=(command,)).partition(":")[0] == expected
+
+
+def test_a_file_that_a_makefile_includes_is_protected() -> None:
+    settings = {"Makefile": "-include build/config.inc\ntest:\n\tx\n"}
+    base = BaseTree(frozenset({"Makefile", "build/config.inc"}), "", settings)
+    screened = screen_patch([change("build/config.inc", added=False)], PatchPolicy(frozenset({LISTED})), base)
+    assert [finding.rule for finding in screened.findings] == ["runner_program"]

@@ -29,7 +29,6 @@ KEPT = [
     ("makefile", "Makefile", MAKE, MAKE + "\n.PHONY: docs\ndocs:\n\tmkdocs\n"),
     ("makefile", "Makefile", MAKE, MAKE.replace("cc $(SRCS)", "cc -O2 $(SRCS)")),
     ("go_mod", "go.mod", MOD, MOD.replace("\ta v1", "\ta v1\n\tb v2")),
-    ("go_test", "a_test.go", "package a\n", "package a\nfunc TestB(t *testing.T) {}\n"),
     ("package_json", "package.json", PACKAGE, PACKAGE.replace('"tsc"', '"tsc -b"')),
     ("composer_json", "composer.json", '{"require": {}}', '{"require": {"a/b": "1"}}'),
 ]
@@ -55,8 +54,6 @@ NOT_KEPT = [
     ("makefile", "Makefile", MAKE, "SHELL := /bin/true\n" + MAKE),
     ("go_mod", "go.mod", MOD, MOD + "replace a => ./evil\n"),
     ("go_mod", "go.mod", MOD, MOD + "replace (\n\ta => ./evil\n)\n"),
-    ("go_test", "a_test.go", "package a\n", "package a\nfunc/**/TestMain(m *testing.M) {}\n"),
-    ("go_test", "a_test.go", "func TestMain(m *testing.M) {\n\tm.Run()\n}\n", "func TestMain(m *testing.M) {\n}\n"),
     ("package_json", "package.json", PACKAGE, PACKAGE.replace('"unit": "jest"', '"unit": "true"')),
     ("package_json", "package.json", PACKAGE, PACKAGE.replace("true", "false")),
     ("package_json", "package.json", PACKAGE, PACKAGE.replace('"build"', '"pretest": "exit 0", "build"')),
@@ -79,10 +76,14 @@ def test_a_change_of_the_runners_part_is_not(kind: str, path: str, base: str, pa
         assert restore_runner_settings(kind, path, base.encode(), found) == found
 
 
+def test_a_new_makefile_beside_the_one_that_make_finds_is_removed() -> None:
+    assert restore_runner_settings("makefile", "GNUmakefile", None, b"all:\n\techo\n") is None
+
+
 KINDS = [
     ("config", "pyproject.toml"), ("config", "setup.cfg"), ("package_json", "package.json"),
     ("composer_json", "composer.json"), ("makefile", "Makefile"), ("cargo", "Cargo.toml"), ("go_mod", "go.mod"),
-    ("go_test", "a_test.go"), ("sources", "CMakeLists.txt"),
+    ("sources", "CMakeLists.txt"),
 ]  # fmt: skip
 FULL = MAX_SETTINGS_BYTES - 100
 HOSTILE = {
