@@ -202,11 +202,12 @@ class TaskTests:
     def stands_in(self, change: FileChange) -> bool:
         """Return whether a new file could be found in place of a test, a conftest.py or a helper.
 
-        It differs from one in case or suffix, lies below its name, or has its import name or that of its package.
+        It differs from one in case or suffix, lies below its name, or has its import name or that of its package. A new
+        link below a test directory may lead to anything.
         """
         if change.deleted or change.path in self.base.files or change.path in self.files:
             return False
-        if change.path.lower() in self._lower_paths:
+        if change.path.lower() in self._lower_paths or (change.is_symlink and self.holds(change.path)):
             return True
         module = _Module.of(change.path, change.is_symlink)
         if self._loaded_by.get(module.stem.lower(), frozenset()) & module.loaders:

@@ -246,3 +246,12 @@ def test_a_file_that_a_makefile_includes_is_protected() -> None:
     base = BaseTree(frozenset({"Makefile", "build/config.inc"}), "", settings)
     screened = screen_patch([change("build/config.inc", added=False)], PatchPolicy(frozenset({LISTED})), base)
     assert [finding.rule for finding in screened.findings] == ["runner_program"]
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [("tests/test_evil", "test_place"), ("conftest", "test_place"), ("docs/link.md", ""), ("tests", "listed_test")],
+)
+def test_links(path: str, rule: str) -> None:
+    """A link to a directory brings the files below it to the place of the link."""
+    assert rule_of(path, mode="120000", controlled=True).partition(":")[0] == rule
