@@ -211,7 +211,7 @@ class AdmitActivities:
 
 def _judge_of(task: TaskRow, input: TrialInput) -> PatchJudge:
     limits = GradingLimits(eval_seconds=input.eval_seconds, workspace_seconds=input.workspace_seconds)
-    return PatchJudge(find_grader(GRADERS, task.grader), task, limits)
+    return PatchJudge(find_grader(GRADERS, task.grader), task, limits, controlled=input.patch != "empty")
 
 
 def _version(grader: Grader) -> GraderVersion:

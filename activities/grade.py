@@ -61,12 +61,11 @@ class GradeActivities:
                 grade_id = await grades.store_grade(connection, row)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, "verdict stored")
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
-        share = context.config.grading.control_share
         return GradeResult(
             grade_id=grade_id,
             solved=verdict.solved,
             rejected=verdict.rejected,
-            needs_control=verdict.solved and bool(judge.known.broken) and random.Random(grade_id).random() < share,
+            needs_control=verdict.solved and judge.controlled,
             used_seconds=time.monotonic() - started,
         )
 
@@ -139,8 +138,17 @@ class GradeActivities:
             stored = await admissions.task_oracle(
                 connection, context.task.id, GraderVersion(grader.name, grader.version)
             )
-        limits = GradingLimits.of_run(context.config)
-        return PatchJudge(grader, context.task, limits, KnownRuns.of_store(stored), patch.base_commit)
+        known = KnownRuns.of_store(stored)
+        # Drawn before the tests run, and the same for every try: what is kept of a patch depends on it.
+        drawn = random.Random(f"{patch.id} {context.input.repeat}").random() < context.config.grading.control_share
+        return PatchJudge(
+            grader,
+            context.task,
+            GradingLimits.of_run(context.config),
+            known,
+            patch.base_commit,
+            controlled=drawn and bool(known.broken),
+        )
 
     async def _release_without_verdict(self, context: StageContext) -> None:
         """Release a box that gave no verdict, so that the next try finds a free one."""

@@ -101,13 +101,16 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 
 @dataclass(frozen=True, slots=True)
 class PatchJudge:
-    """Judges patches of one task. `base_commit` None: any base commit is accepted."""
+    """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
+    a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
+    """
 
     grader: Grader
     task: TaskRow
     limits: GradingLimits
     known: KnownRuns = KnownRuns()
     base_commit: str | None = None
+    controlled: bool = False
 
     async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
         """Run the hidden tests on the patch in a fresh box and judge the run.
@@ -129,7 +132,7 @@ class PatchJudge:
         """Put the patch and the task's tests into a fresh box."""
         preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
         tests = self.grader.test_files(self.task.spec)
-        return await preparation.run(tests, self.base_commit, diff, controlled=bool(self.known.broken))
+        return await preparation.run(tests, self.base_commit, diff, controlled=self.controlled)
 
     async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
         """Return the sources of the hidden tests in a prepared box, by target of an edit.

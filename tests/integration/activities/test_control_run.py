@@ -124,7 +124,7 @@ async def test_what_a_control_run_tells(
 ) -> None:
     known = await known_runs(judge_for(grader), gold, fresh_box)
     plain = judge_for(grader)
-    judge = PatchJudge(plain.grader, plain.task, plain.limits, known)
+    judge = PatchJudge(plain.grader, plain.task, plain.limits, known, controlled=True)
     for number, (name, source) in enumerate({**WINNING, **HONEST}.items()):
         directory = tmp_path / str(number)
         directory.mkdir()
