@@ -122,16 +122,8 @@ def prepare_script(
 def _hide_history(directory: str, keep_history: bool) -> list[str]:
     """Return lines that take away every git directory that the workdir uses, and keep it at ORIGINAL_GIT if wanted."""
     script = (files("activities") / "box" / "hide_history.sh").read_text()
-    keep = (
-        f"rm -rf {ORIGINAL_GIT}; if [ -d .git ] && [ ! -L .git ]; then mv .git {ORIGINAL_GIT};"
-        f" else original=$(git {_SETTINGS} rev-parse --absolute-git-dir 2>/dev/null)"
-        f' && ln -s "$original" {ORIGINAL_GIT} || true; fi'
-    )
-    return [
-        f"(workdir={directory} keep={int(keep_history)} hidden={GIT_STATE}/history\n{script})",
-        *([keep] if keep_history else []),
-        "rm -rf .git",
-    ]
+    original = ORIGINAL_GIT if keep_history else "''"
+    return [f"(workdir={directory} original={original} hidden={GIT_STATE}/history\n{script})", "rm -rf .git"]
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:

@@ -1,6 +1,6 @@
 # Make the history of the repository at $workdir unreadable for every user but root. `prepare_script` runs it in a
-# subshell in the workdir, before .git is replaced. $keep is 1 in a grading box, where root still needs the history;
-# $hidden is a directory of root for what has to leave the workdir.
+# subshell in the workdir, before .git is replaced. $original: where root of a grading box needs the repository, else
+# empty; $hidden: a directory of root for what has to leave the workdir of such a box.
 #
 # Hidden are the git directories that the workdir, its parents and its links name, whatever these borrow objects from,
 # bundles, and every other repository of the box that has a recent commit of this one. Tracked files stay.
@@ -131,16 +131,29 @@ hide_store() {
     "$place"/.git | "$place"/.git/*) ;; # replaced by prepare_script
     "$place"/*)
       if [ -n "$(git ls-files -- "$path" 2>/dev/null | head -n 1)" ]; then return 0; fi
-      if [ "$keep" = 1 ]; then mkdir -p "$hidden" && mv -- "$path" "$hidden/$2"; else rm -rf -- "$path"; fi ;;
+      if [ -z "$original" ]; then rm -rf -- "$path"; return 0; fi
+      mkdir -p "$hidden" && mv -- "$path" "$hidden/$2" || exit 1
+      if [ "$path" = "$own" ]; then own=$hidden/$2; fi ;;
     *) lock "$path" ;;
   esac
 }
 
+keep_original() {
+  rm -rf "$original"
+  if [ ! -d .git ] || [ -L .git ]; then
+    if [ -n "$own" ]; then ln -s "$own" "$original"; fi
+    return
+  fi
+  if [ -f .git/objects/info/alternates ]; then # relative paths would break
+    absolute=$(cd .git/objects && xargs -rd '\n' realpath -m -- < info/alternates)
+    printf '%s\n' "$absolute" > .git/objects/info/alternates
+  fi
+  mv .git "$original" || exit 1
+}
+
+own=$(realpath -eq -- "$(git rev-parse --absolute-git-dir 2>/dev/null)")
 add_named
 add_related
-if [ "$keep" = 1 ] && [ -f .git/objects/info/alternates ]; then # .git is moved, so that relative paths would break
-  absolute=$(cd .git/objects && xargs -rd '\n' realpath -m -- < info/alternates)
-  printf '%s\n' "$absolute" > .git/objects/info/alternates
-fi
 for number in "${!stores[@]}"; do hide_store "${stores[$number]}" "$number"; done
+if [ -n "$original" ]; then keep_original; fi
 rm -f "$known"

@@ -47,6 +47,16 @@ REPOSITORIES: dict[str, tuple[str, str]] = {
         "/workspace/r",
     ),
     "a link to the git directory": ("make /workspace/r && mv .git /srv/g && ln -s /srv/g .git", "/workspace/r"),
+    "a link to a git directory in the working tree": ("make /workspace/r && mv .git g && ln -s g .git", "/workspace/r"),
+    "a working tree in a submodule": (
+        f"make /srv/m && {GIT} init -q /workspace/super && cd /workspace/super && {GIT} submodule -q add /srv/m sub"
+        f" && {GIT} -C sub checkout -q gold~1",
+        "/workspace/super/sub",
+    ),
+    "a repository of another tool over the same objects": (
+        f"make /workspace/r && mkdir -p .jj/repo/store && {GIT} clone -q --bare . .jj/repo/store/git",
+        "/workspace/r",
+    ),
     "a working tree reached by a link": ("make /srv/mono && ln -s /srv/mono/pkg /workspace/r", "/workspace/r"),
     "clone --shared": (
         f"make /srv/o && {GIT} clone -q --shared /srv/o /workspace/r && cd /workspace/r && {GIT} checkout -q gold~1"
