@@ -19,12 +19,14 @@ $(BOOT)/bin/uv:
 	@$(PYTHON) -m venv $(BOOT) && $(BOOT)/bin/pip install --quiet --disable-pip-version-check uv
 
 environment: $(UV)
-	@echo "python environment ($(EXTRA)); the first time this takes some minutes"
+	@echo "$(if $(wildcard $(VENV)/pyvenv.cfg),checking the python environment ($(EXTRA)) against uv.lock,making the python environment ($(EXTRA)); with empty caches this takes some minutes)"
 	@UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
 
 setup: environment
 	@$(RUN)/ratchet setup
 
+# One clock for the progress of all commands below, so that the last line shows the total.
+train: export RATCHET_STARTED := $(shell date +%s)
 train: setup
 	@$(RUN)/ratchet train configs/quickstart.yaml
 

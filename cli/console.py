@@ -3,6 +3,7 @@
 All commands print through these functions, so that `--json` output is never mixed with progress.
 """
 
+import os
 import sys
 import time
 from typing import Any
@@ -11,12 +12,13 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-_STARTED = time.monotonic()
+# `make train` sets RATCHET_STARTED (seconds since the epoch), so that its commands share one clock.
+_STARTED = float(os.environ.get("RATCHET_STARTED") or time.time())
 
 
 def say(text: str) -> None:
-    """Print one line of progress to stderr, with the seconds since the command began."""
-    print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
+    """Print one line of progress to stderr, with the seconds since the command, or its `make train`, began."""
+    print(f"[{time.time() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

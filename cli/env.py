@@ -2,10 +2,17 @@
 
 
 def env() -> None:
-    """Print `export` lines. After eval "$(ratchet env)", temporal, psql and the E2B SDK find the stack."""
+    """Print `export` lines. After eval "$(ratchet env)", psql and the E2B SDK find the stack, and so does temporal:
+    PATH gets the directory of the program that `ratchet setup` has installed, unless PATH has a temporal already.
+    """
     import shlex
+    import shutil
 
     from stack.parts import Stack
+    from stack.temporal_server import installed_temporal
 
     for name, value in Stack().environment().items():
         print(f"export {name}={shlex.quote(value)}")
+    temporal = installed_temporal()
+    if temporal is not None and shutil.which("temporal") is None:
+        print(f'export PATH={shlex.quote(str(temporal.parent))}:"$PATH"')

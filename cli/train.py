@@ -7,6 +7,11 @@ import typer
 
 from cli.up import DEFAULT_CONFIG
 
+_COLUMNS = (
+    "rollouts: of the groups trained on; groups without signal (all rewards equal) are left out. tokens: those trained.\n"
+    "|Δ logprob|: mean absolute difference, per trained token, between the learner's logprob and the engine's."
+)
+
 
 def train(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
@@ -59,6 +64,7 @@ def train(
         print_json(result)
     else:
         _print(result, stack)
+        _say_what_next(run_id, stack)
     if result["state"] != "done":
         raise typer.Exit(1)
 
@@ -94,6 +100,8 @@ def _print_steps(result: dict[str, Any]) -> None:
         ["step", "reward", "rollouts", "tokens", "|Δ logprob|", "entropy", "grad norm", "seconds"],
         rows,
     )
+    if rows:
+        print(_COLUMNS)
 
 
 def _print(result: dict[str, Any], stack: Any) -> None:
@@ -134,10 +142,17 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     curve = [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
     draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
     say(f"picture: {picture}")
-    say(
-        f"rollouts: `ratchet rollouts --run {result['run_id']}`; one of them: `ratchet show ID`; "
-        f"workflows: {stack.temporal_ui}"
-    )
+
+
+def _say_what_next(run_id: str, stack: Any) -> None:
+    import shutil
+
+    from cli.console import say
+
+    if shutil.which("ratchet") is None:
+        say("`source .venv/bin/activate` puts `ratchet` on PATH")
+    say(f"rollouts: `ratchet rollouts --run {run_id}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}")
+    say("the stack keeps running: `ratchet down` stops it")
 
 
 def _print_cost(cost: dict[str, Any]) -> None:

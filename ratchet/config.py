@@ -36,11 +36,9 @@ class EngineConfig(Section):
     """Number of requests that one engine decodes at once. 64 keeps a CPU or a small GPU busy without exhausting its KV
     cache; raise it on a large GPU."""
     kv_cache_gib: Positive = 1
-    """Size of the KV cache on CPU, in GiB. On a GPU it has no effect, because vLLM takes a share of the GPU's memory.
-    1 is enough for the tiny policy."""
+    """Size of the KV cache on CPU, in GiB; 1 suits the tiny policy. On a GPU vLLM takes a share of the memory."""
     num_threads: Positive = 1
-    """Number of OpenMP threads of the engine on CPU. 1 by default, because the learner and the boxes share the
-    cores."""
+    """Number of OpenMP threads of the engine on CPU. The default is 1, because learner and boxes share the cores."""
     keep_cache: bool = False
     """Whether calls in progress keep their KV cache when new weights arrive. False, the default, recomputes the cache,
     so that every logprob belongs to the weights it is labelled with. True saves that work, which matters for long
@@ -291,10 +289,9 @@ class GradingConfig(Section):
     integrity: Literal["drop", "reject"] = "drop"
     """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
     without those files; `reject` gives it the verdict `rejected`."""
-    control_share: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of solved verdicts, from 0 to 1, that a control run checks: the patch is run again with hidden tests that a
-    correct solution fails. The default is all. Only tasks that `ratchet tasks admit` has made broken oracles for are
-    checked; a control run costs as much as a grade."""
+    control_share: Fraction = 1.0
+    """Share of solved verdicts that a control run checks; all by default, since each costs only one more grade. It runs
+    the patch against hidden tests that a correct solution fails; `ratchet tasks admit` makes them."""
     admission: Literal["required", "ignored"] = "required"
     """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
     present grader versions; `ignored` all of them."""
@@ -318,10 +315,6 @@ class LimitsConfig(Section):
     """Time limit of a task's pre_commands, in seconds."""
     max_patch_bytes: Positive = 5_000_000
     """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
-
-
-_ADDED_FIELDS = (("grading", "control_share"),)
-"""Fields that runs of an earlier version do not have, see `RunConfig.digest`."""
 
 
 class RunConfig(Section):
@@ -400,13 +393,8 @@ class RunConfig(Section):
         return self
 
     def digest(self) -> str:
-        """Return the sha256 of the resolved values; runs with equal digests do the same work.
-
-        A field that was added later counts only if it differs from its default, so that a run goes on after an upgrade.
-        """
+        """Return the sha256 of the resolved values; runs with equal digests do the same work."""
         values = self.model_dump(mode="json")
-        for section, name in _ADDED_FIELDS:
-            default = type(getattr(self, section)).model_fields[name].default
-            if values[section][name] == default:
-                del values[section][name]
+        if self.grading.control_share == 1:  # absent in runs of earlier versions, which must go on after an upgrade
+            del values["grading"]["control_share"]
         return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -123,7 +123,8 @@ class AgentExit(StrEnum):
     TURN_LIMIT = "turn_limit"
     """The program reached `harness.max_turns` model calls."""
     CONTEXT_FULL = "context_full"
-    """The next prompt would not fit into `sampling.max_context_tokens`."""
+    """The next prompt would not fit into `sampling.max_context_tokens`, or the program gave up because its model's
+    answers were cut at the token limit."""
     TIME_BUDGET = "time_budget"
     """The launcher ended the program at its deadline, or because it made no model call for `limits.stall_seconds`."""
     CRASHED = "crashed"

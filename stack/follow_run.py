@@ -143,7 +143,8 @@ class _Progress:
 def _line(progress: dict[str, Any]) -> str:
     evaluations = f"; evaluated: {', '.join(progress['evaluations'])}" if progress["evaluations"] else ""
     failed = f", {progress['failed']} failed" if progress["failed"] else ""
-    return f"step {progress['step']}: {progress['ended']} of {progress['rollouts']} rollouts ended{failed}{evaluations}"
+    counts = f"{progress['ended']} of {progress['rollouts']} started rollouts ended"
+    return f"step {progress['step']}: {counts}{failed}{evaluations}"
 
 
 async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:

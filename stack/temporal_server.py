@@ -18,14 +18,15 @@ from ratchet.errors import MachineError
 GO_MODULE = "github.com/temporalio/cli/cmd/temporal@v1.5.1"
 
 
-def _installed() -> Path | None:
+def installed_temporal() -> Path | None:
+    """Return the program on PATH, else the one in the cache, None without either."""
     on_path = shutil.which("temporal")
     built = paths.cache() / "bin" / "temporal"
     return Path(on_path) if on_path else built if built.is_file() else None
 
 
-async def _downloaded() -> Path | None:
-    """Download the program through the SDK; None if this machine cannot reach the download."""
+async def _downloaded(say: Callable[[str], None]) -> Path | None:
+    """Download the program through the SDK. None, with the reason as a progress line, if that fails."""
     from temporalio.testing import WorkflowEnvironment
 
     directory = paths.cache() / "bin"
@@ -34,7 +35,9 @@ async def _downloaded() -> Path | None:
         async with asyncio.timeout(120):
             async with await WorkflowEnvironment.start_local(download_dest_dir=str(directory)):
                 pass
-    except (RuntimeError, TimeoutError):
+    except (RuntimeError, TimeoutError) as error:
+        reason = " ".join(str(error).split()) or "no answer within 120 s"
+        say(f"the download of temporal failed: {reason}")
         return None
     found = sorted(directory.glob("temporal-sdk-python-*")) or sorted(directory.glob("temporal*"))
     if not found:
@@ -52,7 +55,7 @@ def _built(say: Callable[[str], None]) -> Path:
             "no `temporal` program: it is not on PATH, it cannot be downloaded, and Go is not installed to build it; "
             "install temporal or Go"
         )
-    say("building temporal with go (about three minutes, once)")
+    say("building temporal with go instead; this takes some minutes, once")
     directory = paths.cache() / "bin"
     environment = {**os.environ, "GOBIN": str(directory), "GOFLAGS": "-mod=mod"}
     result = subprocess.run(
@@ -65,11 +68,11 @@ def _built(say: Callable[[str], None]) -> Path:
 
 def ensure_temporal(say: Callable[[str], None] = print) -> Path:
     """Find the program: PATH, the cache, the SDK's download, `go install`. Raises MachineError if all of them fail."""
-    found = _installed()
+    found = installed_temporal()
     if found is not None:
         return found
     say("downloading temporal")
-    return asyncio.run(_downloaded()) or _built(say)
+    return asyncio.run(_downloaded(say)) or _built(say)
 
 
 def run_temporal(home: Path, port: int, ui_port: int) -> NoReturn:

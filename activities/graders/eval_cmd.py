@@ -32,7 +32,7 @@ class EvalCmdGrader:
         return listed_test_files(spec)
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
-        return await run_command(box, spec["eval_cmd"], workdir, spec, limit_seconds)
+        return await run_test_command(box, spec["eval_cmd"], workdir, spec, limit_seconds)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         return judge_command(run, spec["eval_cmd"], spec, oracle)
@@ -51,7 +51,7 @@ def listed_test_files(spec: JsonObject) -> TestFiles:
     return TestFiles(frozenset(paths) if paths is not None else None, archive)
 
 
-async def run_command(box: Sandbox, command: str, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
+async def run_test_command(box: Sandbox, command: str, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
     """Run a test command, with the witness unless the row switches it off (`integrity.witness: false`)."""
     started = time.monotonic()
     observed = await run_tests(box, command, workdir, limit_seconds, _uses_witness(spec))

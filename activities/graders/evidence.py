@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from activities.graders.integrity_rules import TAMPERED
-from activities.graders.oracle import Oracle, canary_of, module_digests
+from activities.graders.oracle import Oracle, module_digests, session_canary
 from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
@@ -44,7 +44,7 @@ def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required:
 def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracle | None) -> Judgement:
     if session.exit is None:
         return Judgement(False, "pytest began and never ended: it was stopped from inside")
-    canary = canary_of(session, observed)
+    canary = session_canary(session, observed)
     if canary == "passed":
         return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
     if canary == "none" and session.tests and (oracle is None or "none" not in oracle.canaries):

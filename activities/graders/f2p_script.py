@@ -6,7 +6,7 @@ SWE-bench-like sets carry it in `metadata.remote_env_info.f2p_script`.
 import base64
 
 from activities.graders.base import TestFiles, TestRun, Verdict
-from activities.graders.eval_cmd import judge_command, listed_test_files, run_command
+from activities.graders.eval_cmd import judge_command, listed_test_files, run_test_command
 from activities.graders.oracle import Oracle
 from activities.sandboxes.base import Sandbox
 from ratchet.types import JsonObject
@@ -32,7 +32,7 @@ class F2pScriptGrader:
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         command = _script_command(spec["remote_env_info"]["f2p_script"])
-        return await run_command(box, command, workdir, spec, limit_seconds)
+        return await run_test_command(box, command, workdir, spec, limit_seconds)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         return judge_command(run, "pytest", spec, oracle)

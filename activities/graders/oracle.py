@@ -33,7 +33,7 @@ class Oracle:
             outcomes=dict(outcomes),
             num_sessions=len(top),
             exit_code=observed.exit_code,
-            canaries=tuple(sorted({canary_of(session, observed) for session in top})),
+            canaries=tuple(sorted({session_canary(session, observed) for session in top})),
             modules=module_digests(observed),
         )
 
@@ -82,7 +82,7 @@ def module_digests(observed: RunnerReport) -> dict[str, str]:
     return {path: module.digest for session in sessions for path, module in session.modules.items()}
 
 
-def canary_of(session: RunnerSession, observed: RunnerReport) -> str:
+def session_canary(session: RunnerSession, observed: RunnerReport) -> str:
     """Return the result of a session's canary: `failed` is correct. Under xdist it is the worst of the workers'."""
     if session.canary != "none" or not observed.workers:
         return session.canary

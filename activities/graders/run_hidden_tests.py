@@ -46,7 +46,7 @@ _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
 
 @dataclass(slots=True, frozen=True)
 class LoadedModule:
-    """A test file's module. `file`: where it was loaded from. `digest`: of its tests' code; `changed` if the code after
+    """A test file's module. `file`: its source file. `digest`: of its tests' code; `changed` if the code after
     the last test was not that before the first."""
 
     file: str

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from ratchet.errors import MachineError, UserError
 from stack.tiny_policy.bug_tasks import endless_tasks, held_out_tasks, task_digests, train_tasks
@@ -173,6 +174,7 @@ def save_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedToke
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():

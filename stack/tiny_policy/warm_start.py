@@ -100,6 +100,7 @@ def warm_start(
     for update in range(num_updates):
         if update == settings.num_clean_updates:
             clean_exact = clean_exact_match(model, tokenizer, tasks, rng, settings.num_clean_checks)
+            progress("warm start: the second phase begins; its transcripts contain errors, so the loss rises")
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, update)
         mix = CLEAN_MIX if update < settings.num_clean_updates else settings.noisy_mix

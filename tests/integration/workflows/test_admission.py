@@ -101,7 +101,11 @@ async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
         rows = (await connection.execute(found.where(TaskTable.dataset == str(path)))).all()
     assert {row.label for row in rows} == only
     assert result == {"admitted": 2, "quarantined": 0}, [row.reason for row in rows]
-    assert all("fail-to-pass" in trial["reason"] for row in rows for trial in row.evidence)
+    judged = [trial for row in rows for trial in row.evidence if trial["patch"] != "broken"]
+    assert all("fail-to-pass" in trial["reason"] for trial in judged)
+    for row in rows:
+        broken = [trial for trial in row.evidence if trial["patch"] == "broken"]
+        assert sum(trial["solved"] for trial in broken) == 3, broken
 
 
 @pytest.mark.parametrize("said_by", ["admission", "row"])

@@ -34,7 +34,10 @@ def test_what_a_takeover_needs(path: str, text: str, what: str) -> None:
 
 
 def test_ordinary_code_has_none() -> None:
-    code = "import os\n\n\ndef total(items):\n    return sum(item.price for item in items)\n\n\nclass A:\n    def __eq__(self, other):\n        return self.x == other.x\n"  # noqa: E501
+    code = (
+        "import os\n\n\ndef total(items):\n    return sum(item.price for item in items)\n\n\n"
+        "class A:\n    def __eq__(self, other):\n        return self.x == other.x\n"
+    )
     assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
 
 

@@ -7,9 +7,11 @@ from activities.graders.oracle import Oracle, merge_oracles
 from activities.graders.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
 
 
-def session(tests: dict[str, str], canary: str = "failed", digest: str = "d", **values: object) -> RunnerSession:
-    modules = {"t.py": LoadedModule("t.py", digest)}
-    return RunnerSession("token", 1, exit=0, canary=canary, tests=tests, modules=modules, **values)  # type: ignore[arg-type]
+def session(tests: dict[str, str], canary: str = "failed", digest: str = "d", num_missed: int = 0) -> RunnerSession:
+    found = RunnerSession("token", 1, exit=0, canary=canary, tests=tests)
+    found.modules = {"t.py": LoadedModule("t.py", digest)}
+    found.num_missed = num_missed
+    return found
 
 
 def report(*sessions: RunnerSession) -> RunnerReport:

@@ -1,4 +1,4 @@
-"""Where requests attach to the turn tree, and why they leave a stream.
+"""To which turn of the tree a request attaches, and why it leaves a stream.
 
 Fork causes are counted, and they decide what drift mode `drop` leaves out.
 """
