@@ -7,9 +7,10 @@ import typer
 
 from cli.up import DEFAULT_CONFIG
 
-_COLUMNS = (
-    "rollouts: of the groups trained on; groups without signal (all rewards equal) are left out. tokens: those trained.\n"
-    "|Δ logprob|: mean absolute difference, per trained token, between the learner's logprob and the engine's."
+_COLUMN_NOTES = (
+    "rollouts: those of the groups trained on; groups without signal (all rewards equal) are left out. tokens:\n"
+    "trained ones (with `training.negative_weight: 0` only of rollouts above their group's mean). |Δ logprob|: mean\n"
+    "absolute difference, per trained token, between the learner's logprob and the one that the engine recorded."
 )
 
 
@@ -101,7 +102,7 @@ def _print_steps(result: dict[str, Any]) -> None:
         rows,
     )
     if rows:
-        print(_COLUMNS)
+        print(_COLUMN_NOTES)
 
 
 def _print(result: dict[str, Any], stack: Any) -> None:
