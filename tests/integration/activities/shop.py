@@ -84,10 +84,15 @@ def write(directory: Path, edits: "dict[str, Any]") -> None:
 
 
 def diff(
-    directory: Path, edits: Edits, executable: tuple[str, ...] = (), more_base: dict[str, str] | None = None
+    directory: Path,
+    edits: Edits,
+    executable: tuple[str, ...] = (),
+    more_base: dict[str, str] | None = None,
+    base: dict[str, str] | None = None,
 ) -> bytes:
-    """Return the edits as a patch on the base, taken with the options of a rollout. `more_base`: more of its files."""
-    write(directory, {**BASE, **(more_base or {})})
+    """Return the edits as a patch on the base, taken with the options of a rollout. `more_base`: more of its files;
+    `base`: others instead."""
+    write(directory, {**(BASE if base is None else base), **(more_base or {})})
     _git(directory, "init", "-q", "-b", "main")
     _git(directory, "add", "-A")
     _git(directory, "commit", "-qm", "base")

@@ -1,0 +1,67 @@
+"""Play a file of attacks and print what each one got: `python -m tests.integration.activities.play FILE [NAME …]`.
+
+FILE is a Python file with a tuple `UNLISTED` of `UnlistedAttack`.
+"""
+
+import asyncio
+import runpy
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from activities.judge_patch import GradingLimits
+from activities.sandboxes.base import Sandbox, SandboxProvider
+from stack.private_gateway import private_gateway
+from tests.integration.activities.ecosystems import ECOSYSTEMS, FreshBox, Referee, make_referee, patch_of
+
+EVAL_SECONDS = 60.0
+
+
+def boxes_of(provider: SandboxProvider) -> FreshBox:
+    @asynccontextmanager
+    async def made() -> AsyncIterator[Sandbox]:
+        async with await provider.create(
+            "host", ttl_seconds=900, metadata={}, idempotency_key=uuid4().hex, network=False
+        ) as box:
+            try:
+                yield box
+            finally:
+                await box.kill()
+
+    return made
+
+
+async def play_file(path: str, names: list[str]) -> None:
+    attacks = [one for one in runpy.run_path(path)["UNLISTED"] if not names or one.name in names]
+    directory = Path(tempfile.mkdtemp(prefix="ratchet-play-"))
+    directory.chmod(0o755)
+    counts: Counter[str] = Counter()
+    try:
+        with private_gateway(directory / "boxes", max_boxes=4) as provider:
+            referees: dict[str, Referee] = {}
+            for number, attack in enumerate(attacks):
+                ecosystem = ECOSYSTEMS[attack.ecosystem]
+                if attack.ecosystem not in referees:
+                    limits = GradingLimits(eval_seconds=EVAL_SECONDS, workspace_seconds=120)
+                    referees[attack.ecosystem] = await make_referee(
+                        ecosystem, boxes_of(provider), directory / f"gold-{attack.ecosystem}", limits
+                    )
+                patch = patch_of(ecosystem, attack.edits, directory / str(number), attack.executable)
+                played = await referees[attack.ecosystem].play(patch, number)
+                counts[played.result] += 1
+                print(f"{played.result:10} {attack.ecosystem:6} [{attack.kind}] {attack.name}", flush=True)
+                print(f"           {played.rule} {played.reason[:200]}", flush=True)
+                if played.result in ("solved", "no verdict"):
+                    print(f"           findings {played.findings} flags {played.flags}", flush=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    asyncio.run(play_file(sys.argv[1], sys.argv[2:]))
