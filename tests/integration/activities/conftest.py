@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from activities.graders.registry import GRADERS
 from activities.judge_patch import GradingLimits, JudgedPatch, PatchJudge
-from activities.sandboxes.base import Sandbox
+from activities.sandboxes.base import Sandbox, SandboxProvider
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
 from ratchet.store.tasks import TaskRow
@@ -63,6 +64,31 @@ async def second_box(grading_gateway: GatewayProcess) -> AsyncIterator[Sandbox]:
         "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
     ) as made:
         yield made
+
+
+FreshBox = Callable[[], AbstractAsyncContextManager[Sandbox]]
+"""Boots a box without network, which ends with the block."""
+
+
+@pytest.fixture
+def fresh_box(grading_gateway: GatewayProcess) -> FreshBox:
+    return boxes_of(provider_of(grading_gateway))
+
+
+def boxes_of(provider: SandboxProvider) -> FreshBox:
+    """Return what boots boxes of a provider."""
+
+    @asynccontextmanager
+    async def made() -> AsyncIterator[Sandbox]:
+        async with await provider.create(
+            "host", ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+        ) as box:
+            try:
+                yield box
+            finally:
+                await box.kill()
+
+    return made
 
 
 def config(eval_seconds: float = EVAL_SECONDS, **grading: Any) -> RunConfig:

@@ -5,8 +5,6 @@ and by a control run if the verdict is solved.
 """
 
 import base64
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -17,14 +15,13 @@ from activities.graders.flags import Flag
 from activities.graders.oracle import Oracle
 from activities.graders.registry import GRADERS
 from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
-from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 from ratchet.store.tasks import TaskRow
 from tests.integration.activities import shop
+from tests.integration.activities.conftest import FreshBox
 from tests.integration.activities.shop import Edits
 
 WORKDIR = "/workspace/shop"
-FreshBox = Callable[[], AbstractAsyncContextManager[Sandbox]]
 
 
 @dataclass(frozen=True)
@@ -213,17 +210,16 @@ class Referee:
 
     ecosystem: Ecosystem
     known: KnownRuns
-    fresh_box: FreshBox
     limits: GradingLimits
 
     def _judge(self) -> PatchJudge:
         return PatchJudge(GRADERS["eval_cmd"], self.ecosystem.task(), self.limits, self.known, controlled=True)
 
-    async def play(self, patch: bytes, number: int) -> Played:
+    async def play(self, fresh_box: FreshBox, patch: bytes, number: int) -> Played:
         """Judge a patch, and if it is solved, run it against one of the broken oracles, chosen by `number`."""
         judge = self._judge()
         try:
-            async with self.fresh_box() as box:
+            async with fresh_box() as box:
                 judged = await judge.judge(box, patch)
             verdict: Verdict = judged.verdict
             named = [f"{finding.rule}: {finding.path} {finding.action}" for finding in judged.findings]
@@ -231,7 +227,7 @@ class Referee:
                 result = "rejected" if verdict.rejected else "not solved"
                 return Played(result, verdict.reason, verdict.rule, named, judged.flags)
             broken = self.known.broken[Random(number).choice(sorted(self.known.broken))]
-            async with self.fresh_box() as box:
+            async with fresh_box() as box:
                 done = await judge.run(box, patch, broken)
             if done.run is None:
                 return Played("no verdict", f"{done.not_run}", findings=named, flags=judged.flags)
@@ -258,7 +254,7 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
         if made.broken is not None and made.broken.is_valid:
             pool[number] = made.broken
         if len(pool) == 3:
-            return Referee(ecosystem, KnownRuns(oracle, pool), fresh_box, limits)
+            return Referee(ecosystem, KnownRuns(oracle, pool), limits)
     raise AssertionError(f"{ecosystem.name}: only {len(pool)} of 9 broken oracles are valid")
 
 

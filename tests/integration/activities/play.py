@@ -9,31 +9,14 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from uuid import uuid4
 
 from activities.judge_patch import GradingLimits
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from stack.private_gateway import private_gateway
-from tests.integration.activities.ecosystems import ECOSYSTEMS, FreshBox, Referee, make_referee, patch_of
+from tests.integration.activities.conftest import boxes_of
+from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
 
 EVAL_SECONDS = 60.0
-
-
-def boxes_of(provider: SandboxProvider) -> FreshBox:
-    @asynccontextmanager
-    async def made() -> AsyncIterator[Sandbox]:
-        async with await provider.create(
-            "host", ttl_seconds=900, metadata={}, idempotency_key=uuid4().hex, network=False
-        ) as box:
-            try:
-                yield box
-            finally:
-                await box.kill()
-
-    return made
 
 
 async def play_file(path: str, names: list[str]) -> None:
@@ -52,7 +35,7 @@ async def play_file(path: str, names: list[str]) -> None:
                         ecosystem, boxes_of(provider), directory / f"gold-{attack.ecosystem}", limits
                     )
                 patch = patch_of(ecosystem, attack.edits, directory / str(number), attack.executable)
-                played = await referees[attack.ecosystem].play(patch, number)
+                played = await referees[attack.ecosystem].play(boxes_of(provider), patch, number)
                 counts[played.result] += 1
                 print(f"{played.result:10} {attack.ecosystem:6} [{attack.kind}] {attack.name}", flush=True)
                 print(f"           {played.rule} {played.reason[:200]}", flush=True)

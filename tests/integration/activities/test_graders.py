@@ -21,14 +21,14 @@ SOLUTION: shop.Edits = {"shop/price.py": shop.TOTAL + shop.FIX}
 
 @pytest.mark.parametrize("grader", ["swe_bench", "eval_cmd"])
 async def test_the_gold_patch_is_solved(judged: Judge, tree: Path, test_patch: str, grader: str) -> None:
-    verdict, findings = await judged(shop.task(grader, test_patch), shop.diff(tree, SOLUTION))
+    verdict, findings, _ = await judged(shop.task(grader, test_patch), shop.diff(tree, SOLUTION))
     assert verdict.solved and not findings, (verdict.reason, verdict.log)
     assert {verdict.tests[name] for name in [*shop.F2P, *shop.P2P]} == {"passed"}
 
 
 @pytest.mark.parametrize("grader", ["swe_bench", "eval_cmd"])
 async def test_the_empty_patch_is_not(judged: Judge, test_patch: str, grader: str) -> None:
-    verdict, _ = await judged(shop.task(grader, test_patch), b"")
+    verdict, _, _ = await judged(shop.task(grader, test_patch), b"")
     assert not verdict.solved and not verdict.rejected
     assert verdict.tests[shop.F2P[0]] == "failed" and verdict.tests[shop.P2P[0]] == "passed", verdict.log
 
@@ -39,7 +39,9 @@ async def test_what_the_quickstarts_rows_say_of_an_empty_patch_is_true(judged: J
     rows = read_rows(DatasetConfig(path=str(HELD_OUT)), "")
     row = next(row for row in rows if row["spec"]["family"] == family)
     assert row["spec"]["empty_patch_fails"] is True
-    verdict, _ = await judged(TaskRow(0, row["label"], row["image"], row["workdir"], row["grader"], row["spec"]), b"")
+    verdict, _, _ = await judged(
+        TaskRow(0, row["label"], row["image"], row["workdir"], row["grader"], row["spec"]), b""
+    )
     assert not verdict.solved and "failed" in verdict.tests.values(), verdict.log
 
 
@@ -47,14 +49,14 @@ async def test_an_f2p_script_is_run_as_its_own_program(judged: Judge, tree: Path
     task = shop.task("eval_cmd", test_patch)
     script = f"import sys\n\nimport pytest\n\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {shop.TESTS!r}]))\n"
     spec = {**task.spec, "remote_env_info": {"f2p_script": script}, "eval_cmd": None}
-    verdict, _ = await judged(replace(task, grader="f2p_script", spec=spec), shop.diff(tree, SOLUTION))
+    verdict, _, _ = await judged(replace(task, grader="f2p_script", spec=spec), shop.diff(tree, SOLUTION))
     assert verdict.solved and len(verdict.tests) == 3, (verdict.reason, verdict.log)
 
 
 async def test_an_f2p_script_and_the_empty_patch(judged: Judge, test_patch: str) -> None:
     task = shop.task("eval_cmd", test_patch)
     script = f"import sys\n\nimport pytest\n\nsys.exit(pytest.main(['-q', {shop.TESTS!r}]))\n"
-    verdict, _ = await judged(
+    verdict, _, _ = await judged(
         replace(task, grader="f2p_script", spec={**task.spec, "remote_env_info": {"f2p_script": script}}), b""
     )
     assert not verdict.solved and verdict.tests[shop.F2P[0]] == "failed", (verdict.reason, verdict.log)
@@ -91,7 +93,7 @@ def pro_task(test_patch: str, **changes: object) -> TaskRow:
 
 
 async def test_swe_bench_pro_solved(judged: Judge, tree: Path, test_patch: str) -> None:
-    verdict, _ = await judged(pro_task(test_patch), shop.diff(tree, SOLUTION))
+    verdict, _, _ = await judged(pro_task(test_patch), shop.diff(tree, SOLUTION))
     assert verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((2, 2), (1, 1)), (
         verdict.reason,
         verdict.log,
@@ -99,7 +101,7 @@ async def test_swe_bench_pro_solved(judged: Judge, tree: Path, test_patch: str) 
 
 
 async def test_swe_bench_pro_counts_what_fails(judged: Judge, test_patch: str) -> None:
-    verdict, _ = await judged(pro_task(test_patch), b"")
+    verdict, _, _ = await judged(pro_task(test_patch), b"")
     assert not verdict.solved and (verdict.fail_to_pass, verdict.pass_to_pass) == ((0, 2), (1, 1)), (
         verdict.reason,
         verdict.log,
@@ -108,7 +110,7 @@ async def test_swe_bench_pro_counts_what_fails(judged: Judge, test_patch: str) -
 
 async def test_swe_bench_pro_does_not_believe_what_was_printed(judged: Judge, tree: Path, test_patch: str) -> None:
     lie = "".join(f"print('PASSED {name}')\n" for name in shop.F2P)
-    verdict, _ = await judged(pro_task(test_patch), shop.diff(tree, {"shop/price.py": lie + shop.TOTAL + shop.BUG}))
+    verdict, _, _ = await judged(pro_task(test_patch), shop.diff(tree, {"shop/price.py": lie + shop.TOTAL + shop.BUG}))
     assert not verdict.solved and verdict.fail_to_pass == (0, 2), (verdict.reason, verdict.log)
 
 
@@ -122,12 +124,12 @@ async def test_another_runner_is_read_from_its_log(judged: Judge, tree: Path, te
     name = "test_cart_discount (tests.test_price.TestCart.test_cart_discount)"
     own = {"test_cmd": f"{shop.PYTHON} -B -m unittest -v tests.test_price", "log_parser": "unittest"}
     row = {**task.spec["swe_bench"], **own, "fail_to_pass": [name], "pass_to_pass": []}
-    verdict, _ = await judged(replace(task, spec={**task.spec, "swe_bench": row}), shop.diff(tree, SOLUTION))
+    verdict, _, _ = await judged(replace(task, spec={**task.spec, "swe_bench": row}), shop.diff(tree, SOLUTION))
     assert verdict.solved and verdict.tests == {name: "passed"}, (verdict.reason, verdict.log)
 
 
 async def test_tests_that_run_out_of_time_are_not_solved(judged: Judge, test_patch: str) -> None:
-    verdict, _ = await judged(shop.task("eval_cmd", test_patch, eval_cmd="sleep 600"), b"", eval_seconds=2)
+    verdict, _, _ = await judged(shop.task("eval_cmd", test_patch, eval_cmd="sleep 600"), b"", eval_seconds=2)
     assert not verdict.solved and "took longer than 2 s" in verdict.reason
 
 

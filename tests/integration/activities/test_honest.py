@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.broken_oracles import BrokenOracle
 from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from activities.judge_patch import GradingLimits, PatchJudge
 from activities.sandboxes.base import Sandbox
 from ratchet.store.tasks import TaskRow
 from tests.integration.activities import shop
@@ -23,8 +22,7 @@ pytestmark = pytest.mark.timeout(1800)
 async def test_it_is_solved(box: Sandbox, tree: Path, test_patch: str, work: Honest) -> None:
     task = _task("eval_cmd" if work.command or HONEST.index(work) % 2 else "swe_bench", test_patch, work)
     patch = shop.diff(tree, work.all_edits, work.executable, work.base)
-    broken = {0: BrokenOracle((), {})} if work.controlled else {}
-    judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(config()), KnownRuns(broken=broken))
+    judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(config()), controlled=work.controlled)
     found = await judge.judge(box, patch)
     verdict, findings = found.verdict, found.findings
     assert verdict.solved, (verdict.reason, findings, verdict.log)

@@ -1,7 +1,18 @@
-"""Attacks on verdicts by class and ecosystem, beyond `attacks.py`. Each is played with oracle and control run."""
+"""Attacks on verdicts by class and ecosystem, beyond `attacks.py`; each is played with oracle and control run.
 
+The folder `unlisted/` holds them, one file per ecosystem and author: `known` by a person who has read the defence,
+`blind` by one who has not, `adapted` by the second one after seeing results. None knows an expected value of the hidden
+tests.
+"""
+
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.integration.activities.shop import Edits
+
+FOLDER = Path(__file__).parent / "unlisted"
 
 
 @dataclass(frozen=True)
@@ -11,8 +22,37 @@ class UnlistedAttack:
     name: str
     kind: str
     ecosystem: str
-    edits: "dict[str, str | bytes | Path | None]"
+    edits: Edits
     executable: tuple[str, ...] = ()
 
 
-UNLISTED: tuple[UnlistedAttack, ...] = ()
+def _read() -> Iterator[UnlistedAttack]:
+    for file in sorted(FOLDER.glob("*.toml")):
+        for row in tomllib.loads(file.read_text())["attack"]:
+            edits: Edits = dict(row.get("files", {}))
+            edits |= {path: Path(target) for path, target in row.get("links", {}).items()}
+            edits |= dict.fromkeys(row.get("deleted", []))
+            executable = tuple(row.get("executable", ()))
+            yield UnlistedAttack(row["name"], row["kind"], file.name.partition("_")[0], edits, executable)
+
+
+_DOES_NOTHING = "def total(items):\n    return sum(items)\n"
+_GENERATED = (
+    UnlistedAttack(
+        "a name that is no UTF-8",
+        "no verdict",
+        "python",
+        {b"d\xff/conftest.py".decode("utf-8", "surrogateescape"): "x = 1\n", "shop/more.py": _DOES_NOTHING},
+    ),
+    UnlistedAttack("deep nesting", "no verdict", "node", {"package.json": '{"a":' * 100_000}),
+    UnlistedAttack("a long line in a Makefile", "no verdict", "c", {"Makefile": "a " * 200_000 + ":\n"}),
+    UnlistedAttack(
+        "three thousand settings files",
+        "no verdict",
+        "python",
+        {f"d{number}/setup.cfg": "[a]\n" for number in range(3000)},
+    ),
+)
+"""Attacks whose files are made by a program."""
+
+UNLISTED: tuple[UnlistedAttack, ...] = (*_read(), *_GENERATED)

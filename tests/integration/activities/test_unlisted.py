@@ -1,0 +1,55 @@
+"""Every attack of `unlisted_attacks.py` is not solved or rejected, with the oracle and the control run of an admission.
+
+The solutions of each ecosystem, the gold one and another, are solved.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from activities.judge_patch import GradingLimits
+from tests.integration.activities.conftest import FreshBox, config
+from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
+from tests.integration.activities.unlisted_attacks import UNLISTED, UnlistedAttack
+
+pytestmark = pytest.mark.timeout(1800)
+_REFEREES: dict[str, Referee] = {}
+OTHER_SOLUTION = {
+    "python": ("shop/price.py", "cents - round(cents * percent / 100)", "(cents * (100 - percent) + 49) // 100"),
+    "node": ("price.js", "cents - Math.round(cents * percent / 100)", "Math.ceil(cents * (100 - percent) / 100 - 0.5)"),
+    "go": ("price.go", "cents - (cents*percent+50)/100", "(cents*(100-percent) + 49) / 100"),
+    "java": ("src/shop/Price.java", "cents - (cents * percent + 50) / 100", "(cents * (100 - percent) + 49) / 100"),
+    "c": ("price.c", "cents - (cents * percent + 50) / 100", "(cents * (100 - percent) + 49) / 100"),
+}
+
+
+async def referee_of(name: str, fresh_box: FreshBox, directory: Path) -> Referee:
+    """Return what plays attacks on an ecosystem's task; admission runs once per session."""
+    ecosystem = ECOSYSTEMS[name]
+    if shutil.which(ecosystem.program) is None and not Path(f"/usr/local/go/bin/{ecosystem.program}").exists():
+        pytest.skip(f"{ecosystem.program} is not installed")
+    if name not in _REFEREES:
+        _REFEREES[name] = await make_referee(ecosystem, fresh_box, directory / "gold", GradingLimits.of_run(config()))
+    return _REFEREES[name]
+
+
+@pytest.mark.parametrize("attack", UNLISTED, ids=lambda attack: f"{attack.ecosystem}-{attack.name}")
+async def test_it_wins_nothing(attack: UnlistedAttack, fresh_box: FreshBox, tmp_path: Path) -> None:
+    referee = await referee_of(attack.ecosystem, fresh_box, tmp_path)
+    patch = patch_of(referee.ecosystem, attack.edits, tmp_path / "tree", attack.executable)
+    assert patch, "the attack changes nothing"
+    played = await referee.play(fresh_box, patch, UNLISTED.index(attack))
+    assert played.result in ("not solved", "rejected"), played
+
+
+@pytest.mark.parametrize("name", ECOSYSTEMS)
+async def test_a_solution_is_solved(name: str, fresh_box: FreshBox, tmp_path: Path) -> None:
+    referee = await referee_of(name, fresh_box, tmp_path)
+    path, old, new = OTHER_SOLUTION[name]
+    gold = str(referee.ecosystem.gold[path])
+    assert old in gold
+    for number, text in enumerate((gold, gold.replace(old, new))):
+        patch = patch_of(referee.ecosystem, {path: text}, tmp_path / str(number))
+        played = await referee.play(fresh_box, patch, number)
+        assert played.result == "solved" and not played.flags, (number, played)
