@@ -99,7 +99,7 @@ class _Finder:
                 yield AssertionSite("negation", "", token.start, token.end, _OPPOSITE_OPERATORS[token.text])
                 if token.text in _COMPARISONS:
                     yield from self._neighbours(number)
-            elif token.text == "=" and self.is_shell and _ASSERTION_LINE.search(self._line(token)):
+            elif self._is_shell_comparison(token) and _ASSERTION_LINE.search(self._line(token)):
                 yield from self._neighbours(number)
 
     def _word(self, number: int, token: _Token) -> Iterator[AssertionSite]:
@@ -133,7 +133,15 @@ class _Finder:
         """Yield the literal on either side of an operator, if there is one."""
         for side in (number - 1, number + 1):
             if 0 <= side < len(self.tokens) and not self._has_line_end(number, side):
-                yield from self._literal([self.tokens[side]])
+                token = self.tokens[side]
+                if self.is_shell and token.kind == "word" and "$" not in token.text:
+                    yield AssertionSite("value", "", token.start, token.end, token.text + "x")
+                yield from self._literal([token])
+
+    def _is_shell_comparison(self, token: _Token) -> bool:
+        """Return whether a token is the `=` of `test a = b`, which has blanks around it, unlike an assignment."""
+        around = self.text[token.start - 1 : token.start] + self.text[token.end : token.end + 1]
+        return self.is_shell and token.text == "=" and around == "  "
 
     def _has_line_end(self, number: int, other: int) -> bool:
         first, second = sorted((self.tokens[number], self.tokens[other]), key=lambda token: token.start)

@@ -23,6 +23,7 @@ EXPECTED = {
     "php": ("ATest.php", "<?php\n$this->assertSame(3, add(1, 2));\n", "3"),
     "c": ("test.c", "int main(void) { assert(add(1, 2) == 3); return 0; }\n", "3"),
     "shell": ("", 'test "$(./add 1 2)" = "3" || exit 1\n', '"3"'),
+    "shell word": ("", 'A=b test "$(cat a.txt)" = two\n', "two"),
     "shell number": ("", '[ "$(./add 1 2)" -eq 3 ] || exit 1\n', "3"),
 }
 

@@ -1,0 +1,38 @@
+"""A rollout with a control run: an admitted task, a solution that is confirmed, and a takeover that is rejected."""
+
+import base64
+
+import pytest
+from sqlalchemy import select
+
+from ratchet.store.schema import GradeTable, SandboxTable
+from tests.integration.activities import shop
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_admission import run
+from tests.integration.workflows.test_rollout import call, finish
+
+pytestmark = pytest.mark.timeout(600)
+SAME = "class Same(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n\n\n"
+PATCHES = {
+    "graded": shop.TOTAL + shop.FIX,
+    "rejected": SAME + shop.TOTAL + "def discount(cents, percent):\n    return Same(cents)\n",
+}
+
+
+@pytest.mark.parametrize("outcome", PATCHES)
+async def test_a_solved_verdict_is_checked(loop: Loop, tmp_path_factory: pytest.TempPathFactory, outcome: str) -> None:
+    task = shop.task("eval_cmd", "")
+    gold = shop.diff(tmp_path_factory.mktemp("gold"), {"shop/price.py": shop.TOTAL + shop.FIX}).decode()
+    path = loop.dataset(**{**task.spec, "gold_patch": gold}, workdir=task.workdir)
+    assert (await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}))["admitted"] == 1
+    source = base64.b64encode(PATCHES[outcome].encode()).decode()
+    await loop.script(call(f"echo {source} | base64 -d > shop/price.py"), "Done.")
+    _, row = await finish(loop, await loop.start(path))
+    async with loop.database.begin() as connection:
+        grade = (await connection.execute(select(GradeTable).where(GradeTable.rollout_id == row.id))).one()
+        boxes = select(SandboxTable.role, SandboxTable.state).where(SandboxTable.rollout_id == row.id)
+        found = sorted((await connection.execute(boxes)).all())
+    assert row.outcome == outcome and row.reward == float(outcome == "graded"), row.outcome_reason
+    assert grade.has_oracle and bool(grade.control["passed"]) == (outcome == "rejected"), grade
+    assert (grade.rule, grade.solved) == (("control_run", False) if outcome == "rejected" else ("", True))
+    assert [role for role, _ in found] == ["agent", "grade", "grade"] and {state for _, state in found} == {"released"}
