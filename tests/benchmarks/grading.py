@@ -3,19 +3,24 @@
 `--full` takes more tasks and repeats. Both sides run the same commands on the same files with the same interpreter, in
 turns. `bare`: in a directory of this machine, as the user of the benchmark, output to a pipe. `grade`: boot a box,
 prepare the repository, screen and apply the patch, put the tests in, run them unprivileged under the witness, make the
-verdict, end the box. Times are wall clock and vary with the machine's load; the ratio varies less.
+verdict, end the box. `control`: the same with broken tests, as a control run. `pool`: the gold run and the tries that
+admission adds to make three broken oracles. Times are wall clock and vary with the machine's load; the ratio varies
+less.
 """
 
 import asyncio
 import base64
+import contextlib
 import io
 import os
+import random
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,9 +31,11 @@ import orjson
 
 from activities.datasets.formats import read_rows
 from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
+from activities.graders.broken_oracles import BrokenOracle, judge_control
+from activities.graders.oracle import Oracle
 from activities.graders.registry import GRADERS
 from activities.judge_patch import GradingLimits, PatchJudge
-from activities.sandboxes.base import SandboxProvider
+from activities.sandboxes.base import Sandbox, SandboxProvider
 from cli.console import say
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
@@ -39,6 +46,7 @@ from tests.benchmarks._commit import commit
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2
+POOL_SIZE = 3
 CONFIG = RunConfig.model_validate({"datasets": [{"path": "unused"}]})
 
 
@@ -92,19 +100,96 @@ class Bare:
         return time.monotonic() - started
 
 
-async def graded(provider: SandboxProvider, task: TaskRow) -> float:
-    started = time.monotonic()
+def judge_of(task: TaskRow) -> PatchJudge:
+    return PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(CONFIG), controlled=True)
+
+
+@contextlib.asynccontextmanager
+async def fresh_box(provider: SandboxProvider, task: TaskRow) -> AsyncIterator[Sandbox]:
     box = await provider.create(
         task.image, ttl_seconds=900, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
     )
     try:
-        judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(CONFIG))
-        verdict = (await judge.judge(box, gold_of(task))).verdict
+        yield box
     finally:
         await box.kill()
         await box.close()
+
+
+async def graded(provider: SandboxProvider, task: TaskRow) -> float:
+    started = time.monotonic()
+    async with fresh_box(provider, task) as box:
+        verdict = (await judge_of(task).judge(box, gold_of(task))).verdict
     assert verdict.solved == bool(gold_of(task)), (task.label, verdict.reason)
     return time.monotonic() - started
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The broken oracles of a task. `seconds`: the gold run and all tries, boxes included."""
+
+    broken: list[BrokenOracle]
+    tries: int
+    seconds: float
+
+
+async def make_pool(provider: SandboxProvider, task: TaskRow) -> Pool:
+    """Make three broken oracles, as admission does."""
+    started = time.monotonic()
+    judge = judge_of(task)
+    async with fresh_box(provider, task) as box:
+        done = await judge.run(box, gold_of(task))
+    assert done.run is not None
+    oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+    failing = task.spec["swe_bench"]["fail_to_pass"]
+    broken: list[BrokenOracle] = []
+    tries = 0
+    while len(broken) < POOL_SIZE and tries < 3 * POOL_SIZE:
+        async with fresh_box(provider, task) as box:
+            made = await judge.break_tests(box, gold_of(task), oracle, failing, random.Random(tries))
+        tries += 1
+        if made.broken is not None and made.broken.is_valid:
+            broken.append(made.broken)
+    return Pool(broken, tries, time.monotonic() - started)
+
+
+async def controlled(provider: SandboxProvider, task: TaskRow, pool: Pool, number: int) -> float:
+    """Return the seconds of a control run of the gold patch."""
+    started = time.monotonic()
+    broken = pool.broken[number % len(pool.broken)]
+    async with fresh_box(provider, task) as box:
+        done = await judge_of(task).run(box, gold_of(task), broken)
+    assert done.run is not None and not judge_control(broken, done.run).passed, task.label
+    return time.monotonic() - started
+
+
+async def control_costs(provider: SandboxProvider, tasks: list[TaskRow], size: Size) -> dict[str, Any]:
+    """Compare control runs with grades, in turns."""
+    found = []
+    for task in tasks:
+        pool = await make_pool(provider, task)
+        if not pool.broken:
+            found.append({"task": task.label, "valid": 0, "tries": pool.tries, "pool_seconds": round(pool.seconds, 3)})
+            continue
+        pairs = [
+            (await graded(provider, task), await controlled(provider, task, pool, number))
+            for number in range(size.repeats)
+        ]
+        seconds = [median(side) for side in zip(*pairs, strict=True)]
+        found.append(
+            {
+                "task": task.label,
+                "valid": len(pool.broken),
+                "tries": pool.tries,
+                "pool_seconds": round(pool.seconds, 3),
+                "grade_seconds": round(seconds[0], 3),
+                "control_seconds": round(seconds[1], 3),
+            }
+        )
+        say(f"{task.label}: {seconds[0]:.2f} s graded, {seconds[1]:.2f} s control run; {pool.tries} tries")
+    timed = [one for one in found if "grade_seconds" in one]
+    grade, control = (sum(float(str(one[name])) for one in timed) for name in ("grade_seconds", "control_seconds"))
+    return {"tasks": found, "control_to_grade": round(control / grade, 3)}
 
 
 async def compared(provider: SandboxProvider, tasks: list[TaskRow], size: Size, directory: Path) -> dict[str, Any]:
@@ -149,6 +234,7 @@ async def measure(size: Size) -> dict[str, Any]:
             "quickstart": tasks_of(QUICKSTART, size.tasks),
         }
         results = {kind: await compared(provider, tasks, size, Path(name) / kind) for kind, tasks in sets.items()}
+        results["control_runs"] = await control_costs(provider, sets["packages"], size)
     facts = {"cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2), "side_by_side": SIDE_BY_SIDE}
     return {**facts, "repeats": size.repeats, "grades_for_throughput": size.throughput, **results}
 
