@@ -118,7 +118,8 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         if dialect.too_long_in_stream and error.options.stream:
             return FailureStream(dialect.stream(error.options), *classify(error))
         return FailureReply(dialect, *classify(error))
-    except Exception as error:  # `classify` records it, and the client gets an error in the vendor's form
+    # `classify` records it, and the client gets an error in the vendor's form. On SIGTERM uvicorn cancels all requests.
+    except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
     reply = StreamReply if call.options.stream else JsonReply
     return reply(parts.capture, dialect, call, parts.settings.ping_seconds)
@@ -129,7 +130,7 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         row = await parts.auth.authenticate(request.headers)
         body = await _body(parts, request)
         return JSONResponse({"input_tokens": await parts.capture.count_tokens(row, body, dialect, request.headers)})
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
 
 

@@ -3,8 +3,8 @@
 A full collection takes 40 ms with a thousand open sessions, and half a second with vLLM's parsers imported (measured).
 Imported objects are therefore excluded from all collections. The youngest generation is collected after 700 new
 objects, as Python does by default; the next one with 3,500 objects, which takes some milliseconds (25,000 took 20);
-everything only while no call is in flight. Sessions and turns contain no reference cycles, so little memory waits for
-that.
+everything preferably while no call is in flight. Sessions and turns contain no reference cycles, so little memory waits
+for that.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Adapter heartbeat, every two seconds.
 
-Time in which no adapter ran does not count against an agent's time budget; the heartbeats show when that was.
+A gap of over ten seconds between the heartbeats of all adapters does not count against an agent's time budget.
 """
 
 import asyncio

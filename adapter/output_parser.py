@@ -1,7 +1,7 @@
 """Parse sampled ids into the assistant's message that the client gets.
 
-Everything that clients ask for (stop sequences, tool choice, strict schemas) acts here, on the text. If it reached the
-sampler, it would change what the recorded logprobs mean.
+Stop sequences, tool choice and strict schemas act here, on the text. If they reached the sampler, they would change
+what the recorded logprobs mean.
 """
 
 import asyncio

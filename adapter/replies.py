@@ -80,18 +80,25 @@ class _CallReply(Response):
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await self.begin(send)
-            while not self.call.task.done() and not disconnected.done():
-                ready, _ = await asyncio.wait(
-                    {self.call.task, disconnected}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not ready:
-                    await self.ping(send)
+            try:
+                await self.wait(send, disconnected)
+            except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM; the lifespan then ends the leases
+                await self.fail(send, *classify(stopped))
+                return
             if disconnected.done():
                 await self.capture.detach(self.call)
                 return
             await self.end(send)
         finally:
             disconnected.cancel()
+
+    async def wait(self, send: Send, disconnected: "asyncio.Task[None]") -> None:
+        while not self.call.task.done() and not disconnected.done():
+            ready, _ = await asyncio.wait(
+                {self.call.task, disconnected}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ready:
+                await self.ping(send)
 
     async def end(self, send: Send) -> None:
         error = asyncio.CancelledError() if self.call.task.cancelled() else self.call.task.exception()

@@ -1,6 +1,6 @@
 """The interface of a wire protocol (`Dialect`), and the failures that each protocol expresses in its vendor's form.
 
-The rest of the adapter knows no protocol; a new one is a new file in this folder.
+A new protocol is a new file in this folder and a route in `adapter/app.py`.
 """
 
 from collections.abc import Mapping, Sequence

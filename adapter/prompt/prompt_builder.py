@@ -33,7 +33,7 @@ from ratchet.types import ForkCause, TurnKind
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _THREAD_FROM_CHARS = 8_000
-"""Shorter texts are rendered and tokenised on the event loop: in a few milliseconds, less than a thread would cost."""
+"""Shorter texts behind a stored stream are tokenised on the event loop, in a few milliseconds: a thread costs more."""
 _THREAD_FROM_BYTES = 32_000
 """Shorter bodies are parsed on the event loop, in less than a millisecond."""
 
@@ -268,7 +268,7 @@ class PromptBuilder:
         )
 
     def _sampled_ids(self, session: LiveSession, request: ParsedRequest) -> dict[int, Ids]:
-        """Sampled ids by index of the run, for answers that came back as they were sent.
+        """Sampled ids by index of the run, for answers that are recognised as sampled.
 
         An answer is looked up by the history before it, or else by itself alone.
         """

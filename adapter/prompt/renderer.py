@@ -1,12 +1,12 @@
-"""Render histories to exact prompt ids: sampled ids for answers that came back as sent, tokenised template text for the
-rest.
+"""Render histories to exact prompt ids: sampled ids for answers that are recognised as sampled, tokenised template text
+for the rest.
 
 If a prompt differs from what the engine saw, the training data is wrong; this file is where that is prevented.
 
     prompt of turn n = [ opening … answer 1 … results … answer n-1 ] [ results ] [ generation prompt ]
                         `-- the stored stream, as ids -----------'  `-- tokenised: `continued` ----'
 
-An answer that came back as sent keeps the generation prompt that it was sampled after, and its sampled ids, with two
+A recognised answer keeps the generation prompt that it was sampled after, and its sampled ids, with two
 exceptions: an answer whose thinking the template drops is tokenised as the template shows it, and a history that cannot
 be rendered in segments is rendered in full (`full`), without sampled ids.
 """

@@ -98,8 +98,8 @@ class TemplateSegments:
     def render_history(self, preamble: Preamble, runs: Sequence[MessageRun]) -> SegmentedHistory:
         """Return one text per run.
 
-        Raises TemplateRefusedError, and NotSegmentableError, also if the first run has no user message: which thinking
-        the template drops is then unknown.
+        Raises TemplateRefusedError, and NotSegmentableError, also if the template drops thinking and the first run has
+        no question: which thinking it drops is then unknown.
         """
         texts = [self.opening(preamble, runs[0])]
         last_drop = 0

@@ -5,8 +5,8 @@
                                                               the call in flight, or the call of a process that died
 
 A session at its turn limit looks for the digest first. A turn is one row, which several processes change. Its whole
-state is `state`, `delivered`, `lease_expires_at` (until then a process works on the row, or was killed less than a
-lease ago) and `lease_owner` (the process that has a connected client, NULL: none has; no meaning after the expiry).
+state is `state`, `delivered`, `lease_expires_at` (a row in flight can be taken over from then on) and `lease_owner`
+(the process that has a connected client, NULL: none has; no meaning after the expiry).
 "Seal" is closing the session. The adapter's open and complete lock the session's row against a seal, so after one no
 turn appears or changes its tokens; `delivered` may still be set.
 
@@ -21,7 +21,7 @@ turn appears or changes its tokens; `delivered` may still be set.
                                lease and generates again. Of several processes one succeeds: `RetryResolver`.
     in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Owner and
                                lease stay as they are: `TurnWriter.complete`.
-    in_flight     aborted      The process that generates it, after any error except a seal or a failing store, for
+    in_flight     aborted      A process that generates it, after any error except a seal or a failing store, for
                                example if the engine refuses the call; it clears owner and lease (`TurnGenerator`).
                                An activity that seals the session: `close_session` (diff) clears owner and lease and
                                lets the engines abort the calls, `close_sessions` (finalise, sweep, a claim by

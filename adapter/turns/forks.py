@@ -51,8 +51,9 @@ def cause_of(
 ) -> ForkCause | None:
     """Return why the prompt does not simply extend a stored stream.
 
-    None: it extends a whole stored stream that ends with the template's end token, and no other turn extends it. `runs`
-    and `keys` as in `ParsedRequest`. `dropped`: the template left the thinking of a sampled answer out.
+    None: it extends a whole stored stream that ends with the template's end token, no turn in `tree` does so already,
+    and it is not a sub-agent's first. `runs` and `keys` as in `ParsedRequest`. `dropped`: the template left the
+    thinking of a sampled answer out.
     """
     if lane and lane not in tree.last_answers:
         return ForkCause.SUB_AGENT

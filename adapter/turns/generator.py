@@ -60,7 +60,7 @@ class TurnGenerator:
     async def generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         """Return the answer after its row is committed, or mark the row `aborted` and raise.
 
-        Raises UnauthorisedError if the session was sealed meanwhile (the seal has aborted the row). Raises
+        Raises UnauthorisedError if the session was sealed or the row aborted meanwhile. Raises
         StoreUnavailableError if the store failed before the engine answered or when the row was to be aborted (it stays
         `in_flight`; when its lease has expired, a retry takes it over), or when a completed row was to be read.
         """
@@ -92,8 +92,8 @@ class TurnGenerator:
             session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
             _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer
-        # Not in flight any more: another process completed the call, the session was sealed, or this process committed
-        # and the confirmation was lost.
+        # Another process completed or aborted the call, the session was sealed, or this process committed and the
+        # confirmation was lost.
         async with self._database.begin() as conn:
             known = await turns.get_call(conn, turn_id)
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
@@ -124,7 +124,7 @@ class TurnGenerator:
     async def _sample(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> _SampledOutput:
         """Ask engines until one answers.
 
-        Raises UnauthorisedError if a call fails and the session has been sealed. While no engine is ready the row is
+        Raises UnauthorisedError if a call fails and its row has been aborted. While no engine is ready the row is
         not read, so the call of a sealed session may still be sampled; its completion then fails.
         """
         sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids)
@@ -142,7 +142,7 @@ class TurnGenerator:
             async with self._database.begin() as conn:
                 known = await turns.get_call(conn, turn_id)
             if known is None or known.state is TurnState.ABORTED:
-                raise UnauthorisedError  # the seal has aborted the call: that is no failure of the engine
+                raise UnauthorisedError  # a seal or another process has aborted the call
             self._router.avoid(engine.id)
 
     async def _ask(

@@ -119,7 +119,7 @@ class TurnRegistry:
         clients.add(client)
 
     def end_delivery(self, turn_id: int) -> None:
-        """Stop renewing the lease: an answer was delivered."""
+        """Stop renewing the lease: an answer was delivered, or the last client has disconnected."""
         self._delivering.pop(turn_id, None)
         self._leases.remove(turn_id)
 

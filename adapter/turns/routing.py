@@ -23,7 +23,7 @@ _AVOID_SECONDS = 2.0
 class EngineRouter:
     """The engines as they were last read from the store, shared by all calls of the process.
 
-    `pick` and `wait_until_gone` read them again if that was more than a second ago; `likely` and `serves` do not.
+    `pick` and `wait_until_gone` read them again when needed; `likely` and `serves` do not.
     """
 
     def __init__(self, database: Database) -> None:

@@ -161,7 +161,7 @@ class TurnTree:
         return AttachPoint(node.turn_id, kept)
 
     def is_free_end(self, attach_point: AttachPoint) -> bool:
-        """Whether the prompt keeps its parent's whole stream, and no other turn does."""
+        """Whether the prompt keeps its parent's whole stream, and no turn of the tree does."""
         if attach_point.parent_turn_id is None:
             return False
         parent = self.nodes[attach_point.parent_turn_id]

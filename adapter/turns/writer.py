@@ -45,7 +45,7 @@ class TurnWriter:
         return opened
 
     async def complete(self, turn: CompletedTurn) -> bool:
-        """Complete a row. False if it is not in flight any more: sealed, or completed by another process or before."""
+        """Complete a row. False if it is not in flight any more or its session is closed."""
         return bool(await self._write(turn))
 
     async def deliver(self, turn_id: int) -> None:

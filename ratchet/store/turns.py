@@ -1,9 +1,9 @@
 """Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer is sent.
 
 Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
-after its session was sealed. `lease_expires_at`: until then a process generates or delivers the answer, or has died
-less than a lease ago. `lease_owner`: the adapter process with a connected client of the call, NULL if no client is
-connected; without meaning after the lease has expired.
+after its session was sealed. `lease_expires_at`: from then on, a retry may take over a row in flight. `lease_owner`:
+the adapter process with a connected client of the call, NULL if no client is connected; without meaning after the lease
+has expired.
 """
 
 from collections.abc import Collection, Sequence
