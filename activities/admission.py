@@ -6,7 +6,6 @@ its pool of broken oracles.
 """
 
 import asyncio
-import random
 import time
 from pathlib import Path
 from statistics import median
@@ -150,8 +149,7 @@ class AdmitActivities:
             stored = await admissions.task_oracle(connection, task.id, version)
         assert stored.oracle is not None, "only an admitted task gets a pool"
         oracle = Oracle.of_json(stored.oracle)
-        rng = random.Random(f"{task.id} {input.repeat}")
-        made = await judge.break_tests(box, _gold(task), oracle, input.failing, rng)
+        made = await judge.break_tests(box, _gold(task), oracle, input.failing, input.repeat)
         if made.broken is None:
             return TrialResult(patch="broken", error=made.reason, seconds=made.seconds)
         if made.broken.is_valid:

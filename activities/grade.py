@@ -65,7 +65,7 @@ class GradeActivities:
             grade_id=grade_id,
             solved=verdict.solved,
             rejected=verdict.rejected,
-            needs_control=verdict.solved and judge.controlled,
+            num_control_runs=len(judge.known.control_choices()) if verdict.solved and judge.controlled else 0,
             used_seconds=time.monotonic() - started,
         )
 
@@ -101,11 +101,13 @@ class GradeActivities:
         self, context: StageContext, judge: PatchJudge, grade_id: int, diff: bytes
     ) -> ControlVerdict:
         """Run the patch against one member of the pool. The choice depends on the grade, so a retry makes the same."""
-        if not judge.known.broken:
+        choices = judge.known.control_choices()
+        run_number = context.input.control_number
+        if run_number >= len(choices):
             raise GraderFailedError(
                 "the task has no broken oracles any more; `ratchet tasks admit --again` makes new ones"
             )
-        number = random.Random(f"control {grade_id}").choice(sorted(judge.known.broken))
+        number = random.Random(f"control {grade_id}").choice(choices[run_number])
         broken = judge.known.broken[number]
         async with connected_box(self.provider, context.provider_id) as box:
             done = await judge.run(box, diff, broken)
@@ -117,7 +119,8 @@ class GradeActivities:
         )
         return ControlVerdict(
             {
-                "number": number,
+                "run": run_number,
+                "broken_oracle": number,
                 "passed": found.passed[:50],
                 "failed": found.failed,
                 "seconds": round(done.run.seconds, 3),

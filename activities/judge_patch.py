@@ -5,7 +5,6 @@ The stage `grade`, control runs and admission use the same code.
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
@@ -60,6 +59,17 @@ class KnownRuns:
 
     oracle: Oracle | None = None
     broken: dict[int, BrokenOracle] = field(default_factory=dict)
+
+    def control_choices(self) -> list[list[int]]:
+        """Return for each control run the numbers of the broken oracles from which one is chosen.
+
+        One run with larger expected numbers and one with smaller ones. If tests have no names, each broken oracle
+        changes one assertion only, so each gets a run of its own.
+        """
+        if not any(broken.must_fail for broken in self.broken.values()):
+            return [[number] for number in sorted(self.broken)]
+        both = ([number for number, broken in sorted(self.broken.items()) if broken.up == up] for up in (True, False))
+        return [numbers for numbers in both if numbers]
 
     @classmethod
     def of_store(cls, stored: TaskOracle) -> Self:
@@ -122,7 +132,8 @@ class PatchJudge:
         left_out = {finding.path for finding in findings if finding.is_dropped}
         flags = await asyncio.to_thread(lambda: static_flags(split_diff(diff), left_out))
         dynamic = done.run.observed.flags if done.run is not None else ()
-        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*flags, *dynamic])
+        kept = [Flag("changes what the tests use", finding.path) for finding in findings if not finding.is_dropped]
+        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*kept, *flags, *dynamic])
 
     async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
         """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
@@ -149,14 +160,15 @@ class PatchJudge:
         return sources
 
     async def break_tests(
-        self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], rng: random.Random
+        self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], number: int
     ) -> BrokenTests:
         """Break the tests at random places and find out, in a fresh box, which of them the gold patch fails.
 
-        `failing`: tests that fail without a solution.
+        `failing`: tests that fail without a solution. `number` of the try: even ones make expected numbers larger, odd
+        ones smaller.
         """
         prepared = await self.prepare(box, gold)
-        candidate = propose(await self.test_sources(box, failing), failing, rng)
+        candidate = propose(await self.test_sources(box, failing), failing, number, single=not oracle.outcomes)
         if candidate is None:
             return BrokenTests(None, 0.0, "no assertion was found in the task's tests")
         done = await self.run_tests(box, prepared, candidate)

@@ -58,7 +58,7 @@ def _print(story: dict[str, Any]) -> None:
         for box in story["boxes"]
     ]
     print_table("boxes", ["id", "role", "attempt", "state", "why released"], boxes)
-    print_table("verdicts", ["id", "grader", "verdict", "oracle", "control run", "flags"], _verdicts(story["grades"]))
+    print_table("verdicts", ["id", "grader", "verdict", "oracle", "control runs", "flags"], _verdicts(story["grades"]))
     for title, rows, column in (
         ("transcript", story["attempts"], "transcript"),
         ("patch", story["patches"], "diff"),
@@ -83,7 +83,9 @@ def _verdicts(grades: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def _control(result: dict[str, Any] | None) -> str:
-    if not result:
+def _control(runs: list[dict[str, Any]] | None) -> str:
+    if not runs:
         return "none"
-    return f"{len(result['passed'])} passed wrongly" if result["passed"] else f"{result['failed']} failed as they must"
+    wrong = sum(len(run["passed"]) for run in runs)
+    failed = sum(run["failed"] for run in runs)
+    return f"{wrong} tests passed wrongly" if wrong else f"{failed} tests failed as they must"

@@ -23,7 +23,7 @@ class AdmitInput(Payload):
     labels: list[str] = Field(default_factory=list)
     limit: int | None = None
     again: bool = False
-    broken_oracles: int = 3
+    broken_oracles: int = 4
     window: int = 4
     eval_seconds: float = 600
     workspace_seconds: float = 300

@@ -102,7 +102,7 @@ class LiveSandbox(Payload):
 
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
-    `grade_id`: the solved grade that a control run checks.
+    `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
     """
 
     rollout_id: int
@@ -113,6 +113,7 @@ class StageInput(Payload):
     grader: str | None = None
     repeat: int = 0
     grade_id: int | None = None
+    control_number: int = 0
 
 
 class StageResult(Payload):
@@ -138,12 +139,12 @@ class DiffResult(StageResult):
 
 
 class GradeResult(StageResult):
-    """The stored verdict. `needs_control`: a control run in another box has to confirm it."""
+    """The stored verdict. `num_control_runs`: how many control runs, each in another box, have to confirm it."""
 
     grade_id: int
     solved: bool
     rejected: bool = False
-    needs_control: bool = False
+    num_control_runs: int = 0
 
 
 class FinaliseInput(Payload):

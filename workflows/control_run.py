@@ -24,12 +24,23 @@ class NoControlError(Exception):
 async def confirm_grade(
     grade: GradeResult, graded: StageInput, stages: Mapping[str, StageOptions], tries: int
 ) -> GradeResult:
-    """Return the grade, `rejected` if its control run failed. `graded`: the argument of its grade stage.
+    """Return the grade after its control runs, `rejected` if one failed. `graded`: the argument of its grade stage.
 
     An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoControlError.
     """
+    confirmed = grade
+    used_seconds = 0.0
+    for number in range(grade.num_control_runs):
+        wanted = graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id, "control_number": number})
+        confirmed = await _control_run(wanted, stages, tries)
+        used_seconds += confirmed.used_seconds
+        if confirmed.rejected:
+            break
+    return confirmed.model_copy(update={"used_seconds": used_seconds})
+
+
+async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], tries: int) -> GradeResult:
     reason = ""
-    wanted = graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id})
     for _ in range(tries):
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
@@ -40,6 +51,6 @@ async def confirm_grade(
             if cause.is_cancellation:
                 raise
             reason = cause.message
-            boxes = StageInput(rollout_id=graded.rollout_id, attempt=graded.attempt)
+            boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt)
             await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])
     raise NoControlError(reason)

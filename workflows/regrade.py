@@ -88,7 +88,7 @@ class Regrade:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
                 work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
-                if grade.needs_control:
+                if grade.num_control_runs:
                     grade = await confirm_grade(grade, work, page.stages, page.grade_tries)
                 return grade.grade_id
             except ActivityError as error:

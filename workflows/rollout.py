@@ -137,7 +137,7 @@ class Rollout:
     async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
         """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work.
 
-        A solved verdict that needs a control run counts only after it.
+        A solved verdict that needs control runs counts only after them.
         """
         reason = ""
         for _ in range(claim.grade_tries):
@@ -152,7 +152,7 @@ class Rollout:
                 )
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
                 self._count_seconds("grade", grade)
-                self.grade = await self._confirm(claim, grade, work) if grade.needs_control else grade
+                self.grade = await self._confirm(claim, grade, work) if grade.num_control_runs else grade
                 return
             except ActivityError as error:
                 cause = failure_cause(error)

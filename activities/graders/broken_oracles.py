@@ -4,6 +4,9 @@ A solved patch is run again against one of them (a control run). A test that sti
 test the product any more: its outcome, its comparison or its expected value has been taken over. Which tests must fail
 is measured at admission with the gold patch, so an edit that changes nothing is never used.
 
+Of the control runs one has larger expected numbers and one smaller ones, because a takeover may accept values near to
+what the product computes; one of the two is nearer to that than the true value.
+
 An edit contradicts the true test: the code that passes the one must fail the other. So an honest solution cannot be
 caught, also if it differs from the gold patch.
 """
@@ -44,12 +47,14 @@ class Edit:
 
 @dataclass(slots=True, frozen=True)
 class BrokenOracle:
-    """`digests`: target → sha256 of the source that the edits were made for. `must_fail`: tests that failed with the
-    gold patch although they pass without the edits. `exit_fails`: the command's exit code was not 0.
+    """`digests`: target → sha256 of the source that the edits were made for. `up`: expected numbers are larger, else
+    smaller. `must_fail`: tests that failed with the gold patch although they pass without the edits. `exit_fails`: the
+    command's exit code was not 0.
     """
 
     edits: tuple[Edit, ...]
     digests: dict[str, str]
+    up: bool = True
     must_fail: tuple[str, ...] = ()
     exit_fails: bool = False
 
@@ -57,7 +62,13 @@ class BrokenOracle:
     def of_json(cls, values: JsonObject) -> Self:
         """Return the broken oracle that `as_json` stored."""
         edits = tuple(Edit(**edit) for edit in values["edits"])
-        return cls(edits, dict(values["digests"]), tuple(values["must_fail"]), bool(values["exit_fails"]))
+        return cls(
+            edits,
+            dict(values["digests"]),
+            bool(values["up"]),
+            tuple(values["must_fail"]),
+            bool(values["exit_fails"]),
+        )
 
     def as_json(self) -> JsonObject:
         """Return the broken oracle as a JSON column."""
@@ -82,37 +93,59 @@ def _field(spec: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def propose(sources: Mapping[str, bytes], wanted: Sequence[str], rng: random.Random) -> BrokenOracle | None:
-    """Return a candidate that changes one assertion of each wanted test and of half of the others; None without any.
+def propose(sources: Mapping[str, bytes], wanted: Sequence[str], number: int, single: bool) -> BrokenOracle | None:
+    """Return a candidate, None if no assertion is found.
 
-    `wanted`: tests that fail without a solution. The choice is random, so that a pool differs.
+    It changes one assertion of each wanted test and of half of the others. `wanted`: tests that fail without a
+    solution.
+    `single`: the command reports no test by name, so that the first failure hides all others; then one assertion is
+    changed. `number` of the try: a pair of an even and an odd number breaks the same assertions upwards and downwards.
     """
+    rng = random.Random(number // 2)
+    up = number % 2 == 0
     functions = {name.rpartition("::")[2].partition("[")[0] for name in wanted}
-    edits: list[Edit] = []
-    for target, source in sources.items():
-        if len(source) <= _MAX_SOURCE_BYTES:
-            chosen = _choose(_sites(target, source, rng), functions, rng)
-            edits += [Edit(target, site.start, site.end, site.text) for site in chosen]
+    sites = {
+        target: _sites(target, source, rng, up)
+        for target, source in sources.items()
+        if len(source) <= _MAX_SOURCE_BYTES
+    }
+    if single:
+        chosen = _choose_single(sites, number // 2)
+    else:
+        chosen = {target: _choose(found, functions, rng) for target, found in sites.items()}
+    edits = [Edit(target, site.start, site.end, site.text) for target, own in chosen.items() for site in own]
     if not edits:
         return None
     used = {edit.target for edit in edits}
-    return BrokenOracle(tuple(edits), {target: _digest(sources[target]) for target in sorted(used)})
+    return BrokenOracle(tuple(edits), {target: _digest(sources[target]) for target in sorted(used)}, up)
 
 
-def _sites(target: str, source: bytes, rng: random.Random) -> list[AssertionSite]:
+def _choose_single(sites: Mapping[str, list[AssertionSite]], number: int) -> dict[str, list[AssertionSite]]:
+    """Choose one site, another one for each number, in a random order; by preference an expected value."""
+    places = [(target, site) for target, found in sites.items() for site in found]
+    if not places:
+        return {}
+    best = min(_PREFERRED[site.kind] for _, site in places)
+    places = [place for place in places if _PREFERRED[place[1].kind] == best]
+    random.Random(len(places)).shuffle(places)
+    target, site = places[number % len(places)]
+    return {target: [site]}
+
+
+def _sites(target: str, source: bytes, rng: random.Random, up: bool) -> list[AssertionSite]:
     if not target.startswith(SPEC):
-        return _python_or_text(source, target, rng)
+        return _python_or_text(source, target, rng, up)
     if target.endswith("f2p_script"):
-        return _python_or_text(source, "f2p_script.py", rng)
+        return _python_or_text(source, "f2p_script.py", rng, up)
     documents = list(_heredocs(source))
     inside = [
         AssertionSite(site.kind, site.function, site.start + document.start, site.end + document.start, site.text)
         for document in documents
-        for site in _python_or_text(document.content, document.name, rng)
+        for site in _python_or_text(document.content, document.name, rng, up)
     ]
     outside = [
         site
-        for site in text_sites(source, "", rng)
+        for site in text_sites(source, "", rng, up)
         if not any(document.start <= site.start < document.start + len(document.content) for document in documents)
     ]
     return inside + outside
@@ -133,13 +166,13 @@ def _heredocs(command: bytes) -> Iterator[_Heredoc]:
         yield _Heredoc(match.start(3), match[3].encode("latin-1"), names[-1] if names else "document.py")
 
 
-def _python_or_text(source: bytes, name: str, rng: random.Random) -> list[AssertionSite]:
+def _python_or_text(source: bytes, name: str, rng: random.Random, up: bool) -> list[AssertionSite]:
     if name.endswith(".py"):
         try:
-            return python_sites(source, rng)
+            return python_sites(source, rng, up)
         except (SyntaxError, ValueError, RecursionError):
             return []
-    return text_sites(source, name, rng)
+    return text_sites(source, name, rng, up)
 
 
 def _choose(sites: list[AssertionSite], wanted: set[str], rng: random.Random) -> list[AssertionSite]:

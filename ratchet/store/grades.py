@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass, field
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Boolean, cast, func, insert, not_, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.grading_payloads import StoredPatch
@@ -36,7 +37,9 @@ class NewGrade:
 
 @dataclass(slots=True, frozen=True)
 class ControlVerdict:
-    """Result of a control run. `rejected`: tests passed that must fail, named in `reason`; `rule`: the rule's name."""
+    """Result of a control run. `result`: JSON with the run's number as `run`. `rejected`: tests passed that must fail,
+    named in `reason`; `rule`: the rule's name.
+    """
 
     result: JsonObject
     rejected: bool
@@ -51,12 +54,13 @@ async def store_grade(connection: AsyncConnection, grade: NewGrade) -> int:
 
 
 async def record_control(connection: AsyncConnection, grade_id: int, verdict: ControlVerdict) -> None:
-    """Store the result of a grade's control run once; a second result changes nothing."""
-    values: JsonObject = {"control": verdict.result}
+    """Add the result of a control run to its grade; a second result of the same run changes nothing."""
+    control = func.coalesce(GradeTable.control, cast([], JSONB))
+    values: JsonObject = {"control": control.op("||")(cast([verdict.result], JSONB))}
     if verdict.rejected:
         values |= {"solved": False, "rejected": True, "rule": verdict.rule, "reason": verdict.reason}
-    statement = update(GradeTable).where(GradeTable.id == grade_id, GradeTable.control.is_(None))
-    await connection.execute(statement.values(**values))
+    is_new = not_(control.op("@>", return_type=Boolean())(cast([{"run": verdict.result["run"]}], JSONB)))
+    await connection.execute(update(GradeTable).where(GradeTable.id == grade_id, is_new).values(**values))
 
 
 async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:

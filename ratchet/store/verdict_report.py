@@ -62,7 +62,7 @@ async def verdict_report(connection: AsyncConnection, run_id: str, step: int) ->
         select(
             func.count().filter(solved),
             func.count().filter(solved, func.jsonb_array_length(GradeTable.flags) > 0),
-            func.count().filter(func.jsonb_typeof(GradeTable.control) == "object"),
+            func.count().filter(func.jsonb_typeof(GradeTable.control) == "array"),
             func.count().filter(GradeTable.rejected),
             func.count(RolloutTable.outcome),
             func.count().filter(RolloutTable.outcome == Outcome.GRADER_FAILED),

@@ -4,7 +4,7 @@
 turns. `bare`: in a directory of this machine, as the user of the benchmark, output to a pipe. `grade`: boot a box,
 prepare the repository, screen and apply the patch, put the tests in, run them unprivileged under the witness, make the
 verdict, end the box. `control`: the same with broken tests, as a control run. `pool`: the gold run and the tries that
-admission adds to make three broken oracles. Times are wall clock and vary with the machine's load; the ratio varies
+admission adds to make four broken oracles. Times are wall clock and vary with the machine's load; the ratio varies
 less.
 """
 
@@ -13,7 +13,6 @@ import base64
 import contextlib
 import io
 import os
-import random
 import subprocess
 import sys
 import tarfile
@@ -46,7 +45,7 @@ from tests.benchmarks._commit import commit
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2
-POOL_SIZE = 3
+POOL_SIZE = 4
 CONFIG = RunConfig.model_validate({"datasets": [{"path": "unused"}]})
 
 
@@ -134,7 +133,7 @@ class Pool:
 
 
 async def make_pool(provider: SandboxProvider, task: TaskRow) -> Pool:
-    """Make three broken oracles, as admission does."""
+    """Make four broken oracles, as admission does."""
     started = time.monotonic()
     judge = judge_of(task)
     async with fresh_box(provider, task) as box:
@@ -146,7 +145,7 @@ async def make_pool(provider: SandboxProvider, task: TaskRow) -> Pool:
     tries = 0
     while len(broken) < POOL_SIZE and tries < 3 * POOL_SIZE:
         async with fresh_box(provider, task) as box:
-            made = await judge.break_tests(box, gold_of(task), oracle, failing, random.Random(tries))
+            made = await judge.break_tests(box, gold_of(task), oracle, failing, tries)
         tries += 1
         if made.broken is not None and made.broken.is_valid:
             broken.append(made.broken)

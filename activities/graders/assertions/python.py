@@ -29,24 +29,28 @@ _LITERAL_CALLS = ("approx", "set", "frozenset", "tuple", "list", "dict", "Decima
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def python_sites(source: bytes, rng: random.Random) -> list[AssertionSite]:
-    """Return every assertion inside functions. Raises SyntaxError, ValueError or RecursionError for other text."""
+def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[AssertionSite]:
+    """Return every assertion inside functions. `up`: expected numbers become larger, else smaller.
+
+    Raises SyntaxError, ValueError or RecursionError for other text.
+    """
     tree = ast.parse(source)
     return [
         site
         for node in ast.walk(tree)
         if isinstance(node, _Function)
-        for site in _FunctionSites(source, node, rng).sites()
+        for site in _FunctionSites(source, node, rng, up).sites()
     ]
 
 
 class _FunctionSites:
     """The assertions of one function, without those of functions inside it."""
 
-    def __init__(self, source: bytes, function: _Function, rng: random.Random) -> None:
+    def __init__(self, source: bytes, function: _Function, rng: random.Random, up: bool) -> None:
         self.source = source
         self.function = function
         self.rng = rng
+        self.up = up
         self.offsets = [0]
         for line in source.splitlines(keepends=True):
             self.offsets.append(self.offsets[-1] + len(line))
@@ -111,12 +115,18 @@ class _FunctionSites:
         if isinstance(value, bool):
             return repr(not value)
         if isinstance(value, int | float):
-            return repr(other_number(value, self.rng))
+            return self._other_number(value)
         if isinstance(value, str):
             return repr(other_text(value, self.rng))
         if isinstance(value, bytes):
             return repr(other_text(value.decode("latin-1"), self.rng).encode("latin-1"))
         return "0" if value is None else "None"
+
+    def _other_number(self, value: int | float) -> str:
+        text = repr(value)
+        if any(character not in "0123456789." for character in text):  # an exponent, inf or nan
+            return repr(value * 2 + 1)
+        return other_number(text, self.up)
 
     def _failure(self) -> AssertionSite:
         first = self.function.body[0]

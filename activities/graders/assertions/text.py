@@ -6,8 +6,9 @@ search is enough.
 
 import random
 import re
+from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from activities.graders.assertions.site import AssertionSite, other_number, other_text
 
@@ -25,6 +26,12 @@ _PATTERN = r"""
 _EQUAL = re.compile(r"equal|same|_eq!?$|^eq$|^eql$|^is$|^be$|^tobe$|^tocontain$|^tohavelength$", re.IGNORECASE)
 _NOT_EQUAL = re.compile(r"not|unequal|_ne!?$", re.IGNORECASE)
 _ASSERTION_LINE = re.compile(r"assert|expect|require|check|\bif\b|\btest\b|\[ |should|must", re.IGNORECASE)
+_HEADER = re.compile(
+    r"\bfunc\s+(?P<go>Test\w+)|\bfn\s+(?P<rust>\w+)|\bfunction\s+(?P<php>test\w+)|\bdef\s+(?P<ruby>test_\w+)"
+    r"|\bvoid\s+(?P<java>\w+)\s*\(|\bTEST(?:_[FP])?\s*\(\s*(?P<gtest>\w+\s*,\s*\w+)"
+    r"|\b(?:it|test|specify|describe)\s*\(?\s*(?P<quote>['\"`])(?P<js>[^\n]{0,200}?)(?P=quote)"
+)
+"""Where a test begins in Go, Rust, PHP, Ruby, Java, C++ and JavaScript; the group is its name."""
 _EXPECTED_NAMES = re.compile(r"^(?:want\w*|expect\w*|exp|output|result)$", re.IGNORECASE)
 _OPPOSITES = {
     "strictEqual": "notStrictEqual",
@@ -63,9 +70,24 @@ class _Token:
     end: int
 
 
-def text_sites(source: bytes, name: str, rng: random.Random) -> list[AssertionSite]:
-    """Return the assertions of a file of this name (empty: a shell command), in the order of the text."""
-    return list(_Finder(_tokens(source.decode("latin-1"), name), source.decode("latin-1"), name, rng).sites())
+def text_sites(source: bytes, name: str, rng: random.Random, up: bool = True) -> list[AssertionSite]:
+    """Return the assertions of a file of this name (empty: a shell command), in the order of the text.
+
+    `up`: expected numbers become larger, else smaller.
+    """
+    text = source.decode("latin-1")
+    headers = list(_HEADER.finditer(text))
+    starts = [header.start() for header in headers]
+    found = _Finder(_tokens(text, name), text, name, rng, up).sites()
+    return [replace(site, function=_test_name(headers, bisect(starts, site.start))) for site in found]
+
+
+def _test_name(headers: list[re.Match[str]], number: int) -> str:
+    """Return the name in the last of the first `number` headers, empty if there is none."""
+    if number == 0:
+        return ""
+    names = headers[number - 1].groupdict()
+    return next((name for key, name in names.items() if name and key != "quote"), "")
 
 
 def _tokens(text: str, name: str) -> list[_Token]:
@@ -84,12 +106,13 @@ def _ending(name: str) -> str:
 
 
 class _Finder:
-    def __init__(self, tokens: list[_Token], text: str, name: str, rng: random.Random) -> None:
+    def __init__(self, tokens: list[_Token], text: str, name: str, rng: random.Random, up: bool) -> None:
         self.tokens = tokens
         self.text = text
         self.has_characters = _ending(name) in _CHARACTERS
         self.is_shell = name == "" or name.endswith((".sh", ".bash"))
         self.rng = rng
+        self.up = up
 
     def sites(self) -> Iterator[AssertionSite]:
         for number, token in enumerate(self.tokens):
@@ -173,8 +196,7 @@ class _Finder:
         digits = re.match(r"\d+(?:\.\d+)?", token.text)
         if digits is None or token.text.startswith(("0x", "0b", "0o")):
             return ""
-        value = float(digits[0]) if "." in digits[0] else int(digits[0])
-        return str(other_number(value, self.rng)) + token.text[digits.end() :]
+        return other_number(digits[0], self.up) + token.text[digits.end() :]
 
     def _line(self, token: _Token) -> str:
         """Return the token's line, of a long one the part around the token."""

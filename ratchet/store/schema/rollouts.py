@@ -272,9 +272,9 @@ class GradeTable(Base):
 
     `tests`: name → outcome. `fail_to_pass`, `pass_to_pass`: [passed, expected]. `findings`: [{"rule", "path",
     "action"}], files that an integrity rule left out; `rule`: the rule that rejected the patch. `repeat` counts grades
-    of one patch by one grader version. `has_oracle`: the run was compared with the task's gold runs. `control`: the
-    result of the control run, {"number", "passed", "failed"}; NULL without one. `flags`: suspicious code, [{"what",
-    "place"}]."""
+    of one patch by one grader version. `has_oracle`: the run was compared with the task's gold runs. `control`: results
+    of the control runs, [{"run", "broken_oracle", "passed", "failed", "seconds"}]; NULL without one. `flags`:
+    suspicious code, [{"what", "place"}]."""
 
     __tablename__ = "grade"
     id: Mapped[int] = identity()
@@ -292,7 +292,7 @@ class GradeTable(Base):
     findings: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     repeat: Mapped[int] = mapped_column(server_default="0")
     has_oracle: Mapped[bool] = mapped_column(server_default=text("false"))
-    control: Mapped[dict[str, Any] | None]
+    control: Mapped[list[Any] | None]
     flags: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     log: Mapped[bytes]
     duration_seconds: Mapped[float]

@@ -216,7 +216,7 @@ class Referee:
         return PatchJudge(GRADERS["eval_cmd"], self.ecosystem.task(), self.limits, self.known, controlled=True)
 
     async def play(self, fresh_box: FreshBox, patch: bytes, number: int) -> Played:
-        """Judge a patch, and if it is solved, run it against one of the broken oracles, chosen by `number`."""
+        """Judge a patch, and if it is solved, run it against a broken oracle of each direction, chosen by `number`."""
         judge = self._judge()
         try:
             async with fresh_box() as box:
@@ -226,21 +226,23 @@ class Referee:
             if not verdict.solved:
                 result = "rejected" if verdict.rejected else "not solved"
                 return Played(result, verdict.reason, verdict.rule, named, judged.flags)
-            broken = self.known.broken[Random(number).choice(sorted(self.known.broken))]
-            async with fresh_box() as box:
-                done = await judge.run(box, patch, broken)
-            if done.run is None:
-                return Played("no verdict", f"{done.not_run}", findings=named, flags=judged.flags)
-            found = judge_control(broken, done.run)
+            for numbers in self.known.control_choices():
+                broken = self.known.broken[Random(number).choice(numbers)]
+                async with fresh_box() as box:
+                    done = await judge.run(box, patch, broken)
+                if done.run is None:
+                    return Played("no verdict", f"{done.not_run}", findings=named, flags=judged.flags)
+                found = judge_control(broken, done.run)
+                if found.passed:
+                    reason = f"passed wrongly: {found.passed[0]}"
+                    return Played("rejected", reason, "control_run", named, judged.flags)
         except GraderFailedError as error:
             return Played("no verdict", str(error))
-        if found.passed:
-            return Played("rejected", f"passed wrongly: {found.passed[0]}", "control_run", named, judged.flags)
         return Played("solved", "", "", named, judged.flags)
 
 
 async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Path, limits: GradingLimits) -> Referee:
-    """Admit the task: record its oracle and make three broken oracles."""
+    """Admit the task: record its oracle and make four broken oracles."""
     gold = patch_of(ecosystem, ecosystem.gold, directory)
     judge = PatchJudge(GRADERS["eval_cmd"], ecosystem.task(), limits, controlled=True)
     async with fresh_box() as box:
@@ -248,14 +250,14 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
     assert done.run is not None and done.run.observed.exit_code == 0, done
     oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
     pool: dict[int, BrokenOracle] = {}
-    for number in range(9):
+    for number in range(12):
         async with fresh_box() as box:
-            made = await judge.break_tests(box, gold, oracle, [], Random(number))
+            made = await judge.break_tests(box, gold, oracle, [], number)
         if made.broken is not None and made.broken.is_valid:
             pool[number] = made.broken
-        if len(pool) == 3:
+        if len(pool) == 4:
             return Referee(ecosystem, KnownRuns(oracle, pool), limits)
-    raise AssertionError(f"{ecosystem.name}: only {len(pool)} of 9 broken oracles are valid")
+    raise AssertionError(f"{ecosystem.name}: only {len(pool)} of 12 broken oracles are valid")
 
 
 def patch_of(ecosystem: Ecosystem, edits: Edits, directory: Path, executable: tuple[str, ...] = ()) -> bytes:

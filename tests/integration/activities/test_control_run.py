@@ -1,6 +1,5 @@
 """Control runs on the real gateway: a patch that takes over the outcome of tests is caught, an honest one is not."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +59,16 @@ WINNING = {
     "only the failing tests are not run": _NAMED + shop.TOTAL + shop.BUG,
 }
 """In-process takeovers that no screening can prevent; each is solved by the true run alone."""
+NEAR = {
+    "an integer that equals its neighbours": (
+        "class Near(int):\n    def __eq__(self, other): return abs(int(self) - int(other)) <= 1\n"
+        "    def __ne__(self, other): return not self == other\n    __hash__ = int.__hash__\n\n\n"
+        + shop.TOTAL
+        + "def discount(cents, percent):\n    return Near(cents - int(cents * percent / 100))\n"
+    ),
+}
+"""Takeovers that accept what is close to the product's value: only one of the two directions catches them."""
+WINNING |= NEAR
 HONEST = {
     "the gold fix": shop.TOTAL + shop.FIX,
     "another solution": shop.TOTAL
@@ -82,7 +91,7 @@ def gold(tmp_path: Path) -> bytes:
     return shop.diff(directory, {"shop/price.py": shop.TOTAL + shop.FIX})
 
 
-async def known_runs(judge: PatchJudge, gold: bytes, fresh_box: FreshBox, size: int = 3) -> KnownRuns:
+async def known_runs(judge: PatchJudge, gold: bytes, fresh_box: FreshBox, size: int = 2) -> KnownRuns:
     """Return what an admission records: the oracle and a pool of broken ones."""
     async with fresh_box() as box:
         done = await judge.run(box, gold)
@@ -91,7 +100,7 @@ async def known_runs(judge: PatchJudge, gold: bytes, fresh_box: FreshBox, size: 
     pool: dict[int, BrokenOracle] = {}
     for number in range(size):
         async with fresh_box() as box:
-            made = await judge.break_tests(box, gold, oracle, shop.F2P, random.Random(number))
+            made = await judge.break_tests(box, gold, oracle, shop.F2P, number)
         assert made.broken is not None and made.broken.is_valid, made.reason
         assert set(shop.F2P) <= set(made.broken.must_fail), made.broken
         pool[number] = made.broken
@@ -115,9 +124,11 @@ async def test_what_a_control_run_tells(
         assert verdict.solved or name in WINNING, (name, verdict.reason, verdict.log)
         if not verdict.solved:
             continue
+        caught = []
         for broken in known.broken.values():
             async with fresh_box() as box:
                 done = await judge.run(box, patch, broken)
             assert done.run is not None
             found = judge_control(broken, done.run)
-            assert bool(found.passed) == (name in WINNING), (name, found, broken.edits, done.run.observed.log)
+            caught.append(bool(found.passed))
+        assert any(caught) == (name in WINNING) and (all(caught) or name in NEAR or name in HONEST), (name, caught)

@@ -5,6 +5,7 @@ The solutions of each ecosystem, the gold one and another, are solved.
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,13 @@ async def referee_of(name: str, fresh_box: FreshBox, directory: Path) -> Referee
     return _REFEREES[name]
 
 
-@pytest.mark.parametrize("attack", UNLISTED, ids=lambda attack: f"{attack.ecosystem}-{attack.name}")
+def _case(attack: UnlistedAttack) -> Any:
+    """Return a parameter of the test. A Go test costs 20 s of compilation; the attacks of others are played by hand."""
+    is_slow = attack.ecosystem == "go" or attack.author != "known"
+    return pytest.param(attack, id=f"{attack.ecosystem}-{attack.name}", marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("attack", map(_case, UNLISTED))
 async def test_it_wins_nothing(attack: UnlistedAttack, fresh_box: FreshBox, tmp_path: Path) -> None:
     referee = await referee_of(attack.ecosystem, fresh_box, tmp_path)
     patch = patch_of(referee.ecosystem, attack.edits, tmp_path / "tree", attack.executable)
@@ -43,7 +50,9 @@ async def test_it_wins_nothing(attack: UnlistedAttack, fresh_box: FreshBox, tmp_
     assert played.result in ("not solved", "rejected"), played
 
 
-@pytest.mark.parametrize("name", ECOSYSTEMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "go" else []) for name in ECOSYSTEMS]
+)
 async def test_a_solution_is_solved(name: str, fresh_box: FreshBox, tmp_path: Path) -> None:
     referee = await referee_of(name, fresh_box, tmp_path)
     path, old, new = OTHER_SOLUTION[name]

@@ -17,13 +17,16 @@ FOLDER = Path(__file__).parent / "unlisted"
 
 @dataclass(frozen=True)
 class UnlistedAttack:
-    """`ecosystem`: a name of `ecosystems.ECOSYSTEMS`. `edits`: path → text, bytes, link target, None to delete."""
+    """`ecosystem`: a name of `ecosystems.ECOSYSTEMS`. `edits`: path → text, bytes, link target, None to delete.
+    `author`: `known`, `blind` or `adapted`.
+    """
 
     name: str
     kind: str
     ecosystem: str
     edits: Edits
     executable: tuple[str, ...] = ()
+    author: str = "known"
 
 
 def _read() -> Iterator[UnlistedAttack]:
@@ -33,7 +36,8 @@ def _read() -> Iterator[UnlistedAttack]:
             edits |= {path: Path(target) for path, target in row.get("links", {}).items()}
             edits |= dict.fromkeys(row.get("deleted", []))
             executable = tuple(row.get("executable", ()))
-            yield UnlistedAttack(row["name"], row["kind"], file.name.partition("_")[0], edits, executable)
+            ecosystem, _, author = file.stem.partition("_")
+            yield UnlistedAttack(row["name"], row["kind"], ecosystem, edits, executable, author)
 
 
 _DOES_NOTHING = "def total(items):\n    return sum(items)\n"

@@ -18,8 +18,8 @@ from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step
 
 SOLVED = Verdict(True, "all pass", "a log with \udcff", 1.0, tests={"t\0": "passed"}, has_oracle=True)
-CAUGHT = ControlVerdict({"number": 1, "passed": ["t"], "failed": 0}, True, "control_run", "1 tests passed wrongly")
-CLEAN = ControlVerdict({"number": 1, "passed": [], "failed": 2}, False, "control_run", "")
+CAUGHT = ControlVerdict({"run": 0, "passed": ["t"], "failed": 0}, True, "control_run", "1 tests passed wrongly")
+CLEAN = ControlVerdict({"run": 0, "passed": [], "failed": 2}, False, "control_run", "")
 
 
 async def graded(database: Database, rollout_id: int, verdict: Verdict, flags: list[Flag]) -> int:
@@ -46,7 +46,7 @@ async def test_a_control_run_is_stored_once(database: Database, run_id: str) -> 
             for verdict in verdicts:
                 await grades.record_control(connection, grade_id, verdict)
             grade = await grades.get_grade(connection, grade_id)
-        assert grade.control == verdicts[0].result and grade.rejected == verdicts[0].rejected
+        assert grade.control == [verdicts[0].result] and grade.rejected == verdicts[0].rejected
         assert grade.solved != grade.rejected and grade.tests == {"t\\0": "passed"} and grade.has_oracle
 
 

@@ -33,6 +33,10 @@ async def test_a_solved_verdict_is_checked(loop: Loop, tmp_path_factory: pytest.
         boxes = select(SandboxTable.role, SandboxTable.state).where(SandboxTable.rollout_id == row.id)
         found = sorted((await connection.execute(boxes)).all())
     assert row.outcome == outcome and row.reward == float(outcome == "graded"), row.outcome_reason
-    assert grade.has_oracle and bool(grade.control["passed"]) == (outcome == "rejected"), grade
+    assert grade.has_oracle and [bool(one["passed"]) for one in grade.control] == (
+        [True] if outcome == "rejected" else [False, False]
+    ), grade
     assert (grade.rule, grade.solved) == (("control_run", False) if outcome == "rejected" else ("", True))
-    assert [role for role, _ in found] == ["agent", "grade", "grade"] and {state for _, state in found} == {"released"}
+    assert [role for role, _ in found] == ["agent", *["grade"] * (1 + len(grade.control))] and {
+        state for _, state in found
+    } == {"released"}

@@ -1,7 +1,6 @@
 """Broken oracles: which sources are changed, what a control run concludes, and what is stored."""
 
 import json
-import random
 
 import pytest
 
@@ -33,18 +32,18 @@ def run_of(outcomes: dict[str, str], exit_code: int | None = 1) -> TestRun:
 
 def test_each_wanted_test_gets_one_edit() -> None:
     for seed in range(10):
-        broken = propose({"t.py": TESTS}, ["t.py::test_b[1]"], random.Random(seed))
+        broken = propose({"t.py": TESTS}, ["t.py::test_b[1]"], seed, False)
         assert broken is not None
         changed = apply_edits(broken, "t.py", TESTS)
         assert b"add(2, 2) == 4" not in changed and changed.count(b"\n") == TESTS.count(b"\n")
-    assert propose({"t.py": b"x = 1\n"}, [], random.Random(0)) is None
-    assert propose({"t.py": b"def broken(:\n"}, [], random.Random(0)) is None
+    assert propose({"t.py": b"x = 1\n"}, [], 0, False) is None
+    assert propose({"t.py": b"def broken(:\n"}, [], 0, True) is None
 
 
 def test_tests_inside_a_command_are_changed() -> None:
     spec = {"eval_cmd": COMMAND, "other": 1}
     assert set(spec_sources(spec)) == {"spec:eval_cmd"}
-    broken = propose(spec_sources(spec), ["test_hidden.py::test_add"], random.Random(0))
+    broken = propose(spec_sources(spec), ["test_hidden.py::test_add"], 0, False)
     assert broken is not None
     changed = broken_spec(broken, spec)
     assert "== 2" not in changed["eval_cmd"] and "== " in changed["eval_cmd"] and changed["other"] == 1
@@ -52,7 +51,7 @@ def test_tests_inside_a_command_are_changed() -> None:
 
 
 def test_edits_are_made_for_one_source_only() -> None:
-    broken = propose({"t.py": TESTS}, [], random.Random(0))
+    broken = propose({"t.py": TESTS}, [], 0, False)
     assert broken is not None
     with pytest.raises(GraderFailedError, match="admit the task again"):
         apply_edits(broken, "t.py", TESTS + b"\n")
@@ -81,5 +80,20 @@ def test_what_a_control_run_concludes() -> None:
 
 
 def test_it_survives_the_store() -> None:
-    broken = BrokenOracle((Edit("t.py", 0, 1, "x"),), {"t.py": "d"}, ("a",), True)
+    broken = BrokenOracle((Edit("t.py", 0, 1, "x"),), {"t.py": "d"}, False, ("a",), True)
     assert BrokenOracle.of_json(json.loads(json.dumps(broken.as_json()))) == broken
+
+
+def test_numbers_become_larger_or_smaller() -> None:
+    for number, numbers in ((0, {b"3", b"5"}), (1, {b"1", b"3"})):
+        broken = propose({"t.py": TESTS}, ["test_a", "test_b"], number, False)
+        assert broken is not None and broken.up == (number == 0)
+        changed = apply_edits(broken, "t.py", TESTS)
+        assert {line.rpartition(b"== ")[2] for line in changed.splitlines() if b"==" in line} == numbers
+
+
+def test_without_names_one_assertion_is_changed_after_the_other() -> None:
+    source = b"int main(void) {\n  CHECK_EQ(a(), 3);\n  CHECK_EQ(b(), 5);\n  CHECK_EQ(c(), 7);\n}\n"
+    found = [propose({"t.c": source}, [], number, True) for number in range(6)]
+    places = [broken.edits[0].start for broken in found if broken is not None and len(broken.edits) == 1]
+    assert len(places) == 6 and places[::2] == places[1::2] and len(set(places)) == 3

@@ -56,3 +56,29 @@ def test_bytes_that_are_no_text() -> None:
 def test_the_time_is_linear(word: str) -> None:
     """200 kB of one word: quadratic work would take minutes, and the test's time limit is far below."""
     text_sites((word * (200_000 // len(word))).encode(), "a.js", random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        (
+            "a_test.go",
+            "func TestA(t *testing.T) { if f() != 1 {} }\nfunc TestB(t *testing.T) { if f() != 2 {} }",
+            "TestA TestB",
+        ),
+        (
+            "a.test.js",
+            "test('one', () => { assert.equal(f(), 1); });\nit(\"two\", () => { assert.equal(f(), 2); });",
+            "one two",
+        ),
+        ("lib.rs", "#[test] fn a() { assert_eq!(f(), 1); } #[test] fn b() { assert_eq!(f(), 2); }", "a b"),
+        (
+            "ATest.java",
+            "@Test void a() { assertEquals(1, f()); } @Test public void b() { assertEquals(2, f()); }",
+            "a b",
+        ),
+    ],
+)
+def test_the_test_of_an_assertion(name: str, source: str, expected: str) -> None:
+    sites = text_sites(source.encode(), name, random.Random(0))
+    assert [site.function for site in sites if site.kind == "value"] == expected.split()
