@@ -1,8 +1,8 @@
 """Compute chains from a turn tree: the token sequences from the root to each leaf, and where each sampled token is
 trained. A pure function.
 
-This one decision makes sure that only sampled tokens are trained, and each of them once. The result is stored as
-`chain` and `chain_span`.
+This one decision makes sure that only sampled tokens are trained, and each of them at most once. The result is stored
+as `chain` and `chain_span`.
 
     prompt of a turn = parent's stream[:kept_tokens] ++ suffix, stream = prompt ++ sampled ids
 """

@@ -41,7 +41,7 @@ def _case(attack: UnlistedAttack) -> Any:
     return pytest.param(attack, id=f"{attack.ecosystem}-{attack.name}", marks=[pytest.mark.slow] if is_slow else [])
 
 
-@pytest.mark.parametrize("attack", map(_case, UNLISTED))
+@pytest.mark.parametrize("attack", [_case(attack) for attack in UNLISTED])
 async def test_it_wins_nothing(attack: UnlistedAttack, fresh_box: FreshBox, tmp_path: Path) -> None:
     referee = await referee_of(attack.ecosystem, fresh_box, tmp_path)
     patch = patch_of(referee.ecosystem, attack.edits, tmp_path / "tree", attack.executable)
