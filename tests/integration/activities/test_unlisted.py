@@ -31,7 +31,8 @@ async def referee_of(name: str, fresh_box: FreshBox, directory: Path) -> Referee
     if shutil.which(ecosystem.program) is None and not Path(f"/usr/local/go/bin/{ecosystem.program}").exists():
         pytest.skip(f"{ecosystem.program} is not installed")
     if name not in _REFEREES:
-        _REFEREES[name] = await make_referee(ecosystem, fresh_box, directory / "gold", GradingLimits.of_run(config(eval_seconds=30)))
+        limits = GradingLimits.of_run(config(eval_seconds=30))
+        _REFEREES[name] = await make_referee(ecosystem, fresh_box, directory / "gold", limits)
     return _REFEREES[name]
 
 
