@@ -52,7 +52,7 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
     if session.num_missed:
         return Judgement(False, f"{session.num_missed} collected tests never ran")
     for path, module in session.modules.items():
-        if module.file and module.file.removesuffix("c") != path:
+        if path and module.file and module.file.removesuffix("c") != path:
             return Judgement(False, f"the tests of {path} were loaded from {module.file}", TAMPERED)
         if module.digest == "changed":
             return Judgement(False, f"the code of the tests in {path} was changed while they ran", TAMPERED)

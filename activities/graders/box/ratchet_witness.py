@@ -56,7 +56,7 @@ def _modules(items):
     """Return path of a test file -> the file that its module says it is from, and a digest of its tests' code."""
     found = {}
     for item in items:
-        path = str(getattr(item, "fspath", ""))
+        path = str(getattr(item, "path", None) or getattr(item, "fspath", ""))  # without legacypath there is no fspath
         module = getattr(item, "module", None)
         if path not in found:
             found[path] = (str(getattr(module, "__file__", "")), hashlib.sha256())
@@ -198,5 +198,5 @@ def pytest_configure(config):
     _NUMBER += 1
     worker = hasattr(config, "workerinput")
     witness = Witness(_NONCE, _PIPE, _NUMBER, worker)
-    witness.send("begin", root=str(getattr(config, "rootdir", "")), worker=worker)
+    witness.send("begin", root=str(getattr(config, "rootpath", None) or getattr(config, "rootdir", "")), worker=worker)
     config.pluginmanager.register(witness, "ratchet-witness-" + str(_NUMBER))

@@ -26,6 +26,15 @@ async def test_the_gold_patch_is_solved(judged: Judge, tree: Path, test_patch: s
     assert {verdict.tests[name] for name in [*shop.F2P, *shop.P2P]} == {"passed"}
 
 
+@pytest.mark.parametrize("option", ["-p no:legacypath", "-c /dev/null --rootdir /tmp", "--import-mode=importlib"])
+async def test_the_gold_patch_is_solved_under_other_options(
+    judged: Judge, tree: Path, test_patch: str, option: str
+) -> None:
+    command = f"PYTHONPATH=. {shop.RUN} {option}"
+    verdict, _, _ = await judged(shop.task("eval_cmd", test_patch, eval_cmd=command), shop.diff(tree, SOLUTION))
+    assert verdict.solved and len(verdict.tests) == 3, (verdict.reason, verdict.log)
+
+
 @pytest.mark.parametrize("grader", ["swe_bench", "eval_cmd"])
 async def test_the_empty_patch_is_not(judged: Judge, test_patch: str, grader: str) -> None:
     verdict, _, _ = await judged(shop.task(grader, test_patch), b"")
