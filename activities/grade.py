@@ -114,9 +114,12 @@ class GradeActivities:
         if done.run is None:
             raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
         found = judge_control(broken, done.run)
-        named = (
-            f"{len(found.passed)} tests passed against a broken oracle, first {found.passed[0]}" if found.passed else ""
-        )
+        reason = ""
+        if found.passed:
+            reason = (
+                f"{len(found.passed)} tests passed against a broken oracle, first {found.passed[0]}: "
+                "they do not test the product"
+            )
         return ControlVerdict(
             {
                 "run": run_number,
@@ -127,7 +130,7 @@ class GradeActivities:
             },
             bool(found.passed),
             CONTROL_RUN,
-            f"{named}: they do not test the product" if named else "",
+            reason,
         )
 
     async def _patch(self, input: StageInput) -> PatchTable:

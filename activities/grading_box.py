@@ -40,7 +40,8 @@ _MAX_SETTINGS_FILES = 200
 
 @dataclass(slots=True)
 class PreparedBox:
-    """Result of the preparation. `applies`: whether the patch applied; `log`: git's message if not.
+    """Result of the preparation. `applies`: whether the patch applied; `log`: git's message if not. `changes`: the
+    patch's files, also those that were left out.
 
     `blame`: why the tests cannot run with the patch, although they can without it; empty if they can.
     `may_have_broken_the_command`: the patch removes files or changes their kind, so the patch is to blame if the test
@@ -52,6 +53,7 @@ class PreparedBox:
     findings: list[Finding] = field(default_factory=list)
     may_have_broken_the_command: bool = False
     blame: str = ""
+    changes: list[FileChange] = field(default_factory=list)
 
 
 class _Versions(NamedTuple):
@@ -88,7 +90,7 @@ class BoxPreparation:
         policy = PatchPolicy.of_task(self.task.spec, tests.paths, controlled)
         base = await self._read_base(tests)
         screened = await asyncio.to_thread(screen_patch, changes, policy, base)
-        prepared = PreparedBox(findings=screened.findings)
+        prepared = PreparedBox(findings=screened.findings, changes=changes)
         prepared.may_have_broken_the_command = any(
             change.deleted or len(change.modes) > 1 or change.is_symlink for change in screened.kept
         )

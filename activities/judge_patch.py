@@ -19,7 +19,6 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
-from activities.graders.diff_sections import split_diff
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -130,7 +129,7 @@ class PatchJudge:
         done = await self.run(box, diff)
         findings = done.prepared.findings
         left_out = {finding.path for finding in findings if finding.is_dropped}
-        flags = await asyncio.to_thread(lambda: static_flags(split_diff(diff), left_out))
+        flags = await asyncio.to_thread(lambda: static_flags(done.prepared.changes, left_out))
         dynamic = done.run.observed.flags if done.run is not None else ()
         kept = [Flag("changes what the tests use", finding.path) for finding in findings if not finding.is_dropped]
         return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*kept, *flags, *dynamic])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from activities.graders.diff_sections import FileChange
+from activities.graders.diff_sections import FileChange, printable_path
 
 _MAX_FLAGS = 50
 _MAX_LINE = 2000
@@ -43,13 +43,13 @@ def _patterns() -> list[_Pattern]:
 
 
 def static_flags(changes: Sequence[FileChange], left_out: Collection[str]) -> list[Flag]:
-    """Return the flags of the added lines, at most 50. `left_out`: paths that did not get into the grading box.
+    """Return the flags of the added lines, at most 50. `left_out`: printable paths that did not get into the box.
 
     The time is linear in the size of the patch: a pattern has no nested repetition, and a long line is cut.
     """
     found: dict[Flag, None] = {}
     for change in changes:
-        if change.path not in left_out and not change.deleted:
+        if printable_path(change.path) not in left_out and not change.deleted:
             for flag in _flags_of(change):
                 found.setdefault(flag)
                 if len(found) == _MAX_FLAGS:

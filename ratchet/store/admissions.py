@@ -86,14 +86,7 @@ async def store_trial(
     connection: AsyncConnection, task_id: int, version: GraderVersion, repeat: int, oracle: JsonObject
 ) -> None:
     """Keep what one gold run looked like until the admission is recorded."""
-    statement = insert(TrialTable).values(
-        task_id=task_id, grader=version.grader, grader_version=version.version, repeat=repeat, oracle=oracle
-    )
-    await connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["task_id", "grader", "grader_version", "repeat"], set_={"oracle": oracle}
-        )
-    )
+    await _put(connection, TrialTable, task_id, version, {"repeat": repeat}, {"oracle": oracle})
 
 
 async def trials_of_task(connection: AsyncConnection, task_id: int, version: GraderVersion) -> list[JsonObject]:
@@ -111,19 +104,26 @@ async def store_broken_oracle(
     connection: AsyncConnection, task_id: int, version: GraderVersion, number: int, content: JsonObject
 ) -> None:
     """Add a broken oracle to the task's pool, in place of one with the same number."""
-    statement = insert(BrokenOracleTable).values(
-        task_id=task_id, grader=version.grader, grader_version=version.version, number=number, content=content
-    )
-    await connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["task_id", "grader", "grader_version", "number"], set_={"content": content}
-        )
-    )
+    await _put(connection, BrokenOracleTable, task_id, version, {"number": number}, {"content": content})
 
 
 async def delete_broken_oracles(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
     """Empty the task's pool before a new admission fills it."""
     await connection.execute(delete(BrokenOracleTable).where(*_of(BrokenOracleTable, task_id, version)))
+
+
+async def _put(
+    connection: AsyncConnection,
+    table: type[BrokenOracleTable | TrialTable],
+    task_id: int,
+    version: GraderVersion,
+    number: dict[str, int],
+    content: dict[str, JsonObject],
+) -> None:
+    """Insert a row of the task, in place of one with the same number."""
+    key = {"task_id": task_id, "grader": version.grader, "grader_version": version.version, **number}
+    statement = insert(table).values(**key, **content)
+    await connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=content))
 
 
 def _of(
