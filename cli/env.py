@@ -9,10 +9,10 @@ def env() -> None:
     import shutil
 
     from stack.parts import Stack
-    from stack.temporal_server import installed_temporal
+    from stack.temporal_server import installed_temporal_cli
 
     for name, value in Stack().environment().items():
         print(f"export {name}={shlex.quote(value)}")
-    temporal = installed_temporal()
+    temporal = installed_temporal_cli()
     if temporal is not None and shutil.which("temporal") is None:
         print(f'export PATH={shlex.quote(str(temporal.parent))}:"$PATH"')

@@ -37,7 +37,7 @@ from cli import (
     train,
     up,
 )
-from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, worker
+from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, watcher, worker
 from ratchet.errors import RatchetError, UserError
 
 app = typer.Typer(
@@ -78,6 +78,7 @@ GROUPS = (
 PARTS = (
     postgres.postgres,
     temporal.temporal,
+    temporal.temporal_ui,
     gateway.gateway,
     ray.ray,
     engine.engine,
@@ -85,6 +86,7 @@ PARTS = (
     egress.egress,
     learner.learner,
     worker.worker,
+    watcher.watcher,
 )
 
 for function in COMMANDS:

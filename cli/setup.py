@@ -11,7 +11,8 @@ def setup() -> None:
     from ratchet import paths
     from sandbox_gateway import machine_probe
     from sandbox_gateway.python_layer import ensure_python_layer
-    from stack.temporal_server import ensure_temporal
+    from stack.parts import Stack
+    from stack.temporal_server import settle_temporal_kind
 
     if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         say("installing bubblewrap")
@@ -21,5 +22,6 @@ def setup() -> None:
             ["apt-get", "install", "-y", "-qq", "bubblewrap"], check=False, env=environment, capture_output=True
         )
     machine_probe.require_sandbox_support()
-    say(f"temporal: {ensure_temporal(say)}")
+    if not Stack().is_external("TEMPORAL_ADDRESS"):
+        say(f"temporal: {settle_temporal_kind(paths.home(), say)}")
     say(f"python layer for boxes: {ensure_python_layer(paths.cache())}")

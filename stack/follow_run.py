@@ -23,6 +23,7 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
+from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from stack.startup import connect_stack
@@ -30,6 +31,7 @@ from stack.supervisor import Supervisor
 
 _LOOK_SECONDS = 2.0
 _REPORT_SECONDS = 10.0
+_PROBLEM_SECONDS = 15.0
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
@@ -83,7 +85,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     raise ConfigError(
                         f"Temporal has no workflow run/{run_id}; "
-                        "if its file was lost, `ratchet up` starts the workflow again"
+                        "if its state was lost, `ratchet up` starts the workflow again"
                     )
                 # Temporal does not answer. The supervisor restarts it, except after `ratchet down`.
                 if not Supervisor(stack).is_up():
@@ -104,6 +106,7 @@ class _Progress:
     """Report the run's progress from Postgres when it changes: steps and evaluations at once, counts at intervals."""
 
     def __init__(self, stack: Stack, run_id: str, say: ReportProgress) -> None:
+        self.stack = stack
         self.run_id = run_id
         self.report_line = say
         self.database = stack.database()
@@ -112,8 +115,20 @@ class _Progress:
         self.reported_at = 0.0
         self.milestone: tuple[int, list[str]] | None = None
         self.num_ended_before: int | None = None
+        self.problems: dict[str, tuple[HealthState, int]] = {}
+
+    def report_parts(self) -> None:
+        """Report each part that has not answered for a while, once per state and restart, and that it answers again."""
+        for name, part in read_health(self.stack.home).items():
+            words, key = part.summary(time.time()), (part.state, part.restarts)
+            if words and time.time() - part.since > _PROBLEM_SECONDS and self.problems.get(name) != key:
+                self.problems[name] = key
+                self.report_line(f"{name}: {words}")
+            elif not words and self.problems.pop(name, None) is not None:
+                self.report_line(f"{name} answers again")
 
     async def report(self) -> None:
+        self.report_parts()
         try:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, self.run_id)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
+from stack.port_owners import free_own_port
 from stack.ports import free_port, is_free
 from stack.postgres import database_url
+from stack.temporal_server import TemporalKind, temporal_kind
 
 if TYPE_CHECKING:
     from ratchet.store.database import Database
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 # All are below 32768, the start of the kernel's source-port range, so that a restarted part finds its port free.
 PREFERRED_PORTS = {
     "temporal": 7233,
+    "temporal_history": 7234,
+    "temporal_matching": 7235,
+    "temporal_worker": 7239,
     "temporal_ui": 8233,
     "adapter": 18001,
     "gateway": 8410,
@@ -32,6 +37,10 @@ PREFERRED_PORTS = {
     "ray_client": 6381,
     "ray_agent": 6382,
 }
+
+
+WATCHER = "watcher"
+"""The name of the part that probes the others."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,15 +89,17 @@ class Stack:
         """Record this stack's ports, so that two checkouts can run side by side. Call it while no part of this stack
         runs.
 
-        Raises MachineError if another program listens on a port that is recorded for this stack.
+        Ends processes that an earlier life of this stack has left on one of them. Raises MachineError if another
+        program listens on a port that is recorded for this stack.
         """
         for name, port in self._kept_ports().items():
             if name in self._own_port_names() and not is_free(port):
-                raise MachineError(
-                    f"port {port} ({name}) is used by another program; "
-                    f"stop that program, or remove the line from {self._ports_path}"
-                )
+                free_own_port(self.home, name, port)
         self.ports = self._ports()
+        self.record_ports()
+
+    def record_ports(self) -> None:
+        """Record the ports, with those that an update has added, before a part uses one of them."""
         self.home.mkdir(parents=True, exist_ok=True)
         temporary = self._ports_path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.ports, indent=1))
@@ -96,7 +107,11 @@ class Stack:
 
     def _own_port_names(self) -> set[str]:
         """Return the names of the ports that this stack itself listens on; services that run elsewhere need none."""
-        several = {"temporal": ("temporal", "temporal_ui"), "ray": ("ray", "ray_client", "ray_agent")}
+        several = {
+            "temporal": ("temporal", "temporal_history", "temporal_matching", "temporal_worker", "temporal_ui"),
+            "temporal-ui": (),
+            "ray": ("ray", "ray_client", "ray_agent"),
+        }
         return {name for part in self.parts() for name in several.get(part.name, (part.name,))}
 
     @property
@@ -163,11 +178,15 @@ class Stack:
     def parts(self) -> list[Part]:
         """Return the parts in start order, without those whose service the environment names elsewhere."""
         ratchet = [sys.executable, "-P", "-m", "cli.main"]  # -P: see ratchet/import_path.py
-        parts = []
+        parts = [Part(WATCHER, [*ratchet, WATCHER], 5)]
         if not self.is_external("RATCHET_DATABASE_URL"):
             parts.append(Part("postgres", [*ratchet, "postgres"], 10, stop_signal="INT", stop_wait_seconds=30))
         if not self.is_external("TEMPORAL_ADDRESS"):
-            parts.append(Part("temporal", [*ratchet, "temporal"], 20, stop_signal="INT"))
+            if temporal_kind(self.home) is TemporalKind.DEV:
+                parts.append(Part("temporal", [*ratchet, "temporal", "--dev"], 20, stop_signal="INT"))
+            else:
+                parts.append(Part("temporal", [*ratchet, "temporal"], 20, stop_signal="INT"))
+                parts.append(Part("temporal-ui", [*ratchet, "temporal-ui"], 25))
         if self.has_gateway:
             parts.append(Part("gateway", [*ratchet, "gateway"], 30, stop_group=False))
         if not self.is_external("RAY_ADDRESS"):
@@ -182,13 +201,15 @@ class Stack:
         return parts
 
     def addresses(self) -> dict[str, str]:
-        """Return part → its address as reached from this machine."""
-        bound = self.environment()["ADAPTER_BIND_HOST"]
+        """Return part → its address as reached from this machine, without user names and passwords."""
+        environment = self.environment()
+        bound = environment["ADAPTER_BIND_HOST"]
         return {
-            "postgres": self.environment()["RATCHET_DATABASE_URL"],
-            "temporal": self.environment()["TEMPORAL_ADDRESS"],
-            "gateway": self.environment().get("E2B_API_URL", "E2B"),
-            "ray": self.environment()["RAY_ADDRESS"],
+            "postgres": environment["RATCHET_DATABASE_URL"].rpartition("@")[2].partition("?")[0],
+            "temporal": environment["TEMPORAL_ADDRESS"],
+            "temporal-ui": self.temporal_ui,
+            "gateway": environment.get("E2B_API_URL", "E2B"),
+            "ray": environment["RAY_ADDRESS"],
             "engine": f"http://127.0.0.1:{self.ports['engine']}",
             "adapter": f"http://{'127.0.0.1' if bound == '0.0.0.0' else bound}:{self.ports['adapter']}",
         }

@@ -5,10 +5,8 @@ The order matters: Postgres → Temporal → search attributes and schedule → 
 
 import asyncio
 import collections
-import time
 from collections.abc import Callable
 
-import httpx
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -17,18 +15,19 @@ from activities.datasets.formats import read_rows
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
-from ratchet.store import engines, runs
+from ratchet.store import runs
 from ratchet.store.database import Database, migrate
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
 from stack.parts import Stack, require_space
+from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import prepare_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
+from stack.temporal_server import settle_temporal_kind
 
-_READY_SECONDS = 300.0
 _ANSWER_SECONDS = 10.0
 
 
@@ -36,7 +35,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     """Start the stack and wait until every part answers. Idempotent; it can be interrupted and called again.
 
     Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is started or written,
-    and MachineError with the log's name for a part that does not start.
+    and MachineError with its last error for a part that does not start.
     """
     settings = load_temporal_settings()
     for dataset in config.datasets:
@@ -53,6 +52,8 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     if other and not fresh:
         asyncio.run(_require_idle(stack))
     plan = prepare_plan(config, say)
+    if not stack.is_external("TEMPORAL_ADDRESS"):
+        settle_temporal_kind(stack.home, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     elif other:
@@ -62,8 +63,9 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     # the stopped parts.
     if other or not stack.plan_path.is_file():
         write_plan(stack, plan)
+    starts = log_sizes(stack)
     supervisor.up()
-    asyncio.run(_make_ready(stack, supervisor, settings, say))
+    asyncio.run(_make_ready(stack, starts, settings, say))
 
 
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
@@ -89,9 +91,7 @@ async def _require_idle(stack: Stack) -> None:
         )
 
 
-async def _make_ready(
-    stack: Stack, supervisor: Supervisor, settings: TemporalSettings, say: Callable[[str], None]
-) -> None:
+async def _make_ready(stack: Stack, starts: LogSizes, settings: TemporalSettings, say: Callable[[str], None]) -> None:
     if not stack.is_external("RATCHET_DATABASE_URL"):
         await postgres.ensure_database(stack.ports["postgres"])
     async with stack.database() as database:
@@ -100,9 +100,8 @@ async def _make_ready(
         client = await connect_stack(stack, settings)
         await temporal_client.register_namespace(client, settings)
         say("Postgres and Temporal answer")
-        await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
-        await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
-        say("engine and adapter answer")
+        await wait_until_answering(stack, starts, say)
+        say("every part answers")
         for run_id in await continue_runs(client, database):
             say(f"run {run_id} continues")
 
@@ -114,7 +113,7 @@ async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: 
 
 
 async def continue_runs(client: Client, database: Database) -> list[str]:
-    """Start the workflow of every unfinished run that has none, for example after Temporal's file was lost."""
+    """Start the workflow of every unfinished run that has none, for example after Temporal's state was lost."""
     async with database.begin() as connection:
         unfinished = await runs.unfinished_runs(connection)
     started = []
@@ -132,27 +131,3 @@ async def continue_runs(client: Client, database: Database) -> list[str]:
         except WorkflowAlreadyStartedError:
             continue
     return started
-
-
-async def _answers(url: str) -> bool:
-    try:
-        async with httpx.AsyncClient(timeout=2, trust_env=False) as http:
-            return (await http.get(url)).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-async def _engine_ready(database: Database, say: Callable[[str], None]) -> bool:
-    try:
-        async with database.begin() as connection:
-            return bool(await engines.ready_engines(connection))
-    except StoreUnavailableError:
-        return False
-
-
-async def _wait_for(part: str, supervisor: Supervisor, ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while not await ready():  # type: ignore[misc]  # a coroutine of bool
-        if time.monotonic() > deadline:
-            raise MachineError(f"{part} did not answer within {_READY_SECONDS:.0f} s; see `ratchet logs {part}`")
-        await asyncio.sleep(0.5)

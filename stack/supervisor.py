@@ -15,10 +15,12 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from ratchet.errors import MachineError
+from stack.part_health import health_path
 from stack.parts import Part, Stack
+from stack.port_owners import MARK, has_mark
 
-# Marks every process that this stack starts, so that `up` finds leftovers of a crash and touches no other process.
-MARK = "RATCHET_STACK"
+_STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
+"""The other parts write to these while they stop."""
 
 _PROGRAM = """
 [program:{name}]
@@ -121,11 +123,13 @@ class Supervisor:
         """Start what is stopped and restart parts whose command has changed; leave other parts alone. Idempotent."""
         (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
         if self.is_up():
+            self.stack.record_ports()
             self._write_config()
             self._reload()
             self._start_stopped()
             return
         end_leftover_processes(self.stack.home)
+        health_path(self.stack.home).unlink(missing_ok=True)  # the states of parts that have ended
         self.stack.keep_ports()
         self._write_config()
         command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
@@ -165,12 +169,17 @@ class Supervisor:
             with contextlib.suppress(xmlrpc.client.Fault):
                 self._ask("stopProcess", name)
 
+    def stop_without_waiting(self, name: str) -> None:
+        """Stop a part, which stays down until the next `up`; return before it has ended."""
+        with contextlib.suppress(xmlrpc.client.Fault):
+            self._ask("stopProcess", name, False)
+
     def down(self) -> None:
         """Stop every part, Postgres and Temporal last, then supervisord. Boxes run on until their TTL."""
         if self.is_up():
             pid = int(self._ask("getPID"))
             for part in self.stack.parts():
-                if part.name not in ("postgres", "temporal"):  # the other parts write to these while they stop
+                if part.name not in _STOPPED_LAST:
                     with contextlib.suppress(xmlrpc.client.Fault):
                         self._ask("stopProcess", part.name, False)
             self._ask("shutdown")
@@ -198,7 +207,7 @@ def _marked(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get(MARK) == str(home) and process.pid != os.getpid()
+            ours = process.pid != os.getpid() and has_mark(process, home)
             if ours and "boxd" not in " ".join(process.cmdline()):
                 found.append(process)
         except (psutil.Error, OSError):

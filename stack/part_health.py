@@ -1,0 +1,232 @@
+"""Whether each part does what its users ask of it: states, transitions, and the file from which readers take them.
+
+Only the watcher (`stack/watcher.py`) writes the file; it looks at every part once a second.
+
+| state | meaning |
+|---|---|
+| stopped | supervisord does not run the part |
+| starting | a process runs, or is about to, and no probe has succeeded since its start |
+| answering | the newest probe succeeded |
+| failing | the newest probe failed, or ran into its time limit |
+| waiting | as failing, and the clock stands still, because a part that it needs does not answer |
+| restarting | the watcher ends the process, supervisord starts another one |
+| given_up | MAX_SHORT_LIVES processes within WINDOW_SECONDS answered for less than STABLE_SECONDS; it is stopped |
+
+| from | event | to |
+|---|---|---|
+| stopped | supervisord runs it | starting |
+| starting, failing, waiting | a probe succeeds | answering |
+| starting | no success for `start_seconds` | restarting |
+| answering | a probe fails | failing |
+| failing | a part that it needs does not answer | waiting |
+| waiting | every part that it needs answers | failing |
+| failing | no success for `failing_seconds` | restarting |
+| restarting | another process runs | starting; counted as a restart |
+| restarting | the same process runs after END_SECONDS | restarting: it is ended again |
+| any but given_up | its process ends by itself | starting; counted as a restart |
+| any | the last of too many short lives ends | given_up |
+| any but given_up | supervisord was told to stop it | stopped |
+| given_up | `ratchet up` starts it | starting, with all counters at zero |
+
+If the watcher dies, nothing is lost: the next one reads the file and goes on, and supervisord restarts a part that has
+ended without any watcher.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ratchet.types import JsonObject
+
+MAX_SHORT_LIVES = 5
+WINDOW_SECONDS = 1800.0
+STABLE_SECONDS = 30.0
+END_SECONDS = 90.0
+STALE_SECONDS = 30.0
+"""Age of the file above which its contents say nothing about now."""
+
+
+class HealthState(StrEnum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    ANSWERING = "answering"
+    FAILING = "failing"
+    WAITING = "waiting"
+    RESTARTING = "restarting"
+    GIVEN_UP = "given_up"
+
+
+class HealthAction(StrEnum):
+    """What the watcher must do with the part's process."""
+
+    NOTHING = "nothing"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """Time limits of one part in seconds. `probe_seconds`: of one probe; `interval_seconds`: between two probes."""
+
+    probe_seconds: float = 10.0
+    interval_seconds: float = 5.0
+    failing_seconds: float = 60.0
+    start_seconds: float = 300.0
+
+
+@dataclass(slots=True)
+class PartHealth:
+    """One part. Times are seconds since the epoch.
+
+    `since`: when the state began. `reason`: why it does not answer. `detail`: what the newest successful probe found.
+    `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
+    restart. `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
+    giving up.
+    """
+
+    name: str
+    state: HealthState = HealthState.STOPPED
+    since: float = 0.0
+    reason: str = ""
+    detail: str = ""
+    restarts: int = 0
+    last_error: str = ""
+    pid: int | None = None
+    first_answer_at: float | None = None
+    last_answer_at: float = 0.0
+    short_lives: list[float] = field(default_factory=list)
+
+    def enter(self, state: HealthState, now: float, reason: str = "") -> None:
+        if state is not self.state:
+            self.state = state
+            self.since = now
+        self.reason = reason
+
+    # ------------------------------------------------------------ what supervisord says
+
+    def see_process(self, pid: int | None, wanted: bool, now: float, last_error: str) -> HealthAction:
+        """Take in supervisord's view. `wanted`: supervisord runs the part or starts it again."""
+        if not wanted:
+            if self.state is not HealthState.GIVEN_UP:
+                self._begin(HealthState.STOPPED, None, now)
+            return HealthAction.NOTHING
+        if self.state in (HealthState.STOPPED, HealthState.GIVEN_UP):  # a person has started it
+            self._begin(HealthState.STARTING, pid, now)
+            return HealthAction.NOTHING
+        if self.pid is None or pid == self.pid:
+            self.pid = pid
+            return HealthAction.NOTHING
+        return self._see_end(pid, now, last_error)
+
+    def _begin(self, state: HealthState, pid: int | None, now: float) -> None:
+        self.enter(state, now)
+        self.pid = pid
+        self.restarts = 0
+        self.last_error = ""
+        self.first_answer_at = None
+        self.short_lives = []
+
+    def _see_end(self, pid: int | None, now: float, last_error: str) -> HealthAction:
+        """Record that the process has ended; `pid` is the one that has taken its place, if there is one."""
+        was_ended = self.state is HealthState.RESTARTING
+        reason = self.reason if was_ended else "its process has ended"
+        self.last_error = reason if was_ended else last_error or reason
+        self.restarts += 1
+        self.pid = pid
+        if self.first_answer_at is None or self.last_answer_at - self.first_answer_at < STABLE_SECONDS:
+            self.short_lives.append(now)
+        self.short_lives = [at for at in self.short_lives if now - at < WINDOW_SECONDS]
+        self.first_answer_at = None
+        if len(self.short_lives) >= MAX_SHORT_LIVES:
+            times = f"{len(self.short_lives)} times within {WINDOW_SECONDS / 60:.0f} minutes"
+            self.enter(HealthState.GIVEN_UP, now, f"it ended {times}; `ratchet up` starts it again")
+            self.pid = None
+            return HealthAction.STOP
+        self.state = HealthState.STARTING
+        self.since = now
+        self.reason = reason
+        return HealthAction.NOTHING
+
+    # ------------------------------------------------------------ what a probe says
+
+    def see_success(self, detail: str, now: float) -> None:
+        if self.state in (HealthState.STARTING, HealthState.FAILING, HealthState.WAITING, HealthState.ANSWERING):
+            if self.first_answer_at is None:
+                self.first_answer_at = now
+            self.last_answer_at = now
+            self.enter(HealthState.ANSWERING, now)
+            self.detail = detail
+
+    def see_failure(self, reason: str, now: float) -> None:
+        if self.state is HealthState.ANSWERING:
+            self.enter(HealthState.FAILING, now)
+        if self.state in (HealthState.STARTING, HealthState.FAILING, HealthState.WAITING):
+            self.reason = reason
+
+    # ------------------------------------------------------------ what follows
+
+    def act(self, limits: HealthLimits, missing: str | None, now: float) -> HealthAction:
+        """Return what must be done now. `missing`: a part that this one needs and that does not answer."""
+        if missing is not None:
+            if self.state is HealthState.FAILING:
+                self.state = HealthState.WAITING
+            if self.state in (HealthState.WAITING, HealthState.STARTING):
+                self.since = now  # its clock stands still
+                self.reason = f"waits for {missing}"
+        elif self.state is HealthState.WAITING:
+            self.enter(HealthState.FAILING, now, self.reason)
+        limit = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: limits.start_seconds}.get(
+            self.state
+        )
+        if limit is not None and self.pid is not None and now - self.since > limit:
+            self.enter(HealthState.RESTARTING, now, f"no answer for {now - self.since:.0f} s: {self.reason}")
+            return HealthAction.RESTART
+        return HealthAction.NOTHING
+
+    def hold(self, seconds: float) -> None:
+        """Move the clock on: the watcher itself was suspended or starved for so long."""
+        self.since += seconds
+
+    def summary(self, now: float) -> str:
+        """Return one sentence for a person; empty if the part answers."""
+        if self.state in (HealthState.ANSWERING, HealthState.STOPPED):
+            return ""
+        words = f"{self.state.replace('_', ' ')} for {max(0.0, now - self.since):.0f} s"
+        if self.reason:
+            words += f": {self.reason}"
+        if self.last_error and self.last_error not in words:
+            words += f"; last error: {self.last_error}"
+        return words
+
+
+# ---------------------------------------------------------------- the file
+
+
+def health_path(home: Path) -> Path:
+    return home / "health.json"
+
+
+def write_health(home: Path, parts: list[PartHealth], now: float) -> None:
+    """Replace the file; a reader sees the old or the new one."""
+    temporary = health_path(home).with_suffix(".tmp")
+    temporary.write_text(json.dumps({"written_at": now, "parts": [asdict(part) for part in parts]}))
+    temporary.rename(health_path(home))
+
+
+def read_health(home: Path) -> dict[str, PartHealth]:
+    """Return the newest state of every watched part, by name; empty without a file, or if it cannot be read."""
+    try:
+        rows: list[JsonObject] = json.loads(health_path(home).read_text())["parts"]
+        return {row["name"]: PartHealth(**{**row, "state": HealthState(row["state"])}) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def health_age_seconds(home: Path) -> float | None:
+    """Return how long ago the file was written; None without one."""
+    try:
+        return max(0.0, time.time() - health_path(home).stat().st_mtime)
+    except OSError:
+        return None

@@ -1,0 +1,41 @@
+"""The newest error in a part's log, as one line that fits into a table or a sentence."""
+
+import re
+from pathlib import Path
+
+_TAIL_BYTES = 64 << 10
+_MAX_CHARS = 300
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(
+    r"^(ratchet: |temporal-server: |panic: )|\b([A-Z]\w*(Error|Exception)|FATAL|PANIC|CRITICAL)\b|\[?\berror\b", re.I
+)
+_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
+
+
+def log_size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """Return the last line of the log's end that names an error, else its last line; empty without a log.
+
+    `start`: the byte behind which lines count; all of them do if the log has become shorter (it was rotated).
+    """
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines()) if line]
+    found = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "")
+    return without_password(" ".join(found.split()))[:_MAX_CHARS]
+
+
+def without_password(text: str) -> str:
+    """Return the text with the password of every URL left out."""
+    return _PASSWORD.sub(r"\1@", text)

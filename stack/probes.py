@@ -1,0 +1,252 @@
+"""One probe per part: it does what the part's users ask of it, and returns in a few words what it found.
+
+| part | what its probe does |
+|---|---|
+| postgres | commits a message to the write-ahead log, which leaves no row; refuses a read-only server |
+| temporal | describes the namespace, lists one workflow, asks matching for the pollers of a task queue |
+| temporal-ui | loads the page and the settings that the page loads first |
+| gateway | lists the boxes; once a minute it runs a command in a box of its own and ends that box |
+| ray | asks the node's agent, which asks the raylet and the head's control service |
+| engine | finds that tokens were generated since the last probe, else generates one |
+| adapter | sends a call with an unknown token, which the adapter looks up in the store; reads its heartbeat |
+| learner | reads, for each run that needs one, the learner's heartbeat, phase and step |
+| worker | asks Temporal when this worker process polled each queue last |
+
+A probe raises any exception to say that the part does not answer. Nothing that a probe does is counted: no session, no
+turn, no workflow and no row is left behind.
+"""
+
+import contextlib
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import httpx
+from sqlalchemy import func, select
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+    GetSystemInfoRequest,
+    ListWorkflowExecutionsRequest,
+)
+from temporalio.client import Client
+
+from activities.sandboxes.e2b import E2BProvider
+from engine.client import EngineClient, Sampling
+from ratchet import temporal_client
+from ratchet.errors import RatchetError, SandboxBusyError
+from ratchet.store import engines, learners
+from ratchet.store.database import Database, async_url
+from ratchet.store.schema import InstallationTable
+from ratchet.temporal_settings import QUEUES, TemporalSettings
+from ratchet.types import EngineState
+from stack.part_health import HealthLimits
+from stack.parts import Stack
+
+LIMITS = {
+    "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built
+    "temporal-ui": HealthLimits(interval_seconds=10, failing_seconds=120),
+    "gateway": HealthLimits(probe_seconds=20, failing_seconds=90),
+    "ray": HealthLimits(failing_seconds=90),
+    "engine": HealthLimits(probe_seconds=60, failing_seconds=180, start_seconds=3600),
+    "learner": HealthLimits(failing_seconds=300, start_seconds=600),
+    "worker": HealthLimits(probe_seconds=15),
+}
+"""Limits of the parts that differ from the defaults of HealthLimits."""
+
+NEEDS = {
+    "temporal": ("postgres",),
+    "temporal-ui": ("temporal",),
+    "engine": ("postgres",),
+    "adapter": ("postgres",),
+    "learner": ("postgres", "ray"),
+    "worker": ("postgres", "temporal"),
+}
+"""Part → the parts without which it cannot answer."""
+
+_RPC_LIMIT = timedelta(seconds=LIMITS["temporal"].probe_seconds)
+_BOX_SECONDS = 60.0
+_POLL_SECONDS = 180.0
+"""Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
+_LEARNER_SECONDS = 60.0
+_ADAPTER_SECONDS = 10.0
+_TOKENS_METRIC = "vllm:generation_tokens_total"
+
+
+class ProbeFailedError(RatchetError):
+    """The part answered, and the answer shows that it does not do its work."""
+
+
+class Probes:
+    """The probes of one stack. `pid_of` returns the process id of a running part, None if it does not run."""
+
+    def __init__(self, stack: Stack, settings: TemporalSettings, pid_of: Callable[[str], int | None]) -> None:
+        self.stack = stack
+        self.environment = stack.environment()
+        self.settings = settings.model_copy(update={"address": self.environment["TEMPORAL_ADDRESS"]})
+        self.pid_of = pid_of
+        self.http = httpx.AsyncClient(trust_env=False, timeout=60)
+        self.database = Database(self.environment["RATCHET_DATABASE_URL"], pool_size=1)
+        self.engine = EngineClient(stack.addresses()["engine"], timeout_seconds=60)
+        self.num_tokens: float | None = None
+        self.box_at = 0.0
+        self.client: Client | None = None
+
+    def of(self, part: str) -> Callable[[], Awaitable[str]] | None:
+        """Return the probe of a part, or None if its process's life is all that is known of it."""
+        probes: dict[str, Callable[[], Awaitable[str]]] = {
+            "postgres": self.postgres,
+            "temporal": self.temporal,
+            "temporal-ui": self.temporal_ui,
+            "gateway": self.gateway,
+            "ray": self.ray,
+            "engine": self.engine_token,
+            "adapter": self.adapter,
+            "learner": self.learner,
+            "worker": self.worker,
+        }
+        return probes.get(part)
+
+    # ------------------------------------------------------------ services
+
+    async def postgres(self) -> str:
+        url = async_url(self.environment["RATCHET_DATABASE_URL"]).replace("+asyncpg", "")
+        connection = await asyncpg.connect(url, timeout=LIMITS.get("postgres", HealthLimits()).probe_seconds)
+        try:
+            row = await connection.fetchrow(
+                "SELECT current_setting('transaction_read_only'), current_setting('server_version'),"
+                " pg_logical_emit_message(true, 'ratchet', 'probe')"
+            )
+        finally:
+            connection.terminate()
+        if row[0] != "off":
+            raise ProbeFailedError("it accepts no writes (transaction_read_only is on)")
+        return f"postgres {row[1]}"
+
+    async def temporal(self) -> str:
+        client = await self._client()
+        service, limit = client.workflow_service, _RPC_LIMIT
+        version = (await service.get_system_info(GetSystemInfoRequest(), timeout=limit)).server_version
+        await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace), timeout=limit)
+        request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
+        await service.list_workflow_executions(request, timeout=limit)
+        await self._pollers("control", TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+        return f"temporal {version}"
+
+    async def _client(self) -> Client:
+        if self.client is None:
+            self.client = await temporal_client.connect_temporal(self.settings, wait_seconds=0)
+        return self.client
+
+    async def temporal_ui(self) -> str:
+        for path in ("/", "/api/v1/settings"):
+            (await self.http.get(self.stack.temporal_ui + path, follow_redirects=True)).raise_for_status()
+        return self.stack.temporal_ui
+
+    async def gateway(self) -> str:
+        urls = (self.environment["E2B_API_URL"], self.environment["E2B_SANDBOX_URL"])
+        provider = E2BProvider(self.environment["E2B_API_KEY"], *urls)
+        boxes = await provider.list({})
+        if time.monotonic() - self.box_at > _BOX_SECONDS:
+            with contextlib.suppress(SandboxBusyError):  # it is full, and says so
+                box = await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex)
+                try:
+                    await box.exec("true")
+                finally:
+                    await box.kill()
+            self.box_at = time.monotonic()
+        return f"{len(boxes)} boxes"
+
+    async def ray(self) -> str:
+        reply = await self.http.get(f"http://127.0.0.1:{self.stack.ports['ray_agent']}/api/local_raylet_healthz")
+        if reply.status_code != 200:
+            raise ProbeFailedError(f"its node is not healthy: {reply.text[:200]}")
+        return "node healthy"
+
+    # ------------------------------------------------------------ model calls
+
+    async def engine_token(self) -> str:
+        address = self.stack.addresses()["engine"]
+        async with self.database.begin() as connection:
+            row = next((row for row in await engines.list_engines(connection) if row.address == address), None)
+        if row is None or row.state is EngineState.STARTING:
+            raise ProbeFailedError("vLLM loads its model")
+        version = row.version or "initial weights"
+        if row.state is EngineState.SYNCING and row.silent_seconds < engines.SILENT_SECONDS:
+            return f"{version}; new weights are being loaded"
+        if row.state is not EngineState.READY:
+            raise ProbeFailedError(f"it is {row.state}")
+        before = self.num_tokens
+        self.num_tokens = await self._num_tokens()
+        if self.num_tokens is None or self.num_tokens == before or before is None:
+            await self.engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
+        return version
+
+    async def _num_tokens(self) -> float | None:
+        """Return vLLM's count of generated tokens; None if it shows none."""
+        reply = await self.http.get(self.stack.addresses()["engine"] + "/metrics")
+        rows = [line for line in reply.text.splitlines() if line.startswith(_TOKENS_METRIC)] if reply.is_success else []
+        return sum(float(line.rpartition(" ")[2]) for line in rows) if rows else None
+
+    async def adapter(self) -> str:
+        url = self.stack.addresses()["adapter"] + "/v1/models"
+        reply = await self.http.get(url, headers={"authorization": f"Bearer probe-{uuid.uuid4().hex}"})
+        if reply.status_code != 401:
+            raise ProbeFailedError(f"a call with an unknown token got {reply.status_code}: {reply.text[:200]}")
+        async with self.database.begin() as connection:
+            silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
+            seconds = (await connection.execute(select(silent))).scalar_one_or_none()
+        if seconds is None or seconds > _ADAPTER_SECONDS:
+            raise ProbeFailedError("it has not loaded its output parsers, or sends no heartbeat")
+        return "answers from the store"
+
+    # ------------------------------------------------------------ work
+
+    async def learner(self) -> str:
+        async with self.database.begin() as connection:
+            wanted = await learners.runs_wanting_learner(connection)
+            found = {run_id: await learners.get_learner(connection, run_id) for run_id in wanted}
+        if not wanted:
+            return "no run needs a learner"
+        silent = [run_id for run_id, row in found.items() if row is None or row.silent_seconds > _LEARNER_SECONDS]
+        if silent:
+            raise ProbeFailedError(f"no heartbeat of the learner of {', '.join(silent)}")
+        return "; ".join(f"{run_id}: step {row.step}, {row.phase}" for run_id, row in found.items() if row)
+
+    async def worker(self) -> str:
+        identity = f"{self.pid_of('worker')}@{socket.gethostname()}"
+        ages: dict[str, float] = {}
+        for queue in QUEUES:
+            kinds = [TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY]
+            kinds += [TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW] if queue == "control" else []
+            for kind in kinds:
+                for poller in await self._pollers(queue, kind):
+                    if poller.identity == identity:
+                        age = time.time() - poller.last_access_time.ToSeconds()
+                        ages[queue] = min(age, ages.get(queue, age))
+        if not ages:
+            raise ProbeFailedError(f"no poll of {identity} is known to Temporal")
+        if min(ages.values()) > _POLL_SECONDS:
+            raise ProbeFailedError(f"its last poll was {min(ages.values()):.0f} s ago")
+        # A queue whose slots are all taken is not polled; that is work, no failure.
+        idle = [queue for queue in QUEUES if ages.get(queue, _POLL_SECONDS + 1) > _POLL_SECONDS]
+        return "polls its queues" + (f"; full: {', '.join(idle)}" if idle else "")
+
+    async def _pollers(self, queue: str, kind: Any) -> Any:
+        client = await self._client()
+        request = DescribeTaskQueueRequest(
+            namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+        )
+        reply = await client.workflow_service.describe_task_queue(request, timeout=_RPC_LIMIT)
+        return reply.pollers
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.engine.close()
+        await self.database.close()

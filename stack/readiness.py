@@ -1,0 +1,86 @@
+"""Wait until every part answers, and say of each part that does not why.
+
+What a part does is known from the watcher's file, what it says from its log.
+"""
+
+import asyncio
+import time
+
+from ratchet.errors import MachineError
+from stack.part_health import STALE_SECONDS, HealthLimits, HealthState, PartHealth, health_age_seconds, read_health
+from stack.part_logs import last_error, log_size
+from stack.parts import WATCHER, Stack
+from stack.probes import LIMITS
+from stack.progress import ReportProgress
+from stack.supervisor import Supervisor
+
+LogSizes = dict[str, int]
+"""Part → bytes of its log at some moment."""
+
+_LOOK_SECONDS = 0.5
+_REPORT_SECONDS = 15.0
+_MAX_ENDS = 3
+"""Ends of a part during one `up` after which waiting on is useless."""
+# An error that a person must mend; the restarts that follow find the same.
+_FOR_A_PERSON = ("ConfigError", "MachineError", "DatasetError")
+
+
+def log_sizes(stack: Stack) -> LogSizes:
+    """Return the sizes of all logs now; what is behind them later is new."""
+    return {part.name: log_size(stack.home / "logs" / f"{part.name}.log") for part in stack.parts()}
+
+
+async def wait_until_answering(stack: Stack, starts: LogSizes, say: ReportProgress) -> None:
+    """Wait until the newest probe of every part has succeeded.
+
+    Raises MachineError with the part's last error if it is given up, ends again and again, reports an error of the
+    user, or does not answer within its start limit.
+    """
+    began, reported_at = time.time(), time.monotonic()
+    while True:
+        open_parts = _open_parts(stack, began)
+        if not open_parts:
+            return
+        for part in open_parts:
+            _require_hope(stack, part, starts.get(part.name, 0), began)
+        if time.monotonic() - reported_at > _REPORT_SECONDS:
+            reported_at = time.monotonic()
+            for part in open_parts:
+                say(f"{part.name}: {part.summary(time.time())}")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
+    """Return the parts that do not answer yet, or whose state in the file is that of an earlier process."""
+    supervisor = Supervisor(stack)
+    if not supervisor.is_up():
+        raise MachineError("the stack was stopped meanwhile; `ratchet logs supervisord` shows by what")
+    health = read_health(stack.home) if (health_age_seconds(stack.home) or 0.0) < STALE_SECONDS else {}
+    found = []
+    for process in supervisor.states():
+        part = health.get(process.name, PartHealth(process.name, HealthState.STARTING, began))
+        is_answering = part.state is HealthState.ANSWERING and part.pid == process.pid
+        if process.name != WATCHER and not is_answering:
+            found.append(part)
+    return found
+
+
+def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> None:
+    error = last_error(stack.home / "logs" / f"{part.name}.log", start)
+    limit = LIMITS.get(part.name, HealthLimits()).start_seconds
+    if part.state is HealthState.GIVEN_UP and part.since > began:
+        problem = part.reason
+    elif part.restarts >= _MAX_ENDS and part.since > began:
+        problem = f"its process has ended {part.restarts} times"
+    elif any(name in error for name in _FOR_A_PERSON):
+        problem = "it cannot work"
+    elif time.time() - began > limit:
+        problem = f"no answer within {limit:.0f} s: {part.reason}"
+    else:
+        return
+    reason = error or part.last_error
+    raise MachineError(
+        f"{part.name} does not come up: {problem}"
+        + (f"; its last error: {reason}" if reason else "")
+        + f"; see `ratchet logs {part.name}`"
+    )

@@ -1,0 +1,176 @@
+"""The watcher: probe every part every few seconds, restart a part that does not answer for long, record what it finds.
+
+The states and their transitions are in `stack/part_health.py`, the probes in `stack/probes.py`. Each probe runs in its
+own task with its own time limit, so none delays another. If the watcher itself did not run for a while (the machine was
+suspended or overloaded), that time counts against no part.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import psutil
+import structlog
+
+from ratchet.temporal_settings import load_temporal_settings
+from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
+from stack.part_logs import last_error, without_password
+from stack.parts import WATCHER, Part, Stack
+from stack.probes import LIMITS, NEEDS, Probes
+from stack.supervisor import PartState, Supervisor
+
+_LOG = structlog.get_logger("ratchet.watcher")
+_LOOK_SECONDS = 1.0
+_OWN_GAP_SECONDS = 3.0
+"""Time between two looks above which the watcher itself was suspended or starved."""
+_WANTED = {"starting", "running", "backoff", "exited"}
+"""supervisord's states of a part that runs or that it starts again by itself."""
+_MAX_REASON_CHARS = 200
+
+
+class Watcher:
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.supervisor = Supervisor(stack)
+        self.parts = {part.name: part for part in stack.parts() if part.name != WATCHER}
+        self.external = [name for name in ("postgres", "temporal") if name not in self.parts]
+        known = read_health(stack.home)
+        self.health = {name: known.get(name, PartHealth(name)) for name in (*self.parts, *self.external)}
+        self.states: dict[str, PartState] = {}
+        self.probes = Probes(stack, load_temporal_settings(), lambda name: self.health[name].pid)
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.probed_at: dict[str, float] = {}
+        self.ending: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch until `stop` is set. What it began to end is then ended by the next watcher."""
+        looked_at = time.monotonic()
+        while not stop.is_set():
+            gap = time.monotonic() - looked_at
+            looked_at = time.monotonic()
+            if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
+                for health in self.health.values():
+                    health.hold(gap)
+            await self._look()
+            write_health(self.stack.home, list(self.health.values()), time.time())
+            await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
+        for task in (*self.running.values(), *self.ending):
+            task.cancel()
+        await self.probes.close()
+
+    async def _look(self) -> None:
+        self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
+        for name, health in self.health.items():
+            limits = LIMITS.get(name, HealthLimits())
+            if name in self.external:
+                if health.state is HealthState.STOPPED:
+                    health.enter(HealthState.STARTING, time.time())
+            else:
+                self._see_process(name, health)
+            self._start_probe(name, health, limits)
+            action = health.act(limits, self._missing(name), time.time())
+            if action is HealthAction.RESTART and name not in self.external:
+                self._restart(name, health)
+
+    def _see_process(self, name: str, health: PartHealth) -> None:
+        state = self.states.get(name)
+        wanted = state is not None and state.state in _WANTED
+        pid = state.pid if state is not None else None
+        error = last_error(self.stack.home / "logs" / f"{name}.log") if health.pid not in (None, pid) else ""
+        before = health.restarts
+        action = health.see_process(pid, wanted, time.time(), error)
+        if health.restarts > before:
+            _LOG.warning("part has ended", part=name, restarts=health.restarts, error=health.last_error)
+        if action is HealthAction.STOP:
+            _LOG.error("part is given up", part=name, error=health.last_error)
+            self.supervisor.stop_without_waiting(name)
+
+    def _missing(self, name: str) -> str | None:
+        """Return a part that `name` needs and that does not answer."""
+        for needed in NEEDS.get(name, ()):
+            if needed in self.health and self.health[needed].state is not HealthState.ANSWERING:
+                return needed
+        return None
+
+    # ------------------------------------------------------------ probes
+
+    def _start_probe(self, name: str, health: PartHealth, limits: HealthLimits) -> None:
+        if name in self.running and not self.running[name].done():
+            return
+        if health.pid is None and name not in self.external:
+            return
+        interval = _LOOK_SECONDS if health.state is HealthState.STARTING else limits.interval_seconds
+        if time.monotonic() - self.probed_at.get(name, 0.0) < interval:
+            return
+        self.probed_at[name] = time.monotonic()
+        self.running[name] = asyncio.create_task(self._probe(health, self.probes.of(name), limits))
+
+    async def _probe(
+        self, health: PartHealth, probe: Callable[[], Awaitable[str]] | None, limits: HealthLimits
+    ) -> None:
+        pid = health.pid
+        try:
+            if pid is not None and _is_suspended(pid):
+                raise TimeoutError("its process is suspended (SIGSTOP)")
+            async with asyncio.timeout(limits.probe_seconds):
+                detail = await probe() if probe is not None else ""
+        except Exception as error:  # any error of a probe means that the part does not answer
+            if pid == health.pid:
+                health.see_failure(_reason(error, limits), time.time())
+        else:
+            if pid == health.pid:  # else the answer was that of a process which has ended
+                health.see_success(detail, time.time())
+
+    # ------------------------------------------------------------ restarts
+
+    def _restart(self, name: str, health: PartHealth) -> None:
+        _LOG.warning("part is restarted", part=name, reason=health.reason)
+        task = asyncio.create_task(asyncio.to_thread(end_part, self.parts[name], health.pid))
+        self.ending.add(task)
+        task.add_done_callback(self.ending.discard)
+
+
+def _reason(error: Exception, limits: HealthLimits) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, TimeoutError) and not text:
+        return f"no answer within {limits.probe_seconds:.0f} s"
+    return without_password(f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_MAX_REASON_CHARS]
+
+
+def _is_suspended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def end_part(part: Part, pid: int | None) -> None:
+    """End a part's process, first with its stop signal, then with SIGKILL; supervisord starts another one. Blocks.
+
+    A suspended process gets SIGKILL at once. The processes that the part has started end with it, except those of a
+    part whose `stop_group` is False.
+    """
+    if pid is None:
+        return
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *(root.children(recursive=True) if part.stop_group else [])]
+        if root.status() != psutil.STATUS_STOPPED:
+            root.send_signal(signal.Signals[f"SIG{part.stop_signal}"])
+            psutil.wait_procs([root], timeout=part.stop_wait_seconds)
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+async def run_watcher(stack: Stack) -> None:
+    """Run the watcher until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await Watcher(stack).run(stop)

@@ -1,0 +1,266 @@
+"""Temporal's own server on the embedded Postgres: lists, kill -9, schema, UI; the dev server of an earlier version."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from temporalio import workflow
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from ratchet import temporal_client
+from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from stack.parts import Stack, free_ports
+from stack.postgres import ensure_database
+from stack.temporal_build import find_go, server_program
+from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind, temporal_kind
+
+ROOT = Path(__file__).parents[3]
+QUEUE = "test"
+ATTRIBUTES: dict[str, Any] = {
+    "ratchet_run": "quick-1",
+    "ratchet_task": "a/b",
+    "ratchet_outcome": "graded",
+    "ratchet_harness": "bash_agent",
+    "ratchet_reward": 0.5,
+    "ratchet_step": 3,
+}
+
+
+@workflow.defn
+class Waits:
+    """Ends once it is told to."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    @workflow.run
+    async def run(self) -> str:
+        await workflow.wait_condition(lambda: self.is_over)
+        return "over"
+
+    @workflow.signal
+    def end(self) -> None:
+        self.is_over = True
+
+
+class Services:
+    """The parts of a stack's Temporal as processes, started by their own commands."""
+
+    def __init__(self, home: Path) -> None:
+        free_ports(home)
+        self.stack = Stack(home)
+        address = f"127.0.0.1:{self.stack.ports['temporal']}"
+        self.settings: TemporalSettings = load_temporal_settings().model_copy(update={"address": address})
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, part: str) -> None:
+        command = next(one.command for one in self.stack.parts() if one.name == part)
+        environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1"}
+        with (self.stack.home / f"{part}.log").open("ab") as log:
+            self.processes[part] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    def end(self, part: str, kill: bool = False) -> None:
+        process = self.processes.pop(part)
+        if kill:
+            process.kill()
+        elif part == "postgres":
+            process.send_signal(2)
+        else:
+            process.terminate()
+        process.wait(60)
+
+    async def client(self) -> Client:
+        client = await temporal_client.connect_temporal(self.settings, wait_seconds=240)
+        await temporal_client.register_namespace(client, self.settings)
+        return client
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    for name in ("TEMPORAL_ADDRESS", "RATCHET_TEMPORAL", "RATCHET_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with tempfile.TemporaryDirectory(prefix="ratchet-temporal-", ignore_cleanup_errors=True) as directory:
+        Path(directory).chmod(0o755)  # the embedded Postgres runs as another user
+        found = Services(Path(directory))
+        yield found
+        for part in reversed(list(found.processes)):
+            found.end(part)
+
+
+@pytest.fixture
+async def own_server(services: Services) -> AsyncIterator[Services]:
+    """Temporal's own server, which is started before Postgres is there."""
+    if find_go() is None and not server_program().is_file():
+        pytest.skip("Temporal's server is not built, and Go is not installed")
+    assert settle_temporal_kind(services.stack.home, print) is TemporalKind.SERVER
+    services.start("temporal")
+    services.start("postgres")
+    await ensure_database(services.stack.ports["postgres"], timeout_seconds=240)
+    yield services
+
+
+def _attributes() -> TypedSearchAttributes:
+    keys = {str: SearchAttributeKey.for_keyword, float: SearchAttributeKey.for_float, int: SearchAttributeKey.for_int}
+    return TypedSearchAttributes(
+        [SearchAttributePair(keys[type(value)](name), value) for name, value in ATTRIBUTES.items()]
+    )
+
+
+def _worker(client: Client) -> Worker:
+    return Worker(client, task_queue=QUEUE, workflows=[Waits], workflow_runner=UnsandboxedWorkflowRunner())
+
+
+async def _until_listed(client: Client, query: str, ids: list[str]) -> None:
+    """Visibility follows a change within a moment."""
+    async with asyncio.timeout(60):
+        while (found := sorted([one.id async for one in client.list_workflows(query)])) != ids:
+            await asyncio.sleep(0.1)
+    assert (await client.count_workflows(query)).count == len(found)
+
+
+async def test_every_list_that_ratchet_and_its_users_ask_for(own_server: Services) -> None:
+    client = await own_server.client()
+    await client.start_workflow(Waits.run, id="one", task_queue=QUEUE, search_attributes=_attributes())
+    await client.start_workflow(Waits.run, id="two", task_queue=QUEUE)
+    both, one, none = ["one", "two"], ["one"], list[str]()
+    own = "TaskQueue = 'test'"  # without the schedule of the sweep
+    for query, ids in {
+        **{f"{name} = {value!r}": one for name, value in ATTRIBUTES.items()},
+        **{f"{own} AND {name} IS NULL": ["two"] for name in ATTRIBUTES},
+        "ratchet_run = 'quick-2'": none,
+        "ratchet_run = 'quick-1' AND ExecutionStatus = 'Running'": one,
+        "ratchet_run = 'quick-1' AND ExecutionStatus = 'Completed'": none,
+        "ratchet_task IN ('a/b', 'c')": one,
+        "ratchet_run STARTS_WITH 'quick'": one,
+        "ratchet_reward > 0.4 AND ratchet_reward <= 0.5": one,
+        "ratchet_reward BETWEEN 0.6 AND 1": none,
+        "ratchet_step >= 3 OR ratchet_outcome = 'rejected'": one,
+        "WorkflowType = 'Waits'": both,
+        "WorkflowId STARTS_WITH 't'": ["two"],
+        f"{own} AND StartTime > '2020-01-01T00:00:00Z' AND CloseTime IS NULL": both,
+        f"{own} AND BuildIds = 'unknown'": none,
+        f"{own} AND TemporalReportedProblems IS NULL": both,
+    }.items():
+        await _until_listed(client, query, ids)
+    groups = (await client.count_workflows("GROUP BY ExecutionStatus")).groups
+    assert ["Running"] in [list(group.group_values) for group in groups]
+
+
+async def test_kill_9_and_a_restart_of_postgres_lose_no_workflow(own_server: Services) -> None:
+    client = await own_server.client()
+    async with _worker(client):
+        handles = [await client.start_workflow(Waits.run, id=f"w{n}", task_queue=QUEUE) for n in range(20)]
+        for handle in handles[:10]:
+            await handle.signal(Waits.end)
+        own_server.end("temporal", kill=True)
+        own_server.end("postgres", kill=True)
+        own_server.start("postgres")
+        own_server.start("temporal")
+        client = await own_server.client()
+        for handle in handles[10:]:
+            await client.get_workflow_handle(handle.id).signal(Waits.end)
+        assert {await client.get_workflow_handle(handle.id).result() for handle in handles} == {"over"}
+
+
+async def test_the_schema_is_whole_and_is_not_made_again(own_server: Services) -> None:
+    await own_server.client()
+    names = {
+        "ratchet_temporal": "schema_version",
+        "ratchet_temporal_visibility": "executions_visibility",
+    }
+    url = own_server.stack.environment()["RATCHET_DATABASE_URL"]
+    for database, table in names.items():
+        connection = await asyncpg.connect(url.rpartition("/")[0] + "/" + database)
+        found = await connection.fetchval("SELECT count(*) FROM schema_update_history")
+        assert await connection.fetchval("SELECT to_regclass($1)::text", table) == table
+        own_server.end("temporal")
+        own_server.start("temporal")
+        await own_server.client()
+        assert await connection.fetchval("SELECT count(*) FROM schema_update_history") == found
+        await connection.close()
+
+
+async def test_the_ui_shows_the_list(own_server: Services) -> None:
+    client = await own_server.client()
+    await client.start_workflow(Waits.run, id="shown", task_queue=QUEUE, search_attributes=_attributes())
+    await _until_listed(client, "ratchet_run = 'quick-1'", ["shown"])
+    own_server.start("temporal-ui")
+    url = f"{own_server.stack.temporal_ui}/api/v1/namespaces/default/workflows"
+    async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(60):
+        while True:
+            try:
+                reply = await http.get(url, params={"query": "ratchet_run = 'quick-1'"})
+                break
+            except httpx.TransportError:
+                await asyncio.sleep(0.1)
+        page = await http.get(own_server.stack.temporal_ui, follow_redirects=True)
+    assert [row["execution"]["workflowId"] for row in reply.json()["executions"]] == ["shown"]
+    assert page.status_code == 200 and "<html" in page.text
+
+
+async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second installation with a database of its own on the same Postgres server."""
+    client = await own_server.client()
+    await client.start_workflow(Waits.run, id="mine", task_queue=QUEUE)
+    url = own_server.stack.environment()["RATCHET_DATABASE_URL"]
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE DATABASE other")
+    await connection.close()
+    monkeypatch.setenv("RATCHET_DATABASE_URL", url.rpartition("/")[0] + "/other")
+    with tempfile.TemporaryDirectory(prefix="ratchet-temporal-", ignore_cleanup_errors=True) as directory:
+        other = Services(Path(directory))
+        other.start("temporal")
+        try:
+            assert [one.id async for one in (await other.client()).list_workflows("TaskQueue = 'test'")] == []
+        finally:
+            other.end("temporal")
+
+
+async def test_a_stack_of_an_earlier_version_goes_on_with_its_workflows(services: Services) -> None:
+    """Its dev server wrote `temporal.db` and recorded no kind. The next `up` finds the open workflow, and ends it."""
+    if installed_temporal_cli() is None:
+        pytest.skip("Temporal's CLI is not installed")
+    home, ports = services.stack.home, services.stack.ports
+    command = [
+        str(installed_temporal_cli()),
+        "server",
+        "start-dev",
+        "--ip",
+        "127.0.0.1",
+        "--port",
+        str(ports["temporal"]),
+    ]
+    command += ["--headless", "--db-filename", str(home / "temporal.db"), "--log-level", "error"]
+    old = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        client = await services.client()
+        await client.start_workflow(Waits.run, id="open", task_queue=QUEUE, task_timeout=timedelta(seconds=5))
+    finally:
+        old.kill()
+        old.wait()
+    assert not (home / "temporal.kind").exists()
+    assert settle_temporal_kind(home, print) is TemporalKind.DEV
+    assert temporal_kind(home) is TemporalKind.DEV
+    services.start("temporal")
+    client = await services.client()
+    async with _worker(client):
+        handle = client.get_workflow_handle("open")
+        await handle.signal(Waits.end)
+        assert await handle.result() == "over"
+
+
+def test_the_dev_server_is_one_setting_away(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_TEMPORAL", "dev")
+    (command,) = [part.command for part in services.stack.parts() if part.name.startswith("temporal")]
+    assert command == [sys.executable, "-P", "-m", "cli.main", "temporal", "--dev"]

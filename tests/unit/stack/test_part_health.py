@@ -1,0 +1,150 @@
+"""The states of a part: what supervisord and the probes say, and what follows."""
+
+from pathlib import Path
+
+import pytest
+
+from stack.part_health import (
+    END_SECONDS,
+    MAX_SHORT_LIVES,
+    STABLE_SECONDS,
+    HealthAction,
+    HealthLimits,
+    HealthState,
+    PartHealth,
+    read_health,
+    write_health,
+)
+
+LIMITS = HealthLimits(failing_seconds=60, start_seconds=300)
+
+
+@pytest.fixture
+def part() -> PartHealth:
+    """A part that answers since second 10, process 1."""
+    part = PartHealth("engine")
+    part.see_process(1, True, 0.0, "")
+    part.see_success("ready", 10.0)
+    return part
+
+
+def test_a_new_process_starts_and_answers_after_its_first_success() -> None:
+    part = PartHealth("engine")
+    part.see_process(None, True, 1.0, "")
+    assert part.state is HealthState.STARTING
+    part.see_process(1, True, 2.0, "")
+    part.see_failure("loading", 3.0)
+    assert (part.state, part.reason, part.restarts) == (HealthState.STARTING, "loading", 0)
+    part.see_success("ready", 4.0)
+    assert (part.state, part.since, part.reason) == (HealthState.ANSWERING, 4.0, "")
+
+
+def test_a_failure_is_forgotten_with_the_next_success(part: PartHealth) -> None:
+    part.see_failure("slow", 20.0)
+    assert part.act(LIMITS, None, 79.0) is HealthAction.NOTHING and part.state is HealthState.FAILING
+    part.see_success("ready", 79.5)
+    part.see_failure("slow", 80.0)
+    assert part.act(LIMITS, None, 139.0) is HealthAction.NOTHING
+
+
+def test_a_part_that_fails_for_long_is_restarted_with_its_reason(part: PartHealth) -> None:
+    part.see_failure("no answer", 20.0)
+    part.see_failure("still no answer", 50.0)
+    assert part.act(LIMITS, None, 81.0) is HealthAction.RESTART
+    assert part.act(LIMITS, None, 82.0) is HealthAction.NOTHING, "it is being ended"
+    part.see_process(2, True, 95.0, "an old line of its log")
+    assert (part.state, part.restarts, part.pid) == (HealthState.STARTING, 1, 2)
+    assert part.last_error == "no answer for 61 s: still no answer"
+    part.see_success("ready", 100.0)
+    assert part.last_error, "the last error is kept until `ratchet up`"
+
+
+def test_a_process_that_ends_by_itself_is_counted_with_the_error_of_its_log(part: PartHealth) -> None:
+    part.see_process(None, True, 50.0, "ValueError: head size 96")
+    assert (part.state, part.restarts, part.last_error) == (HealthState.STARTING, 1, "ValueError: head size 96")
+    part.see_process(2, True, 51.0, "")
+    assert part.restarts == 1, "the new process belongs to the same restart"
+    part.see_process(3, True, 52.0, "")
+    assert part.restarts == 2, "an end between two looks"
+
+
+def test_short_lives_end_in_given_up_and_only_a_person_starts_the_part_again(part: PartHealth) -> None:
+    actions = [part.see_process(2 + life, True, 20.0 + life, "dies at once") for life in range(MAX_SHORT_LIVES)]
+    assert actions == [HealthAction.NOTHING] * (MAX_SHORT_LIVES - 1) + [HealthAction.STOP]
+    assert part.state is HealthState.GIVEN_UP and "`ratchet up`" in part.reason
+    part.see_process(None, False, 100.0, "")
+    assert part.act(LIMITS, None, 10_000.0) is HealthAction.NOTHING
+    assert part.summary(100.0).startswith("given up for") and "dies at once" in part.summary(100.0)
+    part.see_process(9, True, 10_001.0, "")
+    assert (part.state, part.restarts, part.last_error, part.short_lives) == (HealthState.STARTING, 0, "", [])
+
+
+def test_a_part_that_worked_for_a_while_between_its_ends_is_never_given_up(part: PartHealth) -> None:
+    now = 10.0
+    for life in range(3 * MAX_SHORT_LIVES):
+        part.see_success("ready", now)
+        now += STABLE_SECONDS
+        part.see_success("ready", now)
+        now += 1.0
+        assert part.see_process(2 + life, True, now, "killed") is HealthAction.NOTHING
+    assert part.restarts == 3 * MAX_SHORT_LIVES
+
+
+def test_time_in_which_a_part_fails_is_no_stable_life(part: PartHealth) -> None:
+    """One success, then silence until the restart: five such lives are given up."""
+    now = 10.0
+    for life in range(MAX_SHORT_LIVES):
+        part.see_success("ready", now)
+        part.see_failure("silent", now + 1.0)
+        now += 70.0
+        assert part.act(LIMITS, None, now) is HealthAction.RESTART
+        part.see_process(2 + life, True, now + 1.0, "")
+        now += 2.0
+    assert part.state is HealthState.GIVEN_UP
+
+
+def test_a_clock_stands_still_while_a_needed_part_does_not_answer(part: PartHealth) -> None:
+    part.see_failure("store away", 20.0)
+    for second in range(20, 2000, 10):
+        assert part.act(LIMITS, "postgres", float(second)) is HealthAction.NOTHING
+    assert (part.state, part.reason) == (HealthState.WAITING, "waits for postgres")
+    assert part.act(LIMITS, None, 2000.0) is HealthAction.NOTHING and part.state is HealthState.FAILING
+    assert part.act(LIMITS, None, 2059.0) is HealthAction.NOTHING, "it has its whole limit from then on"
+    assert part.act(LIMITS, None, 2062.0) is HealthAction.RESTART
+
+
+def test_the_watchers_own_gap_counts_against_no_part(part: PartHealth) -> None:
+    part.see_failure("slow", 20.0)
+    part.hold(3600.0)  # the laptop was closed for an hour
+    assert part.act(LIMITS, None, 3640.0) is HealthAction.NOTHING
+
+
+def test_a_part_that_never_answers_is_restarted_after_its_start_limit() -> None:
+    part = PartHealth("adapter")
+    part.see_process(1, True, 0.0, "")
+    part.see_failure("no parser", 5.0)
+    assert part.act(LIMITS, None, 299.0) is HealthAction.NOTHING
+    assert part.act(LIMITS, None, 301.0) is HealthAction.RESTART
+
+
+def test_stopped_by_a_person_is_no_failure(part: PartHealth) -> None:
+    part.see_process(None, False, 20.0, "")
+    assert part.state is HealthState.STOPPED and part.summary(21.0) == "" and part.restarts == 0
+
+
+def test_the_next_watcher_finds_what_this_one_wrote(part: PartHealth, tmp_path: Path) -> None:
+    part.see_failure("no answer", 20.0)
+    part.act(LIMITS, None, 81.0)
+    write_health(tmp_path, [part], 82.0)
+    assert read_health(tmp_path) == {"engine": part}
+    found = read_health(tmp_path)["engine"]
+    found.see_process(1, True, 90.0, "")
+    assert found.state is HealthState.RESTARTING and found.pid == 1
+    assert found.act(LIMITS, None, 81.0 + END_SECONDS) is HealthAction.NOTHING
+    assert found.act(LIMITS, None, 82.0 + END_SECONDS) is HealthAction.RESTART, "its process has not ended"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"parts": [{"name": "x", "colour": "red"}]}'])
+def test_a_file_that_cannot_be_read_is_no_knowledge(tmp_path: Path, text: str) -> None:
+    (tmp_path / "health.json").write_text(text)
+    assert read_health(tmp_path) == {}

@@ -1,0 +1,41 @@
+"""The newest error of a log."""
+
+from pathlib import Path
+
+import pytest
+
+from stack.part_logs import last_error, log_size
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["INFO up", "Traceback (most recent call last):", '  File "x.py", line 3', "ValueError: head size 96"], None),
+        (["ratchet: vLLM has no such output parser: 'qwen4'", "2026-11-23 exited, shutting down"], "ratchet: vLLM"),
+        (["FATAL:  could not write lock file", "LOG:  database system is shut down"], "FATAL"),
+        (['2026-11-23T21:40:00 \x1b[31merror\x1b[0m queue closed {"wait": "1s"}', "INFO ready"], "2026-11-23T21:40"),
+        (["all", "is well"], "is well"),
+    ],
+)
+def test_the_last_line_that_names_an_error_is_found(tmp_path: Path, lines: list[str], found: str | None) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("\n".join(["FileNotFoundError: older", *lines]) + "\n" if found != "is well" else "\n".join(lines))
+    assert last_error(log).startswith(found or lines[-1])
+
+
+def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
+    log = tmp_path / "adapter.log"
+    log.write_text("ConfigError: of an earlier start\n")
+    assert last_error(log, log_size(log)) == ""
+    log.write_text("ConfigError: after a rotation\n"[:20])
+    assert last_error(log, 10_000).startswith("ConfigError")
+
+
+def test_passwords_are_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("OSError: cannot connect to postgresql://ann:s3cr3t@db:5432/ratchet?sslmode=require\n")
+    assert "s3cr3t" not in last_error(log) and "postgresql://ann@db:5432/ratchet" in last_error(log)
+
+
+def test_without_a_log_there_is_no_error(tmp_path: Path) -> None:
+    assert last_error(tmp_path / "none.log") == ""
