@@ -177,9 +177,11 @@ class PartHealth:
                 self.reason = f"waits for {missing}"
         elif self.state is HealthState.WAITING:
             self.enter(HealthState.FAILING, now, self.reason)
-        limit = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: limits.start_seconds}.get(
-            self.state
-        )
+        if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:
+            self.since = now
+            return HealthAction.RESTART
+        limits_of = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: limits.start_seconds}
+        limit = limits_of.get(self.state)
         if limit is not None and self.pid is not None and now - self.since > limit:
             self.enter(HealthState.RESTARTING, now, f"no answer for {now - self.since:.0f} s: {self.reason}")
             return HealthAction.RESTART

@@ -6,9 +6,9 @@ from pathlib import Path
 _TAIL_BYTES = 64 << 10
 _MAX_CHARS = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_ERROR = re.compile(
-    r"^(ratchet: |temporal-server: |panic: )|\b([A-Z]\w*(Error|Exception)|FATAL|PANIC|CRITICAL)\b|\[?\berror\b", re.I
-)
+_SENTENCE = re.compile(r"^(ratchet|temporal-server|panic): |^[\w.]*(Error|Exception)\b|\b(FATAL|PANIC)\b")
+"""The end of a traceback, a command's error, a Postgres or Go process that cannot go on."""
+_ERROR = re.compile(r"\berror\b|[a-z]Error\b", re.IGNORECASE)
 _PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
 
 
@@ -20,7 +20,7 @@ def log_size(log: Path) -> int:
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """Return the last line of the log's end that names an error, else its last line; empty without a log.
+    """Return the last line of the log's end that is an error, else one that names one, else the last; or an empty text.
 
     `start`: the byte behind which lines count; all of them do if the log has become shorter (it was rotated).
     """
@@ -32,7 +32,10 @@ def last_error(log: Path, start: int = 0) -> str:
     except OSError:
         return ""
     lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines()) if line]
-    found = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "")
+    found = next(
+        (line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)),
+        lines[-1] if lines else "",
+    )
     return without_password(" ".join(found.split()))[:_MAX_CHARS]
 
 

@@ -75,7 +75,7 @@ _BOX_SECONDS = 60.0
 _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
 _LEARNER_SECONDS = 60.0
-_ADAPTER_SECONDS = 10.0
+_ADAPTER_SECONDS = 30.0
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
@@ -186,6 +186,8 @@ class Probes:
         self.num_tokens = await self._num_tokens()
         if self.num_tokens is None or self.num_tokens == before or before is None:
             await self.engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
+            if self.num_tokens is not None:
+                self.num_tokens += 1  # its own token is no sign of life next time
         return version
 
     async def _num_tokens(self) -> float | None:

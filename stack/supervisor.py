@@ -188,8 +188,12 @@ class Supervisor:
         end_leftover_processes(self.stack.home)
 
     def states(self) -> list[PartState]:
+        """Return every part in start order."""
         if not self.is_up():
             return [PartState(part.name, "stopped", None, 0.0, "") for part in self.stack.parts()]
+        order = [part.name for part in self.stack.parts()]
+        infos = self._ask("getAllProcessInfo")
+        infos.sort(key=lambda info: order.index(info["name"]) if info["name"] in order else len(order))
         return [
             PartState(
                 info["name"],
@@ -198,7 +202,7 @@ class Supervisor:
                 float(info["now"] - info["start"]) if info["statename"] == "RUNNING" else 0.0,
                 info["spawnerr"],
             )
-            for info in self._ask("getAllProcessInfo")
+            for info in infos
         ]
 
 

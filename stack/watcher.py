@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import psutil
 import structlog
 
+from ratchet.errors import RatchetError
 from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
 from stack.part_logs import last_error, without_password
@@ -135,7 +136,9 @@ def _reason(error: Exception, limits: HealthLimits) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, TimeoutError) and not text:
         return f"no answer within {limits.probe_seconds:.0f} s"
-    return without_password(f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_MAX_REASON_CHARS]
+    if not isinstance(error, RatchetError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return without_password(text)[:_MAX_REASON_CHARS]
 
 
 def _is_suspended(pid: int) -> bool:

@@ -14,12 +14,13 @@ from stack.part_logs import last_error, log_size
         (["ratchet: vLLM has no such output parser: 'qwen4'", "2026-11-23 exited, shutting down"], "ratchet: vLLM"),
         (["FATAL:  could not write lock file", "LOG:  database system is shut down"], "FATAL"),
         (['2026-11-23T21:40:00 \x1b[31merror\x1b[0m queue closed {"wait": "1s"}', "INFO ready"], "2026-11-23T21:40"),
+        (["sqlalchemy.exc.ProgrammingError: no such table", "(Background on this error: https://x.y)"], "sqlalchemy"),
         (["all", "is well"], "is well"),
     ],
 )
 def test_the_last_line_that_names_an_error_is_found(tmp_path: Path, lines: list[str], found: str | None) -> None:
     log = tmp_path / "engine.log"
-    log.write_text("\n".join(["FileNotFoundError: older", *lines]) + "\n" if found != "is well" else "\n".join(lines))
+    log.write_text("\n".join(["some error: older", *lines]) + "\n" if found != "is well" else "\n".join(lines))
     assert last_error(log).startswith(found or lines[-1])
 
 
