@@ -1,12 +1,18 @@
-"""`ratchet doctor`: check what this machine has and tell how to get what is missing."""
+"""`ratchet doctor`: check what this machine has and what the stack does, and tell how to get what is missing."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from stack.parts import Stack
+
 
 def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Check this machine: sandbox protections, programs, disk, ports. Exit code 1 if something required is missing."""
+    """Check this machine (sandbox protections, programs, disk, ports) and the parts of a running stack.
+
+    Exit code 1 if something required is missing or does not work.
+    """
     from cli.console import print_json, print_table
 
     checks = _checks()
@@ -25,7 +31,6 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
 def _checks() -> list[dict[str, Any]]:
     import shutil
 
-    from ratchet import paths
     from ratchet.errors import MachineError
     from sandbox_gateway import machine_probe
     from stack.parts import Stack, require_space
@@ -46,16 +51,40 @@ def _checks() -> list[dict[str, Any]]:
         checks.append({"what": "disk", "ok": True, "needed": True, "detail": f"{free} GiB free at {stack.home}"})
     except MachineError as error:
         checks.append({"what": "disk", "ok": False, "needed": True, "detail": str(error)})
-    temporal = shutil.which("temporal") or str(paths.cache() / "bin" / "temporal")
-    there = bool(shutil.which(temporal))
-    checks.append(
-        {
-            "what": "temporal program",
-            "ok": there,
-            "needed": True,
-            "detail": temporal if there else "run `ratchet setup`",
-        }
-    )
+    if not stack.is_external("TEMPORAL_ADDRESS"):
+        checks.append(_temporal_check(stack))
     ports = ", ".join(f"{name} {port}" for name, port in stack.ports.items())
     checks.append({"what": "ports", "ok": True, "needed": False, "detail": ports})
+    checks += _part_checks(stack)
     return checks
+
+
+def _temporal_check(stack: "Stack") -> dict[str, Any]:
+    from stack.temporal_build import server_program
+    from stack.temporal_server import TemporalKind, installed_temporal_cli, temporal_kind
+
+    kind = temporal_kind(stack.home)
+    program = server_program() if kind is TemporalKind.SERVER else installed_temporal_cli()
+    there = program is not None and program.is_file()
+    detail = f"{kind}: {program}" if there else f"{kind}: run `ratchet setup`"
+    return {"what": "temporal program", "ok": there, "needed": True, "detail": detail}
+
+
+def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
+    """Return one check per part of a running stack."""
+    import time
+
+    from stack.part_health import HealthState, read_health
+    from stack.supervisor import Supervisor
+
+    if not Supervisor(stack).is_up():
+        return []
+    return [
+        {
+            "what": f"part {part.name}",
+            "ok": part.state in (HealthState.ANSWERING, HealthState.STARTING),
+            "needed": True,
+            "detail": part.summary(time.time()) or part.detail or part.state,
+        }
+        for part in read_health(stack.home).values()
+    ]

@@ -1,0 +1,102 @@
+"""`ratchet status`, `doctor` and `logs` of stacks that run, hang, or do not exist."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stack.part_health import HealthState, PartHealth, write_health
+from stack.parts import WATCHER, Part, Stack, free_ports
+from stack.supervisor import Supervisor
+
+ROOT = Path(__file__).parents[3]
+PASSWORD = "s3cr3t-of-ann"
+DATABASE_URL = f"postgresql://ann:{PASSWORD}@a-database-server.example.org:15432/ratchet_of_ann?sslmode=require"
+
+
+class Sleepers(Stack):
+    """All parts of a stack, none of which does anything."""
+
+    def parts(self) -> list[Part]:
+        return [Part(part.name, ["sleep", "1000"], part.priority) for part in super().parts()]
+
+
+def ratchet(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": DATABASE_URL, "COLUMNS": "80"}
+    command = [sys.executable, "-P", "-m", "cli.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """A stack on the user's own Postgres whose watcher has written one state of each kind."""
+    for name in ("RATCHET_HOME", "TEMPORAL_ADDRESS", "RATCHET_TEMPORAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RATCHET_DATABASE_URL", DATABASE_URL)
+    free_ports(tmp_path)
+    stack = Sleepers(tmp_path)
+    Supervisor(stack).up()
+    now, states = time.time(), list(HealthState)
+    parts = [part.name for part in stack.parts() if part.name != WATCHER]
+    reason, error = "no answer within 60 s", "RuntimeError: head size 96 is not supported " + 200 * "x"
+    health = [PartHealth(name, states[n % len(states)], now - 90, reason) for n, name in enumerate(parts)]
+    health[1].restarts = 12
+    health[1].last_error = error
+    write_health(tmp_path, health, now)
+    os.utime(tmp_path / "health.json", (now + 3600, now + 3600))  # fresh, however slow the machine is
+    yield stack
+    Supervisor(stack).down()
+
+
+def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack) -> None:
+    shown = ratchet(stack.home, "status")
+    assert shown.returncode == 0 and PASSWORD not in shown.stdout + shown.stderr
+    lines = shown.stdout.splitlines()
+    for part in stack.parts():
+        (line,) = [line for line in lines if line.split()[0] == part.name]
+        assert len(line) <= 80 and stack.addresses().get(part.name, "") in line
+    assert any("restarts" in line for line in lines) and "head size 96" in shown.stdout
+
+
+def test_json_has_state_reason_restarts_and_last_error(stack: Stack) -> None:
+    shown = ratchet(stack.home, "status", "--json")
+    assert shown.returncode == 0 and PASSWORD not in shown.stdout
+    parts: dict[str, Any] = {part["name"]: part for part in json.loads(shown.stdout)["parts"]}
+    assert set(parts) == {part.name for part in stack.parts()}
+    restarted = next(part for part in parts.values() if part["restarts"])
+    assert restarted["restarts"] == 12 and "head size 96" in restarted["last_error"]
+    assert restarted["problem"].startswith("starting for ") and "no answer within 60 s" in restarted["problem"]
+
+
+def test_a_state_that_is_not_written_any_more_is_not_shown(stack: Stack) -> None:
+    """Without a watcher the processes' states are shown, and that nobody probes them."""
+    old = time.time() - 3600
+    os.utime(stack.home / "health.json", (old, old))
+    shown = ratchet(stack.home, "status")
+    assert "no watcher runs" in shown.stdout and "answering" not in shown.stdout and "given up" not in shown.stdout
+
+
+def test_a_stopped_stack_is_stopped(tmp_path: Path) -> None:
+    free_ports(tmp_path)
+    health = [PartHealth("engine", HealthState.ANSWERING, time.time())]
+    write_health(tmp_path, health, time.time())
+    states = {part["name"]: part["state"] for part in json.loads(ratchet(tmp_path, "status", "--json").stdout)["parts"]}
+    assert set(states.values()) == {"stopped"}
+
+
+def test_doctor_checks_the_living_parts(stack: Stack) -> None:
+    shown = ratchet(stack.home, "doctor", "--json")
+    checks = {check["what"]: check for check in json.loads(shown.stdout)}
+    failing = [what for what, check in checks.items() if what.startswith("part ") and not check["ok"]]
+    assert failing and shown.returncode == 1 and PASSWORD not in shown.stdout
+
+
+def test_logs_without_a_part_lists_them(stack: Stack) -> None:
+    shown = ratchet(stack.home, "logs")
+    assert shown.returncode == 0 and {"engine", "adapter", "supervisord"} <= set(shown.stdout.split())
