@@ -75,7 +75,7 @@ def test_json_has_state_reason_restarts_and_last_error(stack: Stack) -> None:
 
 
 def test_a_state_that_is_not_written_any_more_is_not_shown(stack: Stack) -> None:
-    """Without a watcher the processes' states are shown, and that nobody probes them."""
+    """Without a watcher the processes' states are shown, and that they are not probed."""
     old = time.time() - 3600
     os.utime(stack.home / "health.json", (old, old))
     shown = ratchet(stack.home, "status")
