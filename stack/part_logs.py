@@ -20,7 +20,7 @@ def log_size(log: Path) -> int:
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """Return the last line of the log's end that is an error, else one that names one, else the last; or an empty text.
+    """Return the last line of the log's end that is an error, else the last that names one; empty without any.
 
     `start`: the byte behind which lines count; all of them do if the log has become shorter (it was rotated).
     """
@@ -32,10 +32,7 @@ def last_error(log: Path, start: int = 0) -> str:
     except OSError:
         return ""
     lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines()) if line]
-    found = next(
-        (line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)),
-        lines[-1] if lines else "",
-    )
+    found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
     return without_password(" ".join(found.split()))[:_MAX_CHARS]
 
 

@@ -70,8 +70,8 @@ def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> N
     limit = LIMITS.get(part.name, HealthLimits()).start_seconds
     if part.state is HealthState.GIVEN_UP and part.since > began:
         problem = part.reason
-    elif part.restarts >= _MAX_ENDS and part.since > began:
-        problem = f"its process has ended {part.restarts} times"
+    elif sum(at > began for at in part.short_lives) >= _MAX_ENDS:
+        problem = f"its process has ended {_MAX_ENDS} times"
     elif any(name in error for name in _FOR_A_PERSON):
         problem = "it cannot work"
     elif time.time() - began > limit:

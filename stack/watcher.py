@@ -16,7 +16,7 @@ import structlog
 from ratchet.errors import RatchetError
 from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
-from stack.part_logs import last_error, without_password
+from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
 from stack.probes import LIMITS, NEEDS, Probes
 from stack.supervisor import PartState, Supervisor
@@ -42,6 +42,8 @@ class Watcher:
         self.probes = Probes(stack, load_temporal_settings(), lambda name: self.health[name].pid)
         self.running: dict[str, asyncio.Task[None]] = {}
         self.probed_at: dict[str, float] = {}
+        self.log_sizes: dict[str, int] = {}  # at the newest look
+        self.log_starts: dict[str, int] = {}  # where the lines of the current process begin
         self.ending: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -78,7 +80,12 @@ class Watcher:
         state = self.states.get(name)
         wanted = state is not None and state.state in _WANTED
         pid = state.pid if state is not None else None
-        error = last_error(self.stack.home / "logs" / f"{name}.log") if health.pid not in (None, pid) else ""
+        log = self.stack.home / "logs" / f"{name}.log"
+        size = log_size(log)
+        error = last_error(log, self.log_starts.get(name, 0)) if health.pid not in (None, pid) else ""
+        if pid != health.pid:  # what it has written since the look before is its own
+            self.log_starts[name] = self.log_sizes.get(name, size)
+        self.log_sizes[name] = size
         before = health.restarts
         action = health.see_process(pid, wanted, time.time(), error)
         if health.restarts > before:
