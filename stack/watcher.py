@@ -63,6 +63,8 @@ class Watcher:
         await self.probes.close()
 
     async def _look(self) -> None:
+        if not await asyncio.to_thread(self.supervisor.is_up):
+            return  # nothing is known now
         self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
         for name, health in self.health.items():
             limits = LIMITS.get(name, HealthLimits())

@@ -26,6 +26,7 @@ import psutil
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -249,6 +250,7 @@ async def measure_both(rounds: int, count: int, idle_seconds: float) -> dict[str
 
 def main() -> None:
     full = "--full" in sys.argv
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=None)))  # it would log to stdout
     rounds, count = (3, 1000) if full else (1, 400)
     ensure_server_program(say)
     ensure_temporal_cli(say)

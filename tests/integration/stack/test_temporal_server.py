@@ -64,8 +64,8 @@ class Services:
         self.settings: TemporalSettings = load_temporal_settings().model_copy(update={"address": address})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, part: str) -> None:
-        command = next(one.command for one in self.stack.parts() if one.name == part)
+    def start(self, part: str, command: list[str] | None = None) -> None:
+        command = command or next(one.command for one in self.stack.parts() if one.name == part)
         environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1"}
         with (self.stack.home / f"{part}.log").open("ab") as log:
             self.processes[part] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -250,6 +250,11 @@ async def test_a_stack_of_an_earlier_version_goes_on_with_its_workflows(services
         old.kill()
         old.wait()
     assert not (home / "temporal.kind").exists()
+    command = next(part.command for part in services.stack.parts() if part.name == "temporal")
+    assert command[-2:] == ["temporal", "--dev"]
+    services.start("temporal", command[:-1])  # as the earlier version's supervisor does after the update
+    await services.client()
+    services.end("temporal", kill=True)
     assert settle_temporal_kind(home, print) is TemporalKind.DEV
     assert temporal_kind(home) is TemporalKind.DEV
     services.start("temporal")
