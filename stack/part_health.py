@@ -176,7 +176,7 @@ class PartHealth:
                 self.since = now  # its clock stands still
                 self.reason = f"waits for {missing}"
         elif self.state is HealthState.WAITING:
-            self.enter(HealthState.FAILING, now, self.reason)
+            self.enter(HealthState.FAILING, now, "what it waited for answers again")
         if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:
             self.since = now
             return HealthAction.RESTART

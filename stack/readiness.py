@@ -5,6 +5,7 @@ What a part does is known from the watcher's file, what it says from its log.
 
 import asyncio
 import time
+from pathlib import Path
 
 from ratchet.errors import MachineError
 from stack.part_health import STALE_SECONDS, HealthLimits, HealthState, PartHealth, health_age_seconds, read_health
@@ -25,9 +26,13 @@ _MAX_ENDS = 3
 _FOR_A_PERSON = ("ConfigError", "MachineError", "DatasetError")
 
 
+def part_log(stack: Stack, part: str) -> Path:
+    return stack.home / "logs" / f"{part}.log"
+
+
 def log_sizes(stack: Stack) -> LogSizes:
     """Return the sizes of all logs now; what is behind them later is new."""
-    return {part.name: log_size(stack.home / "logs" / f"{part.name}.log") for part in stack.parts()}
+    return {part.name: log_size(part_log(stack, part.name)) for part in stack.parts()}
 
 
 async def wait_until_answering(stack: Stack, starts: LogSizes, say: ReportProgress) -> None:
@@ -66,7 +71,7 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
 
 
 def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> None:
-    error = last_error(stack.home / "logs" / f"{part.name}.log", start)
+    error = last_error(part_log(stack, part.name), start)
     limit = LIMITS.get(part.name, HealthLimits()).start_seconds
     if part.state is HealthState.GIVEN_UP and part.since > began:
         problem = part.reason
@@ -81,6 +86,6 @@ def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> N
     reason = error or part.last_error
     raise MachineError(
         f"{part.name} does not come up: {problem}"
-        + (f"; its last error: {reason}" if reason else "")
+        + (f"; its last error: {reason}" if reason and reason not in problem else "")
         + f"; see `ratchet logs {part.name}`"
     )

@@ -19,6 +19,7 @@ from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealt
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
 from stack.probes import LIMITS, NEEDS, Probes
+from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
 
 _LOG = structlog.get_logger("ratchet.watcher")
@@ -42,8 +43,8 @@ class Watcher:
         self.probes = Probes(stack, load_temporal_settings(), lambda name: self.health[name].pid)
         self.running: dict[str, asyncio.Task[None]] = {}
         self.probed_at: dict[str, float] = {}
-        self.log_sizes: dict[str, int] = {}  # at the newest look
-        self.log_starts: dict[str, int] = {}  # where the lines of the current process begin
+        self.log_sizes = log_sizes(stack)  # at the newest look
+        self.log_starts = dict(self.log_sizes)  # before the lines of the current process
         self.ending: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -82,9 +83,8 @@ class Watcher:
         state = self.states.get(name)
         wanted = state is not None and state.state in _WANTED
         pid = state.pid if state is not None else None
-        log = self.stack.home / "logs" / f"{name}.log"
-        size = log_size(log)
-        error = last_error(log, self.log_starts.get(name, 0)) if health.pid not in (None, pid) else ""
+        size = log_size(part_log(self.stack, name))
+        error = self._log_error(name) if health.pid not in (None, pid) else ""
         if pid != health.pid:  # what it has written since the look before is its own
             self.log_starts[name] = self.log_sizes.get(name, size)
         self.log_sizes[name] = size
@@ -95,6 +95,10 @@ class Watcher:
         if action is HealthAction.STOP:
             _LOG.error("part is given up", part=name, error=health.last_error)
             self.supervisor.stop_without_waiting(name)
+
+    def _log_error(self, name: str) -> str:
+        """Return the newest error that the part's current process has logged."""
+        return last_error(part_log(self.stack, name), self.log_starts.get(name, 0))
 
     def _missing(self, name: str) -> str | None:
         """Return a part that `name` needs and that does not answer."""
@@ -127,7 +131,9 @@ class Watcher:
                 detail = await probe() if probe is not None else ""
         except Exception as error:  # any error of a probe means that the part does not answer
             if pid == health.pid:
-                health.see_failure(_reason(error, limits), time.time())
+                logged = self._log_error(health.name)
+                words = f"; its log: {logged}" if logged else ""
+                health.see_failure(_reason(error, limits) + words, time.time())
         else:
             if pid == health.pid:  # else the answer was that of a process which has ended
                 health.see_success(detail, time.time())
