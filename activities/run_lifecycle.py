@@ -45,7 +45,7 @@ class RunActivities:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
             if row is not None:
-                config = RunConfig.model_validate(row.config)
+                config = RunConfig.of_row(row.config)
             elif input.input.run_id is not None:
                 raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
             else:

@@ -35,7 +35,7 @@ _REPORT_SECONDS = 10.0
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
     """Return the newest unfinished run with the same config, resumed if it was paused, or a new run."""
     async with stack.database() as database, database.begin() as connection:
-        unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest())
+        unfinished = None if new else await runs.newest_unfinished_run(connection, config)
         reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))

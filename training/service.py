@@ -78,7 +78,7 @@ async def _read_config(run_id: str, url: str) -> RunConfig:
             row = await runs.get_run(connection, run_id)
     if row is None:
         raise BugError(f"run {run_id} does not exist")
-    return RunConfig.model_validate(row.config)
+    return RunConfig.of_row(row.config)
 
 
 # ---------------------------------------------------------------- the service

@@ -95,11 +95,11 @@ async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
 
 
 async def newest_unfinished_run(
-    connection: AsyncConnection, config_digest: str, source_run_id: str | None = None
+    connection: AsyncConnection, config: RunConfig, source_run_id: str | None = None
 ) -> str | None:
     """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
-        (RunTable.config_digest == config_digest)
+        RunTable.config_digest.in_(config.digests())
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_not_distinct_from(source_run_id)
     )
