@@ -298,7 +298,7 @@ class RunView(Payload):
     """The state of a run in Postgres, read each time that TrainRun wakes.
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
-    row can be written, or exists already.
+    row can be written, or exists already. `reason`: why the run is paused.
     """
 
     step: int
@@ -306,6 +306,15 @@ class RunView(Payload):
     plannable: bool
     wish: Wish
     evaluations_ended: list[str]
+    state: RunState = RunState.RUNNING
+    reason: str = ""
+
+
+class PauseRunInput(Payload):
+    """Pause a run for a reason, as one sentence."""
+
+    run_id: str
+    reason: str
 
 
 class StepInput(Payload):
@@ -390,4 +399,5 @@ class SweepResult(Payload):
     boxes_unknown: int = 0
     sessions_closed: int = 0
     rollouts_ended: int = 0
+    runs_restarted: int = 0
     boxes: tuple[str, ...] = ()

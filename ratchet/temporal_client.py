@@ -24,12 +24,13 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError
-from ratchet.payloads import SweepInput
+from ratchet.payloads import SweepInput, TrainRunInput
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SEARCH_ATTRIBUTES
 
@@ -61,6 +62,19 @@ def root_cause(error: BaseException) -> str:
     while (below := getattr(inner, "cause", None)) is not None:
         inner = below
     return str(getattr(inner, "message", None) or inner)
+
+
+async def start_train_run(client: Client, run_id: str) -> None:
+    """Start the workflow of an existing run, or wake it if it runs."""
+    await client.start_workflow(
+        "TrainRun",
+        TrainRunInput(run_id=run_id),
+        id=f"run/{run_id}",
+        task_queue="control",
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        start_signal="wake",
+    )
 
 
 async def register_namespace(client: Client, settings: TemporalSettings) -> None:

@@ -10,17 +10,15 @@ from collections.abc import Callable
 
 import httpx
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from activities.datasets.formats import read_rows
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.payloads import TrainRunInput
 from ratchet.store import engines, runs
-from ratchet.store.database import Database, migrate
+from ratchet.store.database import Database
+from ratchet.store.migration import migrate
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
@@ -114,24 +112,12 @@ async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: 
 
 
 async def continue_runs(client: Client, database: Database) -> list[str]:
-    """Start the workflow of every unfinished run that has none, for example after Temporal's file was lost."""
+    """Start the workflow of every open run that has none, for example after Temporal's database was lost."""
     async with database.begin() as connection:
         unfinished = await runs.unfinished_runs(connection)
-    started = []
     for run_id in unfinished:
-        try:
-            await client.start_workflow(
-                "TrainRun",
-                TrainRunInput(run_id=run_id),
-                id=f"run/{run_id}",
-                task_queue="control",
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            )
-            started.append(run_id)
-        except WorkflowAlreadyStartedError:
-            continue
-    return started
+        await temporal_client.start_train_run(client, run_id)
+    return unfinished
 
 
 async def _answers(url: str) -> bool:

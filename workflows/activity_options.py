@@ -159,7 +159,9 @@ def child_options(
         "cancellation_type": ChildWorkflowCancellationType.ABANDON
         if abandon
         else ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
-        "id_reuse_policy": WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+        # Postgres decides what still has to run. If an outage took back what a completed workflow had stored, the
+        # workflow runs again; if not, it finds nothing to do.
+        "id_reuse_policy": WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         "search_attributes": attributes,
         "static_summary": summary,
     }

@@ -1,4 +1,4 @@
-"""The connection to Postgres: one pool per process, one transaction per state change, and the migrations.
+"""The connection to Postgres: one pool per process, one transaction per state change.
 
 The functions of this package take the connection that `Database.begin()` yields. Only this module decides which errors
 mean that Postgres does not work.
@@ -7,7 +7,6 @@ mean that Postgres does not work.
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 import asyncpg
@@ -134,14 +133,3 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def migrate(url: str) -> None:
-    """Bring the schema up to date. An advisory lock makes it safe for several processes to call this at once."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["url"] = async_url(url)
-    command.upgrade(config, "head")

@@ -36,7 +36,7 @@ class RunTable(Base):
 
     `patient_from`: first group made after the run was last resumed; earlier groups without signal do not pause it
     again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
-    engine."""
+    engine. `restarts`: how often the sweep has started its workflow again without an hour between."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -57,6 +57,8 @@ class RunTable(Base):
     checkpoint_uri: Mapped[str | None]
     next_group_no: Mapped[int] = mapped_column(server_default="0")
     patient_from: Mapped[int] = mapped_column(server_default="0")
+    restarts: Mapped[int] = mapped_column(server_default="0")
+    restarted_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)

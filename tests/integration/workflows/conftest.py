@@ -29,7 +29,8 @@ from tokenizers import Tokenizer
 
 from activities.sandboxes.e2b import E2BProvider
 from ratchet import temporal_client
-from ratchet.store.database import Database, migrate
+from ratchet.store.database import Database
+from ratchet.store.migration import migrate
 from ratchet.store.schema import EngineTable, RolloutTable
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
