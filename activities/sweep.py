@@ -27,7 +27,7 @@ from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Outcome, SandboxState
+from ratchet.types import Outcome, RunState, SandboxState
 
 _LOG = structlog.get_logger()
 
@@ -184,13 +184,17 @@ class SweepActivities:
     async def _restart_runs(self, dry_run: bool) -> int:
         """Start the workflow of every running run that has none; return their number.
 
-        A workflow that was terminated by hand pauses its run, and so does one that fails again and again.
+        A workflow that was terminated by hand pauses its run, and so does one that fails again and again. A run whose
+        workflow was cancelled before it could begin is cancelled.
         """
         async with self.database.begin() as connection:
             running = await runs.unfinished_runs(connection, running=True)
         statuses = await self._statuses({f"run/{run_id}" for run_id in running})
         closed = [run_id for run_id in running if statuses[f"run/{run_id}"] is not WorkflowExecutionStatus.RUNNING]
         for run_id in [] if dry_run else closed:
+            if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.CANCELED:
+                await self._cancel_run(run_id)
+                continue
             if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.TERMINATED:
                 reason = "its workflow was terminated"
             else:
@@ -201,9 +205,20 @@ class SweepActivities:
                 async with self.database.begin() as connection:
                     await run_pause.pause_run(connection, run_id, reason)
             else:
-                await temporal_client.start_train_run(self.client, run_id)
+                await temporal_client.start_train_run(self.client, self.settings, run_id)
             _LOG.warning("run without a workflow", run=run_id, paused=reason)
         return len(closed)
+
+    async def _cancel_run(self, run_id: str) -> None:
+        async with self.database.begin() as connection:
+            await runs.end_run(connection, run_id, RunState.CANCELLED, "its workflow was cancelled")
+            await groups.cancel_unstarted_groups(connection, run_id)
+            left = await runs.open_groups(connection, run_id)
+        for group in left:
+            try:
+                await self.client.get_workflow_handle(group.workflow_id).cancel()
+            except RPCError as error:
+                _LOG.info("group has no workflow to cancel", group=group.workflow_id, reason=str(error))
 
     async def _failure(self, run_id: str) -> str:
         """Return why a run is paused whose workflow was started again too often."""

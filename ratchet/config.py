@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ratchet.suggestions import did_you_mean
 from ratchet.types import JsonObject, TurnKind
 
 TINY = "tiny"
@@ -375,6 +376,7 @@ class RunConfig(Section):
             if value not in known and ":" not in value:
                 raise ValueError(
                     f"{key}: {value!r} is unknown; expected {', '.join(known)}, or package.module:function"
+                    + did_you_mean(value, known)
                 )
         if not any(dataset.use == "train" for dataset in self.datasets):
             raise ValueError("datasets: at least one needs use: train")

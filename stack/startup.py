@@ -12,8 +12,9 @@ import httpx
 from temporalio.client import Client
 
 from activities.datasets.formats import read_rows
+from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.store import engines, runs
@@ -37,6 +38,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     and MachineError with the log's name for a part that does not start.
     """
     settings = load_temporal_settings()
+    check_run(config, settings)
     for dataset in config.datasets:
         collections.deque(read_rows(dataset, digest=""), maxlen=0)
     require_space(stack.home)
@@ -96,12 +98,13 @@ async def _make_ready(
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
         client = await connect_stack(stack, settings)
-        await temporal_client.register_namespace(client, settings)
+        is_own = not stack.is_external("TEMPORAL_ADDRESS")
+        await temporal_namespace.prepare_namespace(client, database, settings, is_own)
         say("Postgres and Temporal answer")
         await _wait_for("adapter", supervisor, lambda: _answers(stack.addresses()["adapter"] + "/health"))
         await _wait_for("engine", supervisor, lambda: _engine_ready(database, say))
         say("engine and adapter answer")
-        for run_id in await continue_runs(client, database):
+        for run_id in await continue_runs(client, database, settings):
             say(f"run {run_id} continues")
 
 
@@ -111,12 +114,12 @@ async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: 
     return await temporal_client.connect_temporal(settings.model_copy(update={"address": address}), wait_seconds)
 
 
-async def continue_runs(client: Client, database: Database) -> list[str]:
+async def continue_runs(client: Client, database: Database, settings: TemporalSettings) -> list[str]:
     """Start the workflow of every open run that has none, for example after Temporal's database was lost."""
     async with database.begin() as connection:
         unfinished = await runs.unfinished_runs(connection)
     for run_id in unfinished:
-        await temporal_client.start_train_run(client, run_id)
+        await temporal_client.start_train_run(client, settings, run_id)
     return unfinished
 
 

@@ -34,7 +34,7 @@ from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider, image_metadata_key
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.store import sandboxes
@@ -159,13 +159,13 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     client = await temporal_client.connect_temporal(settings, wait_seconds=60)
-    await temporal_client.require_search_attributes(client)
+    await temporal_namespace.wait_for_namespace(client, database)
     activities = await _activities(client, database, settings)
     async with contextlib.AsyncExitStack() as stack:
         for queue in queues:
             worker = Worker(
                 client,
-                task_queue=queue,
+                task_queue=settings.own(queue),
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
                 max_concurrent_activities=slots(queue, settings),

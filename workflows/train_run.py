@@ -12,6 +12,7 @@ resume` lets it go on. `ratchet.types.RunState` lists the states and who changes
 import asyncio
 import contextlib
 from datetime import timedelta
+from typing import Any
 
 from pydantic import ValidationError
 from temporalio import workflow
@@ -226,7 +227,11 @@ class TrainRun:
         options = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
         # A workflow that runs already, from before a continue-as-new or a restart, is adopted.
         with contextlib.suppress(WorkflowAlreadyStartedError):
-            return await workflow.start_child_workflow(RolloutGroup.run, GroupInput(group_id=group.group_id), **options)
+            handle = await workflow.start_child_workflow(
+                RolloutGroup.run, GroupInput(group_id=group.group_id), **options
+            )
+            handle.add_done_callback(_retrieve_exception)
+            return handle
         return None
 
     async def _train_step(self, plan: RunPlan) -> bool:
@@ -300,6 +305,12 @@ class TrainRun:
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
         await run_activity_even_if_cancelled(RunActivities.end_run, ending, plan.stages["record"])
+
+
+def _retrieve_exception(handle: Any) -> None:
+    """Mark a group's failure as seen; otherwise the event loop logs it, although Postgres is what counts."""
+    if not handle.cancelled():
+        handle.exception()
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,8 @@ from ratchet.store.schema.base import Base, identity, now
 
 
 class InstallationTable(Base):
-    """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others.
+    """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others. `namespace_id`: of the
+    Temporal namespace that has its workflows, NULL before the first `ratchet up`.
 
     `adapter_seen_at` and `adapter_away_seconds`: see `ratchet.store.adapters`.
     """
@@ -26,6 +27,7 @@ class InstallationTable(Base):
     __tablename__ = "installation"
     singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
+    namespace_id: Mapped[str | None]
     adapter_seen_at: Mapped[datetime] = now()
     adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)

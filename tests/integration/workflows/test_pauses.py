@@ -43,7 +43,7 @@ class Operator:
     async def resume(self) -> str | None:
         async with self.loop.database.begin() as connection:
             reason = await runs.resume_run(connection, self.run_id)
-        await start_train_run(self.loop.client, self.run_id)
+        await start_train_run(self.loop.client, self.loop.settings, self.run_id)
         return reason
 
     async def sweep(self) -> SweepResult:
@@ -51,6 +51,15 @@ class Operator:
             "Sweep", SweepInput(), id=f"sweep/{self.run_id}", task_queue="control", result_type=SweepResult
         )
         return found
+
+    async def begins(self) -> None:
+        """Wait until the workflow has prepared the run; if it is cancelled earlier, only the sweep notices."""
+
+        async def begun() -> bool:
+            found = await self.handle.describe()
+            return found.status is WorkflowExecutionStatus.RUNNING and found.history_length > 10
+
+        await self.loop.until(begun, "the workflow works")
 
     async def status(self) -> WorkflowExecutionStatus | None:
         return (await self.handle.describe()).status
@@ -115,7 +124,26 @@ async def test_a_terminated_run_is_paused_by_the_sweep_and_resumed(operator: Ope
     assert (await operator.sweep()).runs_restarted == 0, "a paused run is left alone"
     assert all(row.outcome is None for row in await training.rows()), "its rollouts go on"
     assert await operator.resume() == "its workflow was terminated"
-    assert await operator.status() is WorkflowExecutionStatus.RUNNING
+    await operator.begins()
+
+
+async def test_a_run_that_is_cancelled_before_its_workflow_can_begin_is_cancelled(
+    operator: Operator, loop: Loop
+) -> None:
+    await operator.handle.terminate("to begin anew")
+    loop.end("worker")
+    try:
+        await operator.resume()
+        await operator.handle.cancel()
+    finally:
+        loop.spawn("worker")
+    with pytest.raises(WorkflowFailureError):
+        await loop.result(operator.handle)
+    assert (await operator.row()).state == "running", "the workflow's code never ran"
+    await operator.sweep()
+    assert (await operator.row()).state == "cancelled"
+    await operator.resume()
+    await operator.begins()
 
 
 async def test_a_cancelled_run_comes_back(operator: Operator, training: Training, loop: Loop) -> None:
@@ -150,4 +178,4 @@ async def test_a_workflow_that_fails_at_once_is_started_again_until_the_bound(op
     assert "ended 5 times within an hour" in paused.state_reason and "training" in paused.state_reason
     await operator.change(RunTable, config=kept)
     await operator.resume()
-    assert await operator.status() is WorkflowExecutionStatus.RUNNING
+    await operator.begins()

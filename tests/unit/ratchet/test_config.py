@@ -39,7 +39,7 @@ def test_precedence(path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("training.stepz=3", "training.stepz: unknown key"),
+        ("training.stepz=3", "training.stepz: there is no such key; did you mean training.steps?"),
         ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
         (
             "training.steps={a} b",
@@ -135,5 +135,5 @@ def test_temporal_settings_refuse_unknown_keys(tmp_path: Path) -> None:
     text = (ROOT / "temporal.yaml").read_text()
     wrong = tmp_path / "temporal.yaml"
     wrong.write_text(text + "\nsurprise: 1\n")
-    with pytest.raises(ConfigError, match="surprise: unknown key"):
+    with pytest.raises(ConfigError, match="surprise: there is no such key"):
         load_temporal_settings(wrong)
