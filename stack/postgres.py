@@ -3,7 +3,6 @@
 It runs unless `RATCHET_DATABASE_URL` names another server.
 """
 
-import asyncio
 import os
 import pwd
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import NoReturn
 from ratchet.errors import MachineError
 
 DATABASE = "ratchet"
-_SCHEMA_SECONDS = 0.5
 
 
 def database_url(port: int) -> str:
@@ -86,21 +84,3 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
         pass  # another process created it first
     finally:
         await connection.close()
-
-
-async def wait_for_schema(url: str) -> None:
-    """Wait until the stack's tables exist: parts are started before `ratchet up` has created them."""
-    from sqlalchemy import text
-
-    from ratchet.errors import StoreUnavailableError
-    from ratchet.store.database import Database
-
-    async with Database(url, pool_size=1) as database:
-        while True:
-            try:
-                async with database.begin() as connection:
-                    if await connection.scalar(text("SELECT to_regclass('installation')")) is not None:
-                        return
-            except StoreUnavailableError:
-                pass  # it starts
-            await asyncio.sleep(_SCHEMA_SECONDS)

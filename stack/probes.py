@@ -137,7 +137,7 @@ class Probes:
         await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace), timeout=limit)
         request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
         await service.list_workflow_executions(request, timeout=limit)
-        await self._pollers("control", TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+        await self._pollers(self.settings.own("control"), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
         return f"temporal {version}"
 
     async def _client(self) -> Client:
@@ -231,7 +231,7 @@ class Probes:
             kinds = [TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY]
             kinds += [TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW] if queue == "control" else []
             for kind in kinds:
-                for poller in await self._pollers(queue, kind):
+                for poller in await self._pollers(self.settings.own(queue), kind):
                     if poller.identity == identity:
                         age = time.time() - poller.last_access_time.ToSeconds()
                         ages[queue] = min(age, ages.get(queue, age))

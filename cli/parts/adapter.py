@@ -3,7 +3,6 @@
 import asyncio
 
 from stack.parts import Stack
-from stack.postgres import wait_for_schema
 from stack.serving_plan import load_plan
 
 
@@ -15,7 +14,6 @@ def adapter() -> None:
     stack = Stack()
     plan = load_plan(stack)
     environment = stack.environment()
-    asyncio.run(wait_for_schema(environment["RATCHET_DATABASE_URL"]))
     asyncio.run(
         serve_adapter(
             AdapterSettings(

@@ -4,7 +4,6 @@ import asyncio
 
 from ratchet import paths
 from stack.parts import Stack
-from stack.postgres import wait_for_schema
 from stack.serving_plan import load_plan
 
 
@@ -17,7 +16,6 @@ def engine() -> None:
     plan = load_plan(stack)
     paths.policies().mkdir(parents=True, exist_ok=True)
     engine = plan.config.engine
-    asyncio.run(wait_for_schema(stack.environment()["RATCHET_DATABASE_URL"]))
     asyncio.run(
         run_engine(
             EngineSettings(

@@ -3,7 +3,6 @@
 import asyncio
 
 from stack.parts import Stack
-from stack.postgres import wait_for_schema
 
 
 def learner() -> None:
@@ -11,6 +10,4 @@ def learner() -> None:
     from training.service import run_learner_service
 
     stack = Stack()
-    url = stack.environment()["RATCHET_DATABASE_URL"]
-    asyncio.run(wait_for_schema(url))
-    asyncio.run(run_learner_service(url))
+    asyncio.run(run_learner_service(stack.environment()["RATCHET_DATABASE_URL"]))

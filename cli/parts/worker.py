@@ -7,7 +7,6 @@ import typer
 
 from ratchet.temporal_settings import QUEUES
 from stack.parts import Stack
-from stack.postgres import wait_for_schema
 
 
 def worker(
@@ -25,5 +24,4 @@ def worker(
     if unknown:
         raise ConfigError(f"--queue {unknown[0]}: unknown; expected one of {', '.join(QUEUES)}")
     url = Stack().environment()["RATCHET_DATABASE_URL"]
-    asyncio.run(wait_for_schema(url))
     asyncio.run(run_worker(queues, load_temporal_settings(), url))

@@ -18,7 +18,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
@@ -82,7 +82,7 @@ class Services:
 
     async def client(self) -> Client:
         client = await temporal_client.connect_temporal(self.settings, wait_seconds=240)
-        await temporal_client.register_namespace(client, self.settings)
+        await temporal_namespace._add_search_attributes(client)
         return client
 
 
