@@ -9,6 +9,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _SENTENCE = re.compile(r"^(ratchet|temporal-server|panic): |^[\w.]*(Error|Exception)\b|\b(FATAL|PANIC)\b")
 """The end of a traceback, a command's error, a Postgres or Go process that cannot go on."""
 _ERROR = re.compile(r"\berror\b|[a-z]Error\b", re.IGNORECASE)
+_NO_ERROR = re.compile(r"\b(DEBUG|INFO|WARN|WARNING)\b|\[(debug|info|warning) *\]|\b(warn|info)\t")
+"""A level below error; such lines often name one."""
 _PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
 
 
@@ -31,7 +33,8 @@ def last_error(log: Path, start: int = 0) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines()) if line]
+    lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines())]
+    lines = [line for line in lines if not _NO_ERROR.search(line)]
     found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
     return without_password(" ".join(found.split()))[:_MAX_CHARS]
 

@@ -38,6 +38,7 @@ def test_passwords_are_left_out(tmp_path: Path) -> None:
 
 
 def test_without_a_log_or_an_error_in_it_there_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "quiet.log").write_text("INFO ready\nall is well\n")
+    quiet = "INFO ready\n(pid=3) WARNING 11-23 [utils.py:255] with error like `OSError: [Errno 24]`\nall is well\n\n"
+    (tmp_path / "quiet.log").write_text(quiet)
     assert last_error(tmp_path / "quiet.log") == ""
     assert last_error(tmp_path / "none.log") == ""
