@@ -33,7 +33,7 @@ def last_error(log: Path, start: int = 0) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line for line in (_COLOURS.sub("", raw).strip() for raw in text.splitlines())]
+    lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if not _NO_ERROR.search(line)]
     found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
     return without_password(" ".join(found.split()))[:_MAX_CHARS]
