@@ -28,7 +28,8 @@ class Message:
     """One message of a history. `role` is system, user, assistant or tool.
 
     Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
-    in one message with a tool result, so that it is not a new question.
+    in one message with a tool result, so that it is not a new question. `num_omitted`: images and files that the text
+    only names (`dialects/media.py`).
     """
 
     role: str
@@ -37,6 +38,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     beside_tool: bool = False
+    num_omitted: int = 0
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that Hugging Face chat templates take."""

@@ -40,20 +40,25 @@ class ClassifiedFailure(NamedTuple):
 
 
 def classify(error: BaseException) -> ClassifiedFailure:
-    """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else."""
+    """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else.
+
+    `activities/harnesses/cli_exits.py` recognises each message by its first words, with which programs end.
+    """
     match error:
         case UnauthorisedError():
             return ClassifiedFailure(Failure.UNAUTHORISED, "the session token is unknown or its session has ended")
         case PromptTooLongError():
             return ClassifiedFailure(Failure.PROMPT_TOO_LONG, str(error))
         case BodyTooLargeError():
-            return ClassifiedFailure(Failure.TOO_LARGE, str(error))
+            return ClassifiedFailure(Failure.TOO_LARGE, f"request too large: {error}")
         case TurnLimitError():
             return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
         case UnknownModelError():
-            return ClassifiedFailure(Failure.UNKNOWN_MODEL, str(error))
-        case InvalidRequestError() | TemplateRefusedError() | EngineRejectedError():
-            return ClassifiedFailure(Failure.INVALID, str(error))
+            return ClassifiedFailure(Failure.UNKNOWN_MODEL, f"unknown model: {error}")
+        case InvalidRequestError() | TemplateRefusedError():
+            return ClassifiedFailure(Failure.INVALID, f"invalid request: {error}")
+        case EngineRejectedError():
+            return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
         case ClientDisconnect():
             return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
         case StoreUnavailableError() | asyncio.CancelledError():

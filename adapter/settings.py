@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from adapter.dialects.media import MediaPolicy
+
 
 class AdapterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,6 +25,9 @@ class AdapterSettings(BaseModel):
     """vLLM's name of the reasoning parser. None leaves thinking in the text."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
+    images: MediaPolicy = "placeholder"
+    """What the model reads in place of an image or another file: a placeholder, or nothing, because the request is
+    refused."""
     ping_seconds: float = 2.0
     """Interval of pings in a stream while the model generates."""
     lease_seconds: float = 6.0

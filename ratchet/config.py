@@ -51,6 +51,10 @@ class EngineConfig(Section):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
     template's digest. Empty by default: the template's own defaults apply."""
+    images: Literal["placeholder", "refuse"] = "placeholder"
+    """What happens to images and files that an agent sends. `placeholder`, the default: the model reads a short text in
+    their place, such as `[image, 640x480, omitted]`. `refuse`: the request gets an error, with which most agents
+    end."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 
@@ -317,6 +321,13 @@ class LimitsConfig(Section):
     """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
 
 
+_LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
+    ("grading", "control_share", 1),
+    ("engine", "images", "placeholder"),
+)
+"""Keys with their defaults that runs of earlier versions do not have, so that those go on after an upgrade."""
+
+
 class RunConfig(Section):
     """The whole config of a run."""
 
@@ -395,6 +406,7 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the sha256 of the resolved values; runs with equal digests do the same work."""
         values = self.model_dump(mode="json")
-        if self.grading.control_share == 1:  # absent in runs of earlier versions, which must go on after an upgrade
-            del values["grading"]["control_share"]
+        for section, key, default in _LATER_KEYS:
+            if values[section][key] == default:
+                del values[section][key]
         return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

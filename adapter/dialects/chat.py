@@ -27,6 +27,7 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from ratchet.types import TurnKind
 
 
@@ -156,27 +157,35 @@ def _message(value: dict[str, Any], where: str) -> Message:
     if role == "assistant":
         reasoning = field_of(value, "reasoning_content", str, "")
         calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
-        return Message("assistant", _text(value, where, ""), reasoning, tuple(calls))
+        return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
     if role == "tool":
-        return Message("tool", _text(value, where, "\n"), tool_call_id=field_of(value, "tool_call_id", str, ""))
+        content = _content(value, where, "\n")
+        call_id = field_of(value, "tool_call_id", str, "")
+        return Message("tool", content.text, tool_call_id=call_id, num_omitted=content.num_omitted)
     if role in ("system", "developer", "user"):
         if value.get("content") is None:
             raise InvalidRequestError(f"{where}.content: text expected, got null")
-        return Message("user" if role == "user" else "system", _text(value, where, "\n"))
+        content = _content(value, where, "\n")
+        return Message("user" if role == "user" else "system", content.text, num_omitted=content.num_omitted)
     raise InvalidRequestError(f"{where}.role: {role!r} is none of system, developer, user, assistant, tool")
 
 
-def _text(value: dict[str, Any], where: str, joint: str) -> str:
-    content = field_of(value, "content", (str, list), "")
-    if isinstance(content, str):
-        return content
-    parts = []
-    for part in content:
-        part = object_at(part, f"{where}.content")
-        if part.get("type") not in ("text", "refusal"):
-            raise InvalidRequestError(f"{where}.content: this model reads text only, not {part.get('type')!r}")
-        parts.append(str(part.get("text") or part.get("refusal") or ""))
-    return joint.join(parts)
+def _content(value: dict[str, Any], where: str, joint: str) -> Content:
+    return content_of(field_of(value, "content", (str, list), ""), f"{where}.content", joint, _part)
+
+
+def _part(part: dict[str, Any], where: str) -> str | Omitted:
+    match part.get("type"):
+        case "text" | "refusal" as kind:
+            return str(part.get(kind) or "")
+        case "image_url":
+            image = field_of(part, "image_url", (dict, str), {})
+            return omitted_image(image if isinstance(image, str) else image.get("url"))
+        case "input_audio":
+            return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+        case "file":
+            return omitted_file("file", field_of(part, "file", dict, {}).get("filename"))
+    raise InvalidRequestError(f"{where}: {part.get('type')!r} is none of text, refusal, image_url, input_audio, file")
 
 
 def _tool_call(value: dict[str, Any], where: str) -> ToolCall:

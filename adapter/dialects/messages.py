@@ -6,6 +6,7 @@ ignored: sampling is set by the run.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from ratchet.types import TurnKind
 
 _STATUS: dict[Failure, tuple[int, str]] = {
@@ -60,7 +62,7 @@ class MessagesDialect:
         return bool(role_of(item).role == "assistant")
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        system = _text(field_at(fields, "system", (str, list), ""), "system")
+        system = _content(field_at(fields, "system", (str, list), ""), "system").text
         return PreambleContent(_BILLING_LINE.sub("", system), _tools(field_at(fields, "tools", list, [])))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
@@ -146,7 +148,7 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
-        return [Message("system", _text(content, where))]
+        return [Message("system", _content(content, where).text)]
     blocks = (
         [{"type": "text", "text": content}]
         if isinstance(content, str)
@@ -163,13 +165,16 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            text = _text(field_of(block, "content", (str, list), ""), where)
-            messages.append(Message("tool", text, tool_call_id=field_of(block, "tool_use_id", str, "")))
-        elif messages and messages[-1].role == "user":
+            result = _content(field_of(block, "content", (str, list), ""), where)
+            call_id = field_of(block, "tool_use_id", str, "")
+            messages.append(Message("tool", result.text, tool_call_id=call_id, num_omitted=result.num_omitted))
+            continue
+        text, num_omitted = _content([block], where)
+        if messages and messages[-1].role == "user":
             last = messages[-1]
-            messages[-1] = Message("user", last.text + "\n" + _text([block], where), beside_tool=last.beside_tool)
+            messages[-1] = replace(last, text=last.text + "\n" + text, num_omitted=last.num_omitted + num_omitted)
         else:
-            messages.append(Message("user", _text([block], where), beside_tool=bool(messages)))
+            messages.append(Message("user", text, beside_tool=bool(messages), num_omitted=num_omitted))
     return messages
 
 
@@ -182,20 +187,45 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
         elif block.get("type") == "thinking":
             reasoning.append(field_of(block, "thinking", str, ""))
         elif block.get("type") != "redacted_thinking":
-            text.append(_text([block], where))
+            text.append(_content([block], where).text)
     return Message("assistant", "".join(text), "\n".join(reasoning), tuple(calls))
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = []
-    for block in content:
-        block = object_at(block, f"{where}.content")
-        if block.get("type") != "text":
-            raise InvalidRequestError(f"{where}.content: this model reads text only, not {block.get('type')!r}")
-        parts.append(field_of(block, "text", str, ""))
-    return "\n".join(parts)
+def _content(content: str | list[Any], where: str) -> Content:
+    return content_of(content, f"{where}.content", "\n", _part)
+
+
+def _part(block: dict[str, Any], where: str) -> str | Omitted:
+    match block.get("type"):
+        case "text":
+            return str(field_of(block, "text", str, ""))
+        case "image":
+            return omitted_image(field_of(block, "source", dict, {}).get("data"))
+        case "document":
+            return _document(block, where)
+        case "search_result":
+            head = [field_of(block, name, str, "") for name in ("title", "source")]
+            found = _content(field_of(block, "content", list, []), where).text
+            return "\n".join(one for one in (*head, found) if one)
+        case "tool_reference":
+            return f"[tool {field_of(block, 'tool_name', str, '')}]"
+    raise InvalidRequestError(
+        f"{where}: {block.get('type')!r} is none of text, image, document, search_result, tool_reference"
+    )
+
+
+def _document(block: dict[str, Any], where: str) -> str | Omitted:
+    """A document of text or of blocks is text; of any other, the model sees that it is left out."""
+    source = field_of(block, "source", dict, {})
+    title = field_of(block, "title", str, "")
+    if source.get("type") == "text":
+        text = field_of(source, "data", str, "")
+        return f"{title}\n{text}" if title else text
+    if source.get("type") == "content":
+        text, num_omitted = _content(field_of(source, "content", (str, list), ""), where)
+        text = f"{title}\n{text}" if title else text
+        return Omitted(text) if num_omitted else text
+    return omitted_file("document", title or source.get("media_type"))
 
 
 def _tools(values: list[Any]) -> list[Tool]:

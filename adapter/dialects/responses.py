@@ -30,6 +30,7 @@ from adapter.dialects.base import (
     sdk_retries,
 )
 from adapter.dialects.chat import choice_of, function_tool, openai_failure
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
 from ratchet.types import TurnKind
 
@@ -117,9 +118,8 @@ def _message(item: dict[str, Any], where: str) -> Message:
         arguments = {"input": field_of(item, "input", str, "")}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
     if kind in _RESULT_TYPES:
-        return Message(
-            "tool", _text(field_of(item, "output", (str, list), ""), f"{where}.output"), tool_call_id=call_id
-        )
+        output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
+        return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
     raise InvalidRequestError(
         f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs"
     )
@@ -129,8 +129,8 @@ def _plain(item: dict[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system, developer")
-    text = _text(field_of(item, "content", (str, list), ""), f"{where}.content")
-    return Message("system" if role == "developer" else role, text)
+    content = _content(field_of(item, "content", (str, list), ""), f"{where}.content")
+    return Message("system" if role == "developer" else role, content.text, num_omitted=content.num_omitted)
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
@@ -144,16 +144,21 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
 
-def _text(content: str | list[Any], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = []
-    for part in content:
-        part = object_at(part, where)
-        if part.get("type") not in _TEXT_TYPES:
-            raise InvalidRequestError(f"{where}: this model reads text only, not {part.get('type')!r}")
-        parts.append(str(part.get("text") or part.get("refusal") or ""))
-    return "\n".join(parts)
+def _content(content: str | list[Any], where: str) -> Content:
+    return content_of(content, where, "\n", _part)
+
+
+def _part(part: dict[str, Any], where: str) -> str | Omitted:
+    kind = part.get("type")
+    if kind in _TEXT_TYPES:
+        return str(part.get("text") or part.get("refusal") or "")
+    if kind in ("input_image", "computer_screenshot"):
+        return omitted_image(part.get("image_url"))
+    if kind == "input_file":
+        return omitted_file("file", part.get("filename"))
+    if kind == "input_audio":
+        return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+    raise InvalidRequestError(f"{where}: {kind!r} is none of input_text, output_text, input_image, input_file")
 
 
 def _tool(tool: dict[str, Any], where: str) -> list[Tool]:

@@ -19,7 +19,8 @@ import structlog
 
 from adapter.conversation import MessageRun, RequestOptions
 from adapter.dialects.base import Dialect
-from adapter.prompt.history_validation import validate_history
+from adapter.dialects.media import MediaPolicy
+from adapter.prompt.history_validation import refuse_media, validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession, SessionCache
@@ -49,10 +50,7 @@ class PromptTooLongError(Exception):
 
 
 class TurnLimitError(Exception):
-    """The session has had all the turns that its limits allow.
-
-    `activities/harnesses/cli_exits.py` recognises the message by its first words.
-    """
+    """The session has had all the turns that its limits allow."""
 
     def __init__(self, max_turns: int) -> None:
         super().__init__(f"turn limit: this session's limit of {max_turns} model calls is reached")
@@ -132,10 +130,13 @@ class PreparedCall:
 
 
 class PromptBuilder:
-    def __init__(self, renderer: Renderer, router: EngineRouter, sessions: SessionCache) -> None:
+    def __init__(
+        self, renderer: Renderer, router: EngineRouter, sessions: SessionCache, images: MediaPolicy = "placeholder"
+    ) -> None:
         self._renderer = renderer
         self._router = router
         self._sessions = sessions
+        self._refuses_media = images == "refuse"
         if renderer.full_render_reason is not None:
             _LOG.warning(
                 "every prompt is rendered and tokenised in full: the chat template cannot be rendered in segments",
@@ -215,6 +216,8 @@ class PromptBuilder:
         if model not in ("", session.row.model):
             raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
         validate_history(request.runs, request.num_skipped)
+        if self._refuses_media:
+            refuse_media(request.runs)
         num_chars = sum(len(message.text) for run in _runs_after(request, stored) for message in run.messages)
         try:
             if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:

@@ -94,7 +94,7 @@ class Capture:
         self._writer = TurnWriter(database, settings.lease_seconds)
         self._leases = Leases(database, settings.lease_seconds, router)
         self._sessions = SessionCache(database, renderer, settings.max_sessions)
-        self._prompts = PromptBuilder(renderer, router, self._sessions)
+        self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._leases)
         process_id = uuid4().hex[:12]
         self._registry = TurnRegistry(

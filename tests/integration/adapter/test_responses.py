@@ -164,8 +164,8 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "keeps no responses"),
         (
-            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "text only",
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "hologram"}]}]},
+            "hologram",
         ),
         (
             {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, user_item("x")]},
