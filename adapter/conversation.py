@@ -123,7 +123,8 @@ def extend_key(prefix: bytes, run_key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The fields of a request beside its history. Only `max_tokens` reaches the sampler; sampling is set by the run.
+    """The fields of a request beside its history. Sampling is set by the run; only `max_tokens` and `stop_sequences`
+    reach the engine, which end an answer earlier.
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
     `retry`: the SDK's header marks the request as a retry. `custom_tools`: names of tools that take plain text.

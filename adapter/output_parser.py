@@ -1,7 +1,9 @@
 """Parse sampled ids into the assistant's message that the client gets.
 
-Stop sequences, tool choice and strict schemas act here, on the text. If they reached the sampler, they would change
-what the recorded logprobs mean.
+Tool choice and strict schemas act here, on the text. If they reached the sampler, they would change what the recorded
+logprobs mean. Stop sequences end the generation in the engine, which changes no logprob. The output ends with the token
+that completes one, and the text before the stop sequence. That token is kept whole, even if its text goes on behind the
+stop sequence: it was sampled as one action, and no part of it can be a target or a context of its own.
 """
 
 import asyncio
@@ -53,6 +55,22 @@ class OutputParser:
 
     def decode(self, ids: Ids) -> str:
         return self._renderer.tokenizer.decode(ids)
+
+    async def num_ids_until_stop(self, ids: Ids, stop_sequences: Sequence[str]) -> int:
+        """Return how many ids belong to the output: all up to the one that completes the first stop sequence."""
+        if _cut(self.decode(ids), stop_sequences).stop_sequence is None:
+            return len(ids)
+        if len(ids) < _THREAD_FROM_TOKENS:
+            return self._num_ids_with_stop(ids, stop_sequences)
+        return await asyncio.to_thread(self._num_ids_with_stop, ids, stop_sequences)
+
+    def _num_ids_with_stop(self, ids: Ids, stop_sequences: Sequence[str]) -> int:
+        """A text that contains a stop sequence still does with more tokens, so the shortest one is found by halving."""
+        return bisect_left(
+            range(len(ids)),
+            True,
+            key=lambda num: _cut(self.decode(ids[:num]), stop_sequences).stop_sequence is not None,
+        )
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
         """Return how many sampled ids are thinking, marks included: the shortest prefix that decodes to its length."""

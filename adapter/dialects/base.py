@@ -15,6 +15,9 @@ from adapter.conversation import Answer, Message, RequestOptions, Tool
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
 
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1000
+
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -186,6 +189,16 @@ def positive(value: int | None, name: str) -> int | None:
     if value is not None and value < 1:
         raise InvalidRequestError(f"{name}: must be at least 1, got {value}")
     return value
+
+
+def stops_of(values: str | list[Any], name: str) -> tuple[str, ...]:
+    """Return stop sequences; empty ones, which would stop nothing, are left out. Raises InvalidRequestError."""
+    stops = [values] if isinstance(values, str) else values
+    if len(stops) > MAX_STOPS or any(not isinstance(one, str) or len(one) > MAX_STOP_CHARS for one in stops):
+        raise InvalidRequestError(
+            f"{name}: at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters expected"
+        )
+    return tuple(one for one in stops if one)
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:

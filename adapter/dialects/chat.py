@@ -26,6 +26,7 @@ from adapter.dialects.base import (
     positive,
     role_of,
     sdk_retries,
+    stops_of,
 )
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from ratchet.types import TurnKind
@@ -77,7 +78,6 @@ class ChatDialect:
         if field_at(fields, "n", int, 1) != 1:
             raise InvalidRequestError("n: only 1 is served")
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
-        stop = field_at(fields, "stop", (str, list), [])
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -88,9 +88,7 @@ class ChatDialect:
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
-            stop_sequences=tuple(
-                one for one in ([stop] if isinstance(stop, str) else stop) if isinstance(one, str) and one
-            ),
+            stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
             strict_tools=_strict(field_at(fields, "tools", list, []))

@@ -28,6 +28,7 @@ from adapter.dialects.base import (
     positive,
     role_of,
     sdk_retries,
+    stops_of,
 )
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from ratchet.types import TurnKind
@@ -74,7 +75,6 @@ class MessagesDialect:
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         kind = choice.get("type", "auto")
-        stops = field_at(fields, "stop_sequences", list, [])
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -84,7 +84,7 @@ class MessagesDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
-            stop_sequences=tuple(one for one in stops if isinstance(one, str) and one),
+            stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
             tool_choice=str(choice.get("name", "")) if kind == "tool" else "required" if kind == "any" else str(kind),
             parallel_calls=not choice.get("disable_parallel_tool_use", False),
         )

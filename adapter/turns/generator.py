@@ -7,7 +7,7 @@ that a crash could lose.
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -76,6 +76,7 @@ class TurnGenerator:
     async def _generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         started = time.monotonic()
         sampled = await self._sample(session, prepared, turn_id)
+        sampled = replace(sampled, generation=await self._cut(prepared, sampled.generation))
         if not sampled.generation.logprobs_valid:
             _LOG.error(
                 "logprobs are incomplete or clamped: the turn is stored but will not be trained",
@@ -99,6 +100,13 @@ class TurnGenerator:
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
             raise UnauthorisedError
         return stored_answer(known)
+
+    async def _cut(self, prepared: PreparedCall, generation: Generation) -> Generation:
+        """Drop what was sampled behind a stop sequence: an engine that decodes several tokens at once may go on."""
+        stop_sequences = prepared.request.options.stop_sequences
+        if not stop_sequences:
+            return generation
+        return generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
 
     async def _parse(self, prepared: PreparedCall, turn_id: int, generation: Generation) -> Answer:
         ids = generation.token_ids
@@ -127,7 +135,12 @@ class TurnGenerator:
         Raises UnauthorisedError if a call fails and its row has been aborted. While no engine is ready the row is
         not read, so the call of a sealed session may still be sampled; its completion then fails.
         """
-        sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids)
+        sampling = Sampling(
+            prepared.max_tokens,
+            session.row.temperature,
+            self._renderer.stop_ids,
+            stop=prepared.request.options.stop_sequences,
+        )
         recorded_engine_id = prepared.engine_id
         while True:
             engine = await self._router.pick(session.row.id)

@@ -13,7 +13,8 @@ from tests.e2e.adapter.test_real_clients import num_trained, read_end
 
 pytestmark = pytest.mark.timeout(3000)
 PICTURE = "import sys, zlib, struct\n" + (
-    "chunk = lambda kind, data: struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\n"
+    "number = lambda value: struct.pack('>I', value)\n"
+    "chunk = lambda kind, data: number(len(data)) + kind + data + number(zlib.crc32(kind + data))\n"
     "pixels = zlib.compress((b'\\0' + b'\\xff\\0\\0' * 31) * 7)\n"
     "head = struct.pack('>IIBBBBB', 31, 7, 8, 2, 0, 0, 0)\n"
     "png = b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', head) + chunk(b'IDAT', pixels) + chunk(b'IEND', b'')\n"
