@@ -25,6 +25,8 @@ class AdapterSettings(BaseModel):
     """vLLM's name of the reasoning parser. None leaves thinking in the text."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
+    restore_reasoning: bool | None = None
+    """Whether the reasoning of an answer is put back that a client sends without it. None: if the template shows it."""
     images: MediaPolicy = "placeholder"
     """What the model reads in place of an image or another file: a placeholder, or nothing, because the request is
     refused."""

@@ -51,6 +51,10 @@ class EngineConfig(Section):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
     template's digest. Empty by default: the template's own defaults apply."""
+    restore_reasoning: bool | None = None
+    """Whether the adapter puts the reasoning of an answer back if an agent sends the answer without it. Without that,
+    each turn of such an agent is a chain of its own. None, the default, means yes if the chat template shows
+    reasoning."""
     images: Literal["placeholder", "refuse"] = "placeholder"
     """What happens to images and files that an agent sends. `placeholder`, the default: the model reads a short text in
     their place, such as `[image, 640x480, omitted]`. `refuse`: the request gets an error, with which most agents
@@ -324,6 +328,7 @@ class LimitsConfig(Section):
 _LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("grading", "control_share", 1),
     ("engine", "images", "placeholder"),
+    ("engine", "restore_reasoning", None),
 )
 """Keys with their defaults that runs of earlier versions do not have, so that those go on after an upgrade."""
 

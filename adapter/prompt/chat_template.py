@@ -3,6 +3,7 @@
 This is the only file that knows Jinja, and what the templates of different models accept.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -11,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from adapter.conversation import Message, Tool
+from adapter.conversation import Message, Tool, ToolCall
 from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
 
@@ -25,7 +26,7 @@ class ChatTemplate:
 
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
     the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
-    changes with the time.
+    changes with the time. `shows_reasoning`: of an answer's reasoning, in at least one place of a conversation.
 
     Templates do not expect two things that agents do; for every dialect, they are converted here:
     - A system message after the first message becomes a user message if the template refuses it or leaves it out.
@@ -46,6 +47,7 @@ class ChatTemplate:
         self._appends_to_results = False
         self._late_system = self._renders_late_system()
         self._appends_to_results = self._drops_thinking_beside_tools()
+        self.shows_reasoning = self._shows_reasoning()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
         """Render messages and tools. Raises TemplateRefusedError."""
@@ -82,6 +84,17 @@ class ChatTemplate:
             return "zxqj" in self.render([Message("user", "q"), Message("assistant", "a"), Message("system", "zxqj")])
         except TemplateRefusedError:
             return False
+
+    def _shows_reasoning(self) -> bool:
+        call = ToolCall("zxqc", "f", {})
+        followers = ([Message("tool", "r", tool_call_id=call.id)], [Message("user", "u")], [])
+        for follower in followers:
+            for calls in ((call,), ()):
+                answer = Message("assistant", "a", "zxqj", calls)
+                with contextlib.suppress(TemplateRefusedError):
+                    if "zxqj" in self.render([Message("user", "q"), answer, *follower]):
+                        return True
+        return False
 
     def _drops_thinking_beside_tools(self) -> bool:
         history = [Message("user", "q"), Message("assistant", "a", "zxqj"), Message("tool", "r")]

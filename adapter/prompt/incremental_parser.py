@@ -24,6 +24,7 @@ from adapter.prompt.request_parser import (
     DecodedBody,
     HistoryPrefix,
     ParsedRequest,
+    Restore,
     decode_body,
     group_by_side,
     parse_request,
@@ -68,10 +69,11 @@ class _Match:
 
 
 class IncrementalParser:
-    """One session's parser. `preambles` is shared by all sessions of the process."""
+    """One session's parser. `preambles` is shared by all sessions of the process; `restore` as in `parse_request`."""
 
-    def __init__(self, preambles: PreambleCache) -> None:
+    def __init__(self, preambles: PreambleCache, restore: Restore | None = None) -> None:
         self._preambles = preambles
+        self._restore = restore
         self._conversations: list[_Conversation] = []
 
     def num_new_bytes(self, body: bytes) -> int:
@@ -92,7 +94,9 @@ class IncrementalParser:
         decoded = decode_body(body, dialect)
         preamble = self._preambles.get(dialect, decoded.fields)
         groups = group_by_side(decoded.items, dialect)
-        request = parse_request(decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers)
+        request = parse_request(
+            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers, self._restore
+        )
         first = _offset_in(body, decoded.items[0])
         if first is not None:
             marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
@@ -122,7 +126,7 @@ class IncrementalParser:
         if preamble.key != match.conversation.preamble.key or dialect.is_answer(decoded.items[0]) == mark.is_answer:
             return None
         groups = group_by_side(decoded.items, dialect)
-        request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers)
+        request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers, self._restore)
         marks = [one for one in match.conversation.marks if one.end <= mark.end]
         marks += _new_marks(body, rest, groups, request, mark.prefix.num_items, match.digest, mark.end)
         conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:], b"")

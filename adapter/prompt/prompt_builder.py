@@ -206,8 +206,9 @@ class PromptBuilder:
         Parsed whole if no stored stream can be reused, or if the new part cannot be rendered in segments.
         """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
-        if not session.loaded or _is_answered_elsewhere(session, request):
-            await self._sessions.load(session)
+        is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)
+        if is_incomplete and await self._sessions.load(session) and self._sessions.restores:
+            request = await self._parse(session, body, dialect, headers, whole=True)  # with the new turns' reasoning
         stored = self._find_stored_prefix(session, request)
         if request.num_skipped and (stored is None or not stored.reusable):
             request = await self._parse(session, body, dialect, headers, whole=True)

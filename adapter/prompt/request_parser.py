@@ -3,7 +3,7 @@
 This is the plain parser. `incremental_parser.py` calls it with the part of a body that is new.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby
@@ -16,6 +16,7 @@ from adapter.dialects.base import Dialect, Fields, InvalidRequestError
 
 _LANE_CHARS = 100
 _FIELDS = msgspec.json.Decoder(Fields)
+Restore = Callable[[bytes, MessageRun], MessageRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,18 @@ def parse_request(
     prefix: HistoryPrefix,
     dialect: Dialect,
     headers: Mapping[str, str],
+    restore: Restore | None = None,
 ) -> ParsedRequest:
-    """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError."""
+    """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError.
+
+    `restore` is given each answer, with the key of the history before it, and returns the answer to use.
+    """
     runs: list[MessageRun] = []
     keys = [prefix.key]
     first = prefix.num_items
     for group in groups:
-        runs.append(_parse_run(group, first, dialect))
+        run = _parse_run(group, first, dialect)
+        runs.append(restore(keys[-1], run) if restore is not None and run.assistant else run)
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
     options = dialect.options(body.fields, headers)

@@ -93,7 +93,7 @@ class Capture:
     ) -> None:
         self._writer = TurnWriter(database, settings.lease_seconds)
         self._leases = Leases(database, settings.lease_seconds, router)
-        self._sessions = SessionCache(database, renderer, settings.max_sessions)
+        self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._leases)
         process_id = uuid4().hex[:12]

@@ -84,12 +84,18 @@ def _cause_of_first_change(
         if keys[at + 1] in tree.known_keys:
             continue
         if run.assistant:
-            return ForkCause.DRIFT if tree.has_similar_answer(keys[at], run) else ForkCause.EDIT
+            return _cause_of_changed_answer(tree, keys[at], run)
         if at > 0:
             return ForkCause.EDIT
         mostly_new = len(runs) == 1 and 2 * attach_point.kept_tokens <= prompt_tokens
         return _cause_of_opening(tree, lane, runs, ForkCause.ROOT if mostly_new else ForkCause.EDIT)
     return ForkCause.DRIFT
+
+
+def _cause_of_changed_answer(tree: TurnTree, key: bytes, run: MessageRun) -> ForkCause:
+    if tree.has_similar_answer(key, run):
+        return ForkCause.DRIFT
+    return ForkCause.REASONING if tree.reasoning.knows(key, run) else ForkCause.EDIT
 
 
 def _cause_of_opening(tree: TurnTree, lane: str, runs: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:

@@ -23,7 +23,7 @@ from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
-from adapter.turns.tree import TurnGrowth
+from adapter.turns.tree import TurnGrowth, TurnTree
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -44,8 +44,9 @@ DIALECT = MessagesDialect()
 class SessionsWithoutStore(SessionCache):
     """All turns are made in this process, so there is nothing to load."""
 
-    async def load(self, session: LiveSession) -> None:
+    async def load(self, session: LiveSession) -> bool:
         session.loaded = True
+        return False
 
 
 def builder_of(renderer: Renderer) -> PromptBuilder:
@@ -53,10 +54,12 @@ def builder_of(renderer: Renderer) -> PromptBuilder:
     return PromptBuilder(renderer, EngineRouter(database), SessionsWithoutStore(database, renderer, 1))
 
 
-def new_session() -> LiveSession:
+def new_session(restores: bool = False) -> LiveSession:
     limits = {"max_context_tokens": 10**6, "max_response_tokens": 100}
     row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
-    return LiveSession(row, IncrementalParser(PreambleCache()), loaded=True)
+    tree = TurnTree()
+    parser = IncrementalParser(PreambleCache(), tree.with_reasoning if restores else None)
+    return LiveSession(row, parser, tree, loaded=True)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Client:
         )
         self.history = [self.question()]
         self.number = 0
+        self.sends_reasoning = True
         self.thoughts = ["", "", "thought {}", "deep\n{}"]
 
     # ------------------------------------------------------------ messages
@@ -134,7 +138,7 @@ class Client:
             if part.role == "tool":
                 blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": part.text})
                 continue
-            if part.reasoning:
+            if part.reasoning and self.sends_reasoning:
                 blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": str(self.rng.random())})
             if part.text or not part.tool_calls:
                 blocks.append({"type": "text", "text": part.text})

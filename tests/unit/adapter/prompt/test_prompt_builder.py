@@ -53,6 +53,33 @@ async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], n
         client.go_on(client.sample(prepared))
 
 
+class ForgetfulClient(Client):
+    """A client that sends no reasoning back; an answer that it edits has none any more."""
+
+    def __init__(self, renderer: Renderer, seed: int) -> None:
+        super().__init__(renderer, seed)
+        self.session = new_session(restores=True)
+        self.sends_reasoning = False
+
+    def edit(self, at: int) -> None:
+        super().edit(at)
+        message = self.history[at]
+        self.history[at] = replace(message, parts=tuple(replace(part, reasoning="") for part in message.parts))
+
+
+@pytest.mark.parametrize("name", ["drops thinking", "keeps thinking"])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+async def test_a_client_that_sends_no_reasoning_gets_the_prompts_of_one_that_does(
+    renderers: dict[str, Renderer], name: str, seed: int
+) -> None:
+    client = ForgetfulClient(renderers[name], seed)
+    for _ in range(12):
+        prepared = await client.ask()
+        assert np.array_equal(prepared.ids, client.expected()), client.history
+        client.go_on(client.sample(prepared))
+
+
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_another_process_makes_the_same_prompts(renderers: dict[str, Renderer], seed: int) -> None:
