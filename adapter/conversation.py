@@ -4,9 +4,9 @@ Equality of messages decides which sampled ids are used for them, so it is defin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -66,6 +66,30 @@ class Message:
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
 
 
+class NamespacedName(NamedTuple):
+    """A tool of a namespace: the model sees both names as one (`flat`), the client gets them apart."""
+
+    namespace: str
+    name: str
+
+    @property
+    def flat(self) -> str:
+        return f"{self.namespace}__{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForms:
+    """What the form that templates take does not say about tools, by the name that the model sees.
+
+    `strict`: tools whose arguments must match their schema. `custom`: tools that take plain text. `namespaces`: tools
+    of a namespace.
+    """
+
+    strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
+    namespaces: Mapping[str, NamespacedName] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """What stands before the first message: system text, and tools in OpenAI's function form, which is the one that
@@ -75,10 +99,12 @@ class Preamble:
     system: str
     tools: tuple[Tool, ...]
     key: bytes
+    forms: ToolForms = field(default_factory=ToolForms)
 
     @staticmethod
-    def of(system: str, tools: Sequence[Tool]) -> "Preamble":
-        return Preamble(system, tuple(tools), _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS)))
+    def of(system: str, tools: Sequence[Tool], forms: ToolForms | None = None) -> "Preamble":
+        key = _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS))
+        return Preamble(system, tuple(tools), key, forms or ToolForms())
 
     def messages(self) -> tuple[Message, ...]:
         return (Message("system", self.system),) if self.system else ()
@@ -127,9 +153,8 @@ class RequestOptions:
     reach the engine, which end an answer earlier.
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
-    `retry`: the SDK's header marks the request as a retry. `custom_tools`: names of tools that take plain text.
-    `tool_choice`: auto, none, required or a tool's name. `strict_tools`: names of tools whose arguments must match
-    their schema.
+    `retry`: the SDK's header marks the request as a retry. `tool_choice`: auto, none, required or a tool's name.
+    `tool_forms`: those of the preamble.
     """
 
     dialect: str
@@ -143,8 +168,7 @@ class RequestOptions:
     stop_sequences: tuple[str, ...] = ()
     tool_choice: str = "auto"
     parallel_calls: bool = True
-    strict_tools: frozenset[str] = frozenset()
-    custom_tools: frozenset[str] = frozenset()
+    tool_forms: ToolForms = field(default_factory=ToolForms)
 
 
 @dataclass(frozen=True, slots=True)

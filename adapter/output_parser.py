@@ -137,7 +137,7 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
         key not in values for key in (required if isinstance(required, list) else [])
     ):
         return None
-    if name in options.strict_tools and not _matches_schema(values, schema):
+    if name in options.tool_forms.strict and not _matches_schema(values, schema):
         return None
     return ToolCall(f"call_{uuid4().hex[:24]}", name, values)
 

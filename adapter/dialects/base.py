@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolForms
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -41,6 +41,7 @@ class InvalidRequestError(ValueError):
 class PreambleContent(NamedTuple):
     system: str
     tools: list[Tool]
+    forms: ToolForms
 
 
 class HttpFailure(NamedTuple):

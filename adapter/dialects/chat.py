@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -65,8 +65,9 @@ class ChatDialect:
         return bool(role_of(item).role == "assistant")
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        tools = enumerate(field_at(fields, "tools", list, []))
-        return PreambleContent("", [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in tools])
+        values = field_at(fields, "tools", list, [])
+        tools = [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in enumerate(values)]
+        return PreambleContent("", tools, ToolForms(strict=_strict(values)))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -91,9 +92,6 @@ class ChatDialect:
             stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
-            strict_tools=_strict(field_at(fields, "tools", list, []))
-            if b'"strict"' in bytes(fields.get("tools", b""))
-            else frozenset(),
         )
 
     # ------------------------------------------------------------ answers

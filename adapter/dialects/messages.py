@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -64,7 +64,10 @@ class MessagesDialect:
 
     def preamble(self, fields: Fields) -> PreambleContent:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
-        return PreambleContent(_BILLING_LINE.sub("", system), _tools(field_at(fields, "tools", list, [])))
+        values = field_at(fields, "tools", list, [])
+        tools = _tools(values)
+        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if tool.get("strict") is True))
+        return PreambleContent(_BILLING_LINE.sub("", system), tools, forms)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         parsed: list[Message] = []

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -29,15 +29,15 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
-from adapter.dialects.chat import choice_of, function_tool, openai_failure
+from adapter.dialects.chat import choice_of, openai_failure
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
+from adapter.dialects.responses_tools import called_name, forms_of, tools_of
 from ratchet.types import TurnKind
 
 _ANSWER_TYPES = frozenset({"reasoning", "function_call", "custom_tool_call"})
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
-_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class ResponsesDialect:
@@ -60,10 +60,13 @@ class ResponsesDialect:
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        tools: list[Tool] = []
-        for at, value in enumerate(field_at(fields, "tools", list, [])):
-            tools += _tool(object_at(value, f"tools[{at}]"), f"tools[{at}]")
-        return PreambleContent(field_at(fields, "instructions", str, ""), tools)
+        tools = [
+            tool
+            for at, value in enumerate(field_at(fields, "tools", list, []))
+            for tool in tools_of(object_at(value, f"tools[{at}]"), f"tools[{at}]")
+        ]
+        functions = [tool.function for tool in tools]
+        return PreambleContent(field_at(fields, "instructions", str, ""), functions, forms_of(tools))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -75,7 +78,6 @@ class ResponsesDialect:
             raise InvalidRequestError(
                 "this service keeps no responses: send the whole history as `input`, without previous_response_id"
             )
-        tools = field_at(fields, "tools", list, [])
         sub_agent = headers.get("x-openai-subagent", "")
         lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
         return RequestOptions(
@@ -88,8 +90,6 @@ class ResponsesDialect:
             retry=sdk_retries(headers),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
-            strict_tools=_names(tools, "strict", True),
-            custom_tools=_names(tools, "type", "custom"),
         )
 
     # ------------------------------------------------------------ answers
@@ -113,10 +113,10 @@ def _message(item: dict[str, Any], where: str) -> Message:
     call_id = field_of(item, "call_id", str, "")
     if kind == "function_call":
         arguments = arguments_of(item.get("arguments"), f"{where}.arguments")
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
+        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
     if kind == "custom_tool_call":
         arguments = {"input": field_of(item, "input", str, "")}
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
+        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
     if kind in _RESULT_TYPES:
         output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
         return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
@@ -159,18 +159,3 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
     if kind == "input_audio":
         return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
     raise InvalidRequestError(f"{where}: {kind!r} is none of input_text, output_text, input_image, input_file")
-
-
-def _tool(tool: dict[str, Any], where: str) -> list[Tool]:
-    """Empty for tools that the vendor's own servers run, such as web search."""
-    if tool.get("type") == "custom":
-        return [
-            function_tool(
-                {"name": tool.get("name"), "description": tool.get("description"), "parameters": _TEXT_PARAMETER}, where
-            )
-        ]
-    return [function_tool(tool, where)] if tool.get("type") == "function" else []
-
-
-def _names(tools: list[Any], field: str, value: Any) -> frozenset[str]:
-    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict) and tool.get(field) == value)

@@ -47,6 +47,7 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     """Reasoning, text and calls, in this order; their ids are derived from the turn's."""
     message = answer.message
     turn = answer.turn_id
+    forms = options.tool_forms
     items: list[dict[str, Any]] = []
     if message.reasoning:
         sealed = base64.b64encode(message.reasoning.encode()).decode()
@@ -61,7 +62,9 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
         )
     for at, call in enumerate(message.tool_calls):
         common = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if call.name in options.custom_tools:
+        if (qualified := forms.namespaces.get(call.name)) is not None:
+            common |= {"name": qualified.name, "namespace": qualified.namespace}
+        if call.name in forms.custom:
             items.append(
                 {"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"}
                 | common

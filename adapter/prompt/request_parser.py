@@ -72,7 +72,8 @@ def parse_request(
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
     options = dialect.options(body.fields, headers)
-    return ParsedRequest(preamble, replace(options, lane=_lane_key(options.lane)), prefix.num_runs, runs, keys)
+    options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
+    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:

@@ -37,3 +37,57 @@ async def test_an_image_does_not_end_the_rollout(cli: Cli, view: str, testbed: T
     assert "[image, 31x7, omitted]" in testbed.engine.renderer.tokenizer.decode(last), events[-3:]
     assert [row.fork_cause for row in rows] == ["root", None, None]
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
+
+
+MCP_SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    params = asked.get("params") or {}
+    if "id" not in asked:
+        continue
+    numbers = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    answers = {
+        "initialize": {"protocolVersion": params.get("protocolVersion"), "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "calc", "version": "1"}},
+        "tools/list": {"tools": [{"name": "add", "description": "adds", "inputSchema": numbers}]},
+    }
+    if asked["method"] == "tools/call":
+        total = sum(params["arguments"].values())
+        answers["tools/call"] = {"content": [{"type": "text", "text": f"the sum is {total}"}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answers.get(asked["method"], {})}), flush=True)
+"""
+
+
+async def test_codex_calls_a_tool_of_an_mcp_server(testbed: Testbed, directory: Path) -> None:
+    """Codex sends the tools of a server as a namespace."""
+    server = directory / "calc.py"
+    server.write_text(MCP_SERVER)
+    opened = await testbed.open()
+    await testbed.engine.say(call("mcp__calc__add", a=40, b=2), "All done.")
+    servers = f"-c mcp_servers.calc.command=python3 -c 'mcp_servers.calc.args=[\"{server}\"]'"
+    running = start(CODEX, testbed.address, opened.token, directory, extra_args=servers)
+    events = await running.end()
+    rows = await testbed.rows(opened)
+    assert read_end(CODEX, running) is AgentExit.DONE, events[-3:]
+    last = (await testbed.engine.seen())["calls"][-1]["ids"]
+    assert "the sum is 42" in testbed.engine.renderer.tokenizer.decode(last), events[-3:]
+    assert [row.fork_cause for row in rows] == ["root", None]
+
+
+async def test_codex_starts_a_sub_agent(testbed: Testbed, directory: Path) -> None:
+    """The sub-agent has a lane of its own, and the main conversation stays one stream."""
+    opened = await testbed.open()
+    engine = testbed.engine
+    wait = CODEX.call("sleep 3")  # of the main agent and of its sub-agent, in any order
+    await engine.say(call("multi_agent_v1__spawn_agent", message="Find where it breaks."), wait, wait)
+    await engine.say(*["Nothing found, all is well."] * 6)
+    running = start(CODEX, testbed.address, opened.token, directory)
+    events = await running.end()
+    rows = await testbed.rows(opened)
+    assert read_end(CODEX, running) is AgentExit.DONE, events[-3:]
+    subs = [row for row in rows if row.lane]
+    mains = [row for row in rows if not row.lane]
+    assert len({row.lane for row in subs}) == 1 and {row.kind for row in subs} == {"sub_agent"}, events
+    assert [row.fork_cause for row in mains] == ["root"] + [None] * (len(mains) - 1)
+    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
