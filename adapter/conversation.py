@@ -154,7 +154,8 @@ class RequestOptions:
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
     `retry`: the SDK's header marks the request as a retry. `tool_choice`: auto, none, required or a tool's name.
-    `tool_forms`: those of the preamble.
+    `tool_forms`: those of the preamble. `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of
+    the answer's text, None: any text.
     """
 
     dialect: str
@@ -169,6 +170,15 @@ class RequestOptions:
     tool_choice: str = "auto"
     parallel_calls: bool = True
     tool_forms: ToolForms = field(default_factory=ToolForms)
+    logprobs: bool = False
+    output_schema: Mapping[str, Any] | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """A sampled token's text and logprob, for a client that asks for it."""
+
+    token: str
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +190,7 @@ class Answer:
 
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
+    `violation`: how the text violates the format that was asked for. `logprobs`: of all sampled tokens, if asked for.
     """
 
     turn_id: int
@@ -192,6 +203,8 @@ class Answer:
     stop_sequence: str | None = None
     thinks: bool = False
     reasoning_tokens: int = 0
+    violation: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
@@ -223,13 +236,15 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "stop_sequence": answer.stop_sequence,
         "thinks": answer.thinks,
         "reasoning_tokens": answer.reasoning_tokens,
+        **({"violation": answer.violation} if answer.violation else {}),
+        **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
     }
 
 
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
-    return Answer(
-        turn_id, message_from_json(value["message"]), **{name: value[name] for name in value if name != "message"}
-    )
+    fields = {name: value[name] for name in value if name not in ("message", "logprobs")}
+    logprobs = tuple(TokenLogprob(*one) for one in value.get("logprobs", ()))
+    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, **fields)
 
 
 def _hash(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
-from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter
+from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter, StateNotKeptError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
 from adapter.turns.capture import Capture, PendingCall
@@ -55,6 +55,8 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
         case UnknownModelError():
             return ClassifiedFailure(Failure.UNKNOWN_MODEL, f"unknown model: {error}")
+        case StateNotKeptError():
+            return ClassifiedFailure(Failure.STATE_NOT_KEPT, f"invalid request: {error}")
         case InvalidRequestError() | TemplateRefusedError():
             return ClassifiedFailure(Failure.INVALID, f"invalid request: {error}")
         case EngineRejectedError():

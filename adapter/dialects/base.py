@@ -5,10 +5,13 @@ A new protocol is a new file in this folder and a route in `adapter/app.py`.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import orjson
+
+if TYPE_CHECKING:
+    from adapter.dialects.fields import FieldRule
 
 from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolForms
 
@@ -25,10 +28,12 @@ class Failure(StrEnum):
     """Why a request got no answer. The vendors' SDKs and agents retry only `unavailable` and `internal`."""
 
     INVALID = "invalid"
+    STATE_NOT_KEPT = "state_not_kept"
     PROMPT_TOO_LONG = "prompt_too_long"
     TOO_LARGE = "too_large"
     UNAUTHORISED = "unauthorised"
     UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_ROUTE = "unknown_route"
     TURN_LIMIT = "turn_limit"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
@@ -36,6 +41,10 @@ class Failure(StrEnum):
 
 class InvalidRequestError(ValueError):
     """The request cannot be served; the message names the part of it and the reason."""
+
+
+class StateNotKeptError(InvalidRequestError):
+    """The request refers to a conversation that the vendor's servers would keep."""
 
 
 class PreambleContent(NamedTuple):
@@ -64,12 +73,14 @@ class SseWriter(Protocol):
 class Dialect(Protocol):
     """A wire protocol.
 
+    `rules`: what becomes of each field.
     `history` names the field with the messages, `preamble_fields` those with system text and tools.
     `too_long_in_stream`: if a stream was asked for, clients expect the failure "prompt too long" as an event and not as
     a status.
     """
 
     name: str
+    rules: "Mapping[str, FieldRule]"
     history: str
     preamble_fields: tuple[str, ...]
     too_long_in_stream: bool

@@ -28,8 +28,12 @@ from adapter.dialects.base import (
     sdk_retries,
     stops_of,
 )
+from adapter.dialects.fields import CHAT_FIELDS
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
+
+_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class OpenAIError(NamedTuple):
@@ -40,6 +44,8 @@ class OpenAIError(NamedTuple):
 
 OPENAI_ERRORS: dict[Failure, OpenAIError] = {
     Failure.INVALID: OpenAIError(400, "invalid_request_error", None),
+    Failure.STATE_NOT_KEPT: OpenAIError(400, "invalid_request_error", "unsupported_parameter"),
+    Failure.UNKNOWN_ROUTE: OpenAIError(404, "invalid_request_error", "unknown_url"),
     Failure.PROMPT_TOO_LONG: OpenAIError(400, "invalid_request_error", "context_length_exceeded"),
     Failure.TOO_LARGE: OpenAIError(413, "invalid_request_error", "request_too_large"),
     Failure.UNAUTHORISED: OpenAIError(401, "invalid_request_error", "invalid_api_key"),
@@ -52,6 +58,7 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 
 class ChatDialect:
     name = "chat"
+    rules = CHAT_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("tools",)
     too_long_in_stream = False
@@ -67,7 +74,7 @@ class ChatDialect:
     def preamble(self, fields: Fields) -> PreambleContent:
         values = field_at(fields, "tools", list, [])
         tools = [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in enumerate(values)]
-        return PreambleContent("", tools, ToolForms(strict=_strict(values)))
+        return PreambleContent("", tools, ToolForms(_names(values, "function", strict=True), _names(values, "custom")))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -76,8 +83,6 @@ class ChatDialect:
         ]
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
-        if field_at(fields, "n", int, 1) != 1:
-            raise InvalidRequestError("n: only 1 is served")
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
@@ -92,6 +97,8 @@ class ChatDialect:
             stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
+            logprobs=field_at(fields, "logprobs", bool, False),
+            output_schema=schema_of(field_at(fields, "response_format", dict, {}), "response_format"),
         )
 
     # ------------------------------------------------------------ answers
@@ -99,8 +106,8 @@ class ChatDialect:
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         choice = {
             "index": 0,
-            "message": _wire_message(answer.message),
-            "logprobs": None,
+            "message": _wire_message(answer, options),
+            "logprobs": _logprobs(answer),
             "finish_reason": _finish(answer),
         }
         frame = _frame(options, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
@@ -127,15 +134,21 @@ class ChatStream:
 
     def closing(self, answer: Answer) -> bytes:
         frame = _frame(self._options, self._id, answer.created, "chat.completion.chunk")
-        wire = _wire_message(answer.message)
+        wire = _wire_message(answer, self._options)
         for at, one in enumerate(wire.get("tool_calls", [])):
             one["index"] = at
         deltas: list[tuple[dict[str, Any], str | None]] = [({"role": "assistant", "content": ""}, None)]
-        deltas += [({key: wire[key]}, None) for key in ("reasoning_content", "content", "tool_calls") if wire.get(key)]
+        deltas += [
+            ({key: wire[key]}, None)
+            for key in ("reasoning_content", "content", "refusal", "tool_calls")
+            if wire.get(key)
+        ]
         deltas.append(({}, _finish(answer)))
+        # All in the last chunk: they are those of all sampled tokens, not of one delta's.
+        logprobs = [None] * (len(deltas) - 1) + [_logprobs(answer)]
         chunks = [
-            event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
-            for delta, finish in deltas
+            event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": values, "finish_reason": finish}]})
+            for (delta, finish), values in zip(deltas, logprobs, strict=True)
         ]
         if self._options.include_usage:
             chunks.append(event(frame | {"choices": [], "usage": _usage(answer)}))
@@ -151,6 +164,8 @@ class ChatStream:
 def _message(value: dict[str, Any], where: str) -> Message:
     role = value.get("role")
     if role == "assistant":
+        if value.get("function_call") is not None:
+            raise InvalidRequestError(f"{where}.function_call: use tool_calls")
         reasoning = field_of(value, "reasoning_content", str, "")
         calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
         return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
@@ -185,12 +200,17 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
 
 
 def _tool_call(value: dict[str, Any], where: str) -> ToolCall:
+    if value.get("type") == "custom":
+        custom = object_at(value.get("custom"), f"{where}.tool_calls[].custom")
+        return ToolCall(str(value.get("id") or ""), str(custom.get("name") or ""), {"input": custom.get("input") or ""})
     function = object_at(value.get("function"), f"{where}.tool_calls[].function")
     arguments = arguments_of(function.get("arguments"), f"{where}.tool_calls[].function.arguments")
     return ToolCall(str(value.get("id") or ""), str(function.get("name") or ""), arguments)
 
 
 def _tool(value: dict[str, Any], where: str) -> Tool:
+    if value.get("type") == "custom":
+        return text_tool(object_at(value.get("custom"), f"{where}.custom"), f"{where}.custom")
     function = object_at(value.get("function"), f"{where}.function")
     return function_tool(function, f"{where}.function")
 
@@ -203,6 +223,12 @@ def function_tool(function: dict[str, Any], where: str) -> Tool:
         object_at(function["parameters"], f"{where}.parameters")
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
     return {"type": "function", "function": kept}
+
+
+def text_tool(custom: dict[str, Any], where: str) -> Tool:
+    """A custom tool, which takes plain text, as a function with one parameter. Raises InvalidRequestError."""
+    shown = {"name": custom.get("name"), "description": custom.get("description"), "parameters": _TEXT_PARAMETER}
+    return function_tool(shown, where)
 
 
 def openai_failure(failure: Failure, message: str) -> HttpFailure:
@@ -219,32 +245,47 @@ def choice_of(choice: str | dict[str, Any]) -> str:
     return str((named or {}).get("name") or "auto")
 
 
-def _strict(tools: list[Any]) -> frozenset[str]:
-    functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
-    return frozenset(str(one.get("name")) for one in functions if isinstance(one, dict) and one.get("strict") is True)
+def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:
+    """The names of the tools of a type; only of those with a strict schema if `strict`."""
+    shown = (tool[kind] for tool in tools if tool.get("type", "function") == kind)
+    return frozenset(str(one["name"]) for one in shown if not strict or one.get("strict") is True)
 
 
 def _finish(answer: Answer) -> str:
     return "stop" if answer.finish == "stop_sequence" else answer.finish
 
 
-def _wire_message(message: Message) -> dict[str, Any]:
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    if not answer.logprobs:
+        return None
+    content = [one._asdict() | {"bytes": _bytes_of(one.token), "top_logprobs": []} for one in answer.logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _bytes_of(token: str) -> list[int] | None:
+    """None for a token that is part of a character."""
+    return None if "\ufffd" in token else list(token.encode())
+
+
+def _wire_call(call: ToolCall, options: RequestOptions) -> dict[str, Any]:
+    if call.name in options.tool_forms.custom:
+        custom = {"name": call.name, "input": str(call.arguments.get("input", ""))}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _wire_message(answer: Answer, options: RequestOptions) -> dict[str, Any]:
+    message = answer.message
     wire: dict[str, Any] = {
         "role": "assistant",
         "content": message.text or (None if message.tool_calls else ""),
-        "refusal": None,
+        "refusal": answer.violation,
     }
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
-            }
-            for call in message.tool_calls
-        ]
+        wire["tool_calls"] = [_wire_call(call, options) for call in message.tool_calls]
     return wire
 
 

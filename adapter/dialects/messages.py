@@ -30,11 +30,15 @@ from adapter.dialects.base import (
     sdk_retries,
     stops_of,
 )
+from adapter.dialects.fields import MESSAGES_FIELDS
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
 _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.INVALID: (400, "invalid_request_error"),
+    Failure.STATE_NOT_KEPT: (400, "invalid_request_error"),
+    Failure.UNKNOWN_ROUTE: (404, "not_found_error"),
     Failure.PROMPT_TOO_LONG: (400, "invalid_request_error"),
     Failure.TOO_LARGE: (413, "request_too_large"),
     Failure.UNAUTHORISED: (401, "authentication_error"),
@@ -44,12 +48,14 @@ _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.INTERNAL: (500, "api_error"),
 }
 _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
+_RUN_BY_VENDOR = ("web_search", "web_fetch", "code_execution", "tool_search", "advisor", "mcp_toolset")
 _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)  # changes with every call
 _PING = event({"type": "ping"}, "ping")
 
 
 class MessagesDialect:
     name = "messages"
+    rules = MESSAGES_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("system", "tools")
     too_long_in_stream = False
@@ -78,6 +84,7 @@ class MessagesDialect:
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         kind = choice.get("type", "auto")
+        config = field_at(fields, "output_config", dict, {})
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -89,6 +96,7 @@ class MessagesDialect:
             retry=sdk_retries(headers),
             stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
             tool_choice=str(choice.get("name", "")) if kind == "tool" else "required" if kind == "any" else str(kind),
+            output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
             parallel_calls=not choice.get("disable_parallel_tool_use", False),
         )
 
@@ -104,7 +112,10 @@ class MessagesDialect:
 
     def failure(self, failure: Failure, message: str) -> HttpFailure:
         status, kind = _STATUS[failure]
-        return HttpFailure(status, orjson.dumps({"type": "error", "error": {"type": kind, "message": message}}))
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if failure is Failure.STATE_NOT_KEPT:  # the SDK's tool runner then goes on without a thread
+            error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return HttpFailure(status, orjson.dumps({"type": "error", "error": error}))
 
 
 class MessagesStream:
@@ -238,11 +249,21 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(tool.get("name"), str):
             raise InvalidRequestError(f"tools.{at}.name: a string expected")
         if "input_schema" not in tool:
-            continue  # a tool that the vendor's own servers run, such as web search
+            _check_typed(tool, f"tools.{at}")
+            continue
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
         function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _check_typed(tool: dict[str, Any], where: str) -> None:
+    """Raise InvalidRequestError unless it is a tool that the vendor's own servers run: a model that is not offered it
+    calls it not. Of a tool without a schema that the agent runs, the model does not know how to call it.
+    """
+    kind = tool.get("type")
+    if not isinstance(kind, str) or not kind.startswith(_RUN_BY_VENDOR):
+        raise InvalidRequestError(f"{where}: {str(kind)[:100]!r} has no input_schema; declare the tool with one")
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
@@ -283,6 +304,9 @@ def _message_start(options: RequestOptions, message_id: str) -> dict[str, Any]:
 
 
 def _end(answer: Answer) -> dict[str, Any]:
+    if answer.violation is not None:
+        details = {"type": "refusal", "category": None, "explanation": answer.violation}
+        return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
     return {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop_sequence}
 
 

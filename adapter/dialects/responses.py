@@ -20,6 +20,7 @@ from adapter.dialects.base import (
     InvalidRequestError,
     PreambleContent,
     SseWriter,
+    StateNotKeptError,
     arguments_of,
     field_at,
     field_of,
@@ -30,9 +31,11 @@ from adapter.dialects.base import (
     sdk_retries,
 )
 from adapter.dialects.chat import choice_of, openai_failure
+from adapter.dialects.fields import RESPONSES_FIELDS
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
 from adapter.dialects.responses_tools import called_name, forms_of, tools_of
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
 _ANSWER_TYPES = frozenset({"reasoning", "function_call", "custom_tool_call"})
@@ -42,6 +45,7 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
 
 class ResponsesDialect:
     name = "responses"
+    rules = RESPONSES_FIELDS
     history = "input"
     preamble_fields: tuple[str, ...] = ("instructions", "tools")
     too_long_in_stream = True
@@ -74,10 +78,7 @@ class ResponsesDialect:
         ]
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
-        if field_at(fields, "previous_response_id", str) or field_at(fields, "background", bool, False):
-            raise InvalidRequestError(
-                "this service keeps no responses: send the whole history as `input`, without previous_response_id"
-            )
+        text = field_at(fields, "text", dict, {})
         sub_agent = headers.get("x-openai-subagent", "")
         lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
         return RequestOptions(
@@ -90,6 +91,8 @@ class ResponsesDialect:
             retry=sdk_retries(headers),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
+            logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),
+            output_schema=schema_of(field_of(text, "format", dict, {}), "text.format"),
         )
 
     # ------------------------------------------------------------ answers
@@ -117,6 +120,8 @@ def _message(item: dict[str, Any], where: str) -> Message:
     if kind == "custom_tool_call":
         arguments = {"input": field_of(item, "input", str, "")}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
+    if kind == "item_reference":
+        raise StateNotKeptError(f"{where}: no item is kept here: send the item itself")
     if kind in _RESULT_TYPES:
         output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
         return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
@@ -129,7 +134,10 @@ def _plain(item: dict[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system, developer")
-    content = _content(field_of(item, "content", (str, list), ""), f"{where}.content")
+    parts = field_of(item, "content", (str, list), "")
+    if role == "assistant" and isinstance(parts, list) and len(parts) > 1:  # how a violated format was reported
+        parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "refusal")]
+    content = _content(parts, f"{where}.content")
     return Message("system" if role == "developer" else role, content.text, num_omitted=content.num_omitted)
 
 

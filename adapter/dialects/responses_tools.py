@@ -10,9 +10,8 @@ from typing import Any
 
 from adapter.conversation import NamespacedName, Tool, ToolForms
 from adapter.dialects.base import InvalidRequestError, field_of, object_at
-from adapter.dialects.chat import function_tool
+from adapter.dialects.chat import function_tool, text_tool
 
-_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _RUN_BY_VENDOR = (
     "web_search",
     "file_search",
@@ -81,6 +80,5 @@ def _tool(tool: dict[str, Any], where: str, namespace: str | None) -> ResponsesT
     name = tool.get("name")
     qualified = NamespacedName(namespace, name) if namespace is not None and isinstance(name, str) else None
     shown = tool if qualified is None else tool | {"name": qualified.flat}
-    if custom:
-        shown = {"name": shown.get("name"), "description": tool.get("description"), "parameters": _TEXT_PARAMETER}
-    return ResponsesTool(function_tool(shown, where), tool.get("strict") is True, custom, qualified)
+    function = text_tool(shown, where) if custom else function_tool(shown, where)
+    return ResponsesTool(function, tool.get("strict") is True, custom, qualified)

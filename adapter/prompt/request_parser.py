@@ -13,6 +13,7 @@ import orjson
 
 from adapter.conversation import MessageRun, Preamble, RequestOptions, extend_key
 from adapter.dialects.base import Dialect, Fields, InvalidRequestError
+from adapter.dialects.fields import check_fields
 
 _LANE_CHARS = 100
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -71,6 +72,7 @@ def parse_request(
         runs.append(restore(keys[-1], run) if restore is not None and run.assistant else run)
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
+    check_fields(dialect.rules, body.fields)
     options = dialect.options(body.fields, headers)
     options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
     return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)

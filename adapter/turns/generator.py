@@ -125,6 +125,8 @@ class TurnGenerator:
             output.stop_sequence,
             self._renderer.thinks(output.message),
             num_reasoning,
+            output.violation,
+            self._outputs.token_logprobs(ids, generation.logprobs) if prepared.request.options.logprobs else (),
         )
 
     # ------------------------------------------------------------ the engine

@@ -207,7 +207,7 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
     ("changes", "word"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "keeps no responses"),
+        ({"background": True}, "background"),
         (
             {"input": [{"type": "message", "role": "user", "content": [{"type": "hologram"}]}]},
             "hologram",
