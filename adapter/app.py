@@ -22,10 +22,19 @@ from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
 from adapter.heartbeat import heartbeat_adapter
+from adapter.http_limits import LimitedHttpProtocol
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
 from adapter.prompt.renderer import Renderer
-from adapter.replies import BodyTooLargeError, FailureReply, FailureStream, JsonReply, StreamReply, classify
+from adapter.replies import (
+    BodyTooLargeError,
+    FailureReply,
+    FailureStream,
+    JsonReply,
+    SlowBodyError,
+    StreamReply,
+    classify,
+)
 from adapter.settings import AdapterSettings
 from adapter.turns.capture import Capture
 from adapter.turns.routing import EngineRouter
@@ -165,11 +174,17 @@ async def _models(parts: _Parts, request: Request) -> Response:
 
 
 async def _body(parts: _Parts, request: Request) -> bytes:
+    """Read the request's body. Raises BodyTooLargeError, SlowBodyError or ClientDisconnect."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > parts.settings.max_body_bytes:
-            raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
+    seconds = parts.settings.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > parts.settings.max_body_bytes:
+                    raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
+    except TimeoutError:
+        raise SlowBodyError(f"the request was not complete after {seconds:g} seconds") from None
     return bytes(data)
 
 
@@ -195,6 +210,7 @@ async def serve_adapter(settings: AdapterSettings) -> None:
             access_log=False,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
+            http=LimitedHttpProtocol,
         )
         await uvicorn.Server(config).serve()
     finally:

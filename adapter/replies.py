@@ -32,6 +32,10 @@ class BodyTooLargeError(Exception):
     """The request has more bytes than `max_body_bytes`."""
 
 
+class SlowBodyError(Exception):
+    """The request did not arrive within `body_seconds`."""
+
+
 class ClassifiedFailure(NamedTuple):
     """A failure of the protocols and the message for the client."""
 
@@ -51,6 +55,8 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.PROMPT_TOO_LONG, str(error))
         case BodyTooLargeError():
             return ClassifiedFailure(Failure.TOO_LARGE, f"request too large: {error}")
+        case SlowBodyError():
+            return ClassifiedFailure(Failure.TIMED_OUT, f"request timed out: {error}")
         case TurnLimitError():
             return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
         case UnknownModelError():
@@ -169,7 +175,9 @@ class FailureReply(Response):
 
     def __init__(self, dialect: Dialect, failure: Failure, message: str) -> None:
         status, body = dialect.failure(failure, message)
-        headers = {"retry-after": "1"} if failure is Failure.UNAVAILABLE else None
+        headers = {"retry-after": "1"} if failure is Failure.UNAVAILABLE else {}
+        if failure in (Failure.TIMED_OUT, Failure.TOO_LARGE):  # the rest of the request is not read
+            headers = {"connection": "close"}
         super().__init__(body, status, headers, "application/json")
 
 

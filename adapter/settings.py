@@ -36,6 +36,8 @@ class AdapterSettings(BaseModel):
     """Seconds after which another process may take over the calls of an adapter that was killed."""
     max_body_bytes: int = 32 << 20
     """Larger requests are refused with 413."""
+    body_seconds: float = 120.0
+    """Seconds in which a request must have arrived; a slower one is refused with 408."""
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10

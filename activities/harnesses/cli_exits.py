@@ -39,6 +39,7 @@ _OWN_WORDS = {
     "unknown route": AgentExit.CRASHED,
     "the engine refused": AgentExit.STARVED,
     "the session token": AgentExit.STARVED,
+    "request timed out": AgentExit.STARVED,
     "the service is restarting": AgentExit.STARVED,
     "internal error": AgentExit.STARVED,
 }

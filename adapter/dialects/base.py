@@ -31,6 +31,7 @@ class Failure(StrEnum):
     STATE_NOT_KEPT = "state_not_kept"
     PROMPT_TOO_LONG = "prompt_too_long"
     TOO_LARGE = "too_large"
+    TIMED_OUT = "timed_out"
     UNAUTHORISED = "unauthorised"
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_ROUTE = "unknown_route"

@@ -48,6 +48,7 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
     Failure.UNKNOWN_ROUTE: OpenAIError(404, "invalid_request_error", "unknown_url"),
     Failure.PROMPT_TOO_LONG: OpenAIError(400, "invalid_request_error", "context_length_exceeded"),
     Failure.TOO_LARGE: OpenAIError(413, "invalid_request_error", "request_too_large"),
+    Failure.TIMED_OUT: OpenAIError(408, "invalid_request_error", "request_timeout"),
     Failure.UNAUTHORISED: OpenAIError(401, "invalid_request_error", "invalid_api_key"),
     Failure.UNKNOWN_MODEL: OpenAIError(404, "invalid_request_error", "model_not_found"),
     Failure.TURN_LIMIT: OpenAIError(403, "invalid_request_error", "turn_limit_reached"),

@@ -41,6 +41,7 @@ _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.UNKNOWN_ROUTE: (404, "not_found_error"),
     Failure.PROMPT_TOO_LONG: (400, "invalid_request_error"),
     Failure.TOO_LARGE: (413, "request_too_large"),
+    Failure.TIMED_OUT: (408, "timeout_error"),
     Failure.UNAUTHORISED: (401, "authentication_error"),
     Failure.UNKNOWN_MODEL: (404, "not_found_error"),
     Failure.TURN_LIMIT: (403, "permission_error"),

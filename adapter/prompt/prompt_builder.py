@@ -216,6 +216,9 @@ class PromptBuilder:
         model = request.options.model
         if model not in ("", session.row.model):
             raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
+        limits = session.row.limits
+        if len(request.runs) > limits["max_context_tokens"]:  # each run has a token at least: nothing is rendered
+            raise PromptTooLongError(len(request.runs), limits["max_context_tokens"], request.options)
         validate_history(request.runs, request.num_skipped)
         if self._refuses_media:
             refuse_media(request.runs)

@@ -15,13 +15,13 @@ from activities.harnesses.codex import read_codex_exit
 from activities.harnesses.mini_swe_agent import read_mini_swe_agent_exit
 from adapter.auth import UnauthorisedError
 from adapter.conversation import RequestOptions
-from adapter.dialects.base import Dialect, Failure, InvalidRequestError
+from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNotKeptError
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
-from adapter.replies import BodyTooLargeError, classify
+from adapter.replies import BodyTooLargeError, SlowBodyError, classify
 from ratchet.errors import EngineRejectedError, StoreUnavailableError
 from ratchet.types import AgentExit
 
@@ -32,9 +32,11 @@ REFUSALS: list[tuple[BaseException, AgentExit]] = [
     (PromptTooLongError(300, 200, RequestOptions("any")), AgentExit.CONTEXT_FULL),
     (BodyTooLargeError("the request is larger than 5 bytes"), AgentExit.CONTEXT_FULL),
     (InvalidRequestError(QUOTED), AgentExit.CRASHED),
+    (StateNotKeptError("thread: no conversation is kept here"), AgentExit.CRASHED),
     (TemplateRefusedError("Conversation roles must alternate"), AgentExit.CRASHED),
     (UnknownModelError("model 'claude-9' is not served here"), AgentExit.CRASHED),
     (UnauthorisedError(), AgentExit.STARVED),
+    (SlowBodyError("not complete after 5 seconds"), AgentExit.STARVED),
     (EngineRejectedError("engine answered in an unknown form"), AgentExit.STARVED),
     (StoreUnavailableError("away"), AgentExit.STARVED),
     (asyncio.CancelledError(), AgentExit.STARVED),
@@ -49,7 +51,8 @@ EACH = pytest.mark.parametrize(
 
 
 def test_every_failure_of_the_protocols_is_in_the_table() -> None:
-    assert {classify(error).failure for error, _ in REFUSALS} == set(Failure)
+    assert {classify(error).failure for error, _ in REFUSALS} == set(Failure) - {Failure.UNKNOWN_ROUTE}
+    assert exit_of_error("unknown route: GET /x is not served here") is AgentExit.CRASHED
 
 
 @DIALECTS
