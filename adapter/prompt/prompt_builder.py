@@ -7,7 +7,8 @@ This is everything that happens before the turn's row is written.
                                  └─ no ──▶ parse the whole body, compose the prompt from   ├─▶ attach to the tree
                                            template text and sampled answers ──────────────┘
 
-A history that cannot be rendered in segments is parsed whole and rendered in full, without sampled ids.
+A history that cannot be rendered in segments is parsed whole and rendered in full; what follows the stored stream of
+its last recognised answer is taken from that (`stream_tail.py`).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from adapter.prompt.history_validation import refuse_media, validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession, SessionCache
+from adapter.prompt.stream_tail import ThinkingDroppedError
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
@@ -231,8 +233,7 @@ class PromptBuilder:
             if request.num_skipped:
                 request = await self._parse(session, body, dialect, headers, whole=True)
                 stored = self._find_stored_prefix(session, request)
-            ids = await asyncio.to_thread(self._renderer.full, request.preamble, request.runs)
-            return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False)
+            return await asyncio.to_thread(self._tokenize_in_full, session, request, stored)
 
     async def _parse(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
@@ -273,6 +274,22 @@ class PromptBuilder:
         return _TokenizedRequest(
             request, stored, None, composed.ids, len(composed.ids), composed.thinks, composed.dropped
         )
+
+    def _tokenize_in_full(
+        self, session: LiveSession, request: ParsedRequest, stored: _StoredPrefix | None
+    ) -> _TokenizedRequest:
+        """Tokenise what follows the stored stream, or everything. Raises TemplateRefusedError."""
+        dropped = False
+        if stored is not None:
+            node = session.tree.nodes[stored.turn_id]
+            try:
+                ids = self._renderer.resumed(request.preamble, request.runs, stored.run_index, node.stream.ids)
+                if ids is not None:
+                    return _TokenizedRequest(request, stored, stored.turn_id, ids, node.length + len(ids), thinks=False)
+            except ThinkingDroppedError:
+                dropped = True
+        ids = self._renderer.full(request.preamble, request.runs)
+        return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False, dropped=dropped)
 
     def _sampled_ids(self, session: LiveSession, request: ParsedRequest) -> dict[int, Ids]:
         """Sampled ids by index of the run, for answers that are recognised as sampled.

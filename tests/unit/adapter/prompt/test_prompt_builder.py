@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from adapter.conversation import Message, MessageRun
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
+from ratchet.types import ForkCause
 from tests.standins.tiny_model import TEMPLATE, make_tokenizer
 from tests.unit.adapter.client import DIALECT, Client, new_session
 
@@ -140,6 +141,7 @@ async def test_the_oracle_notices(renderers: dict[str, Renderer]) -> None:
 async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_full(
     tmp_path: Path, template: str, why: str
 ) -> None:
+    """What follows a stored stream is the end of the full text; without a token behind answers, all is full text."""
     renderer = renderer_of(tmp_path, template)
     assert renderer.full_render_reason is not None and why in renderer.full_render_reason
     client = Client(renderer, 1)
@@ -147,7 +149,11 @@ async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_ful
     for _ in range(4):
         prepared = await client.ask()
         full = renderer.full(prepared.request.preamble, prepared.request.runs)
-        assert prepared.request.num_skipped == 0 and np.array_equal(prepared.ids, full)
+        stream = client.session.tree.stream(client.number) if client.number and "END" not in template else full[:0]
+        assert prepared.request.num_skipped == 0 and np.array_equal(prepared.ids[: len(stream)], stream)
+        tail = prepared.ids[len(stream) :]
+        assert np.array_equal(tail, full[len(full) - len(tail) :])
+        assert client.number == 0 or "END" not in template or prepared.fork_cause is ForkCause.DRIFT
         answer = client.sample(prepared)
         client.history += [answer, *client.after(answer)]
 
