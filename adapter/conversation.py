@@ -122,6 +122,11 @@ class MessageRun:
     key: bytes
     loose_key: bytes
 
+    @property
+    def call_ids(self) -> tuple[str, ...]:
+        """Ids of its tool calls; empty for messages of other roles."""
+        return tuple(call.id for call in self.messages[0].tool_calls) if self.assistant else ()
+
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":

@@ -5,13 +5,12 @@ refused. `config_sources.py` reads the values from the file, the environment and
 stored in the run's row, and all parts read it from there.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ratchet.config_digest import config_digest
 from ratchet.types import TurnKind
 
 TINY = "tiny"
@@ -52,13 +51,9 @@ class EngineConfig(Section):
     """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
     template's digest. Empty by default: the template's own defaults apply."""
     restore_reasoning: bool | None = None
-    """Whether the adapter puts the reasoning of an answer back if an agent sends the answer without it. Without that,
-    each turn of such an agent is a chain of its own. None, the default, means yes if the chat template shows
-    reasoning."""
+    """Whether reasoning is put back that an agent omits; None, the default, means if the chat template shows it."""
     images: Literal["placeholder", "refuse"] = "placeholder"
-    """What happens to images and files that an agent sends. `placeholder`, the default: the model reads a short text in
-    their place, such as `[image, 640x480, omitted]`. `refuse`: the request gets an error, with which most agents
-    end."""
+    """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 
@@ -325,14 +320,6 @@ class LimitsConfig(Section):
     """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
 
 
-_LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
-    ("grading", "control_share", 1),
-    ("engine", "images", "placeholder"),
-    ("engine", "restore_reasoning", None),
-)
-"""Keys with their defaults that runs of earlier versions do not have, so that those go on after an upgrade."""
-
-
 class RunConfig(Section):
     """The whole config of a run."""
 
@@ -409,9 +396,5 @@ class RunConfig(Section):
         return self
 
     def digest(self) -> str:
-        """Return the sha256 of the resolved values; runs with equal digests do the same work."""
-        values = self.model_dump(mode="json")
-        for section, key, default in _LATER_KEYS:
-            if values[section][key] == default:
-                del values[section][key]
-        return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        """Return the sha256 of the resolved values, see `config_digest`."""
+        return config_digest(self.model_dump(mode="json"))

@@ -28,7 +28,7 @@ from adapter.dialects.base import (
     sdk_retries,
     stops_of,
 )
-from adapter.dialects.fields import CHAT_FIELDS
+from adapter.dialects.fields import CHAT_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
@@ -59,7 +59,7 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 
 class ChatDialect:
     name = "chat"
-    rules = CHAT_FIELDS
+    rules: Mapping[str, FieldRule] = CHAT_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("tools",)
     too_long_in_stream = False

@@ -30,7 +30,7 @@ from adapter.dialects.base import (
     sdk_retries,
     stops_of,
 )
-from adapter.dialects.fields import MESSAGES_FIELDS
+from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
@@ -56,7 +56,7 @@ _PING = event({"type": "ping"}, "ping")
 
 class MessagesDialect:
     name = "messages"
-    rules = MESSAGES_FIELDS
+    rules: Mapping[str, FieldRule] = MESSAGES_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("system", "tools")
     too_long_in_stream = False

@@ -31,7 +31,7 @@ from adapter.dialects.base import (
     sdk_retries,
 )
 from adapter.dialects.chat import choice_of, openai_failure
-from adapter.dialects.fields import RESPONSES_FIELDS
+from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
 from adapter.dialects.responses_tools import called_name, forms_of, tools_of
@@ -45,7 +45,7 @@ _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
 
 class ResponsesDialect:
     name = "responses"
-    rules = RESPONSES_FIELDS
+    rules: Mapping[str, FieldRule] = RESPONSES_FIELDS
     history = "input"
     preamble_fields: tuple[str, ...] = ("instructions", "tools")
     too_long_in_stream = True

@@ -28,6 +28,7 @@ class ChatTemplate:
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
     the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
     changes with the time. `shows_reasoning`: of an answer's reasoning, in at least one place of a conversation.
+    `shows_call_ids`: with tool results.
 
     Templates do not expect three things that agents do; for every dialect, they are converted here:
     - The arguments of a tool call are an object, and an answer without text has an empty one. A template that shows no
@@ -52,6 +53,7 @@ class ChatTemplate:
         self._late_system = self._renders_late_system()
         self._appends_to_results = self._drops_thinking_beside_tools()
         self.shows_reasoning = self._shows_reasoning()
+        self.shows_call_ids = self._shows_call_ids()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
         """Render messages and tools. Raises TemplateRefusedError."""
@@ -116,9 +118,17 @@ class ChatTemplate:
         except TemplateRefusedError:
             return False
 
+    def _shows_call_ids(self) -> bool:
+        call = ToolCall("zxqjcid01", "f", {})
+        history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
+        try:
+            return call.id in self.render([*history, Message("tool", "r", tool_call_id=call.id)])
+        except TemplateRefusedError:
+            return False
+
     def _shows_reasoning(self) -> bool:
         call = ToolCall("zxqc", "f", {})
-        followers = ([Message("tool", "r", tool_call_id=call.id)], [Message("user", "u")], [])
+        followers: list[list[Message]] = [[Message("tool", "r", tool_call_id=call.id)], [Message("user", "u")], []]
         for follower in followers:
             for calls in ((call,), ()):
                 answer = Message("assistant", "a", "zxqj", calls)

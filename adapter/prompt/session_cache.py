@@ -13,6 +13,7 @@ from adapter.prompt.ids_json import IdsJson
 from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import HistoryRepairs
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.store import sessions, turns
 from ratchet.store.arrays import ids_from_bytes, unpack_json
@@ -66,7 +67,9 @@ class SessionCache:
         session = self._sessions.get(row.id)
         if session is None:
             tree = TurnTree()
-            parser = IncrementalParser(self._preambles, tree.with_reasoning if self.restores else None)
+            restore = tree.with_reasoning if self.restores else None
+            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids)
+            parser = IncrementalParser(self._preambles, repairs)
             session = self._sessions[row.id] = LiveSession(row, parser, tree)
         self._sessions.move_to_end(row.id)
         while len(self._sessions) > self._max_sessions:

@@ -21,6 +21,7 @@ from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import HistoryRepairs
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth, TurnTree
@@ -58,7 +59,8 @@ def new_session(restores: bool = False) -> LiveSession:
     limits = {"max_context_tokens": 10**6, "max_response_tokens": 100}
     row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
     tree = TurnTree()
-    parser = IncrementalParser(PreambleCache(), tree.with_reasoning if restores else None)
+    repairs = HistoryRepairs(tree.with_reasoning if restores else None, orders_results=True)
+    parser = IncrementalParser(PreambleCache(), repairs)
     return LiveSession(row, parser, tree, loaded=True)
 
 
@@ -85,6 +87,7 @@ class Client:
         self.history = [self.question()]
         self.number = 0
         self.sends_reasoning = True
+        self.wire_order: dict[tuple[Message, ...], float] = {}
         self.thoughts = ["", "", "thought {}", "deep\n{}"]
 
     # ------------------------------------------------------------ messages
@@ -101,6 +104,7 @@ class Client:
         parts = [Message("tool", self.text(), tool_call_id=call.id) for call in calls]
         if calls and self.rng.random() < 0.3:
             parts.append(Message("user", "note " + self.text(), beside_tool=True))
+        self.wire_order[tuple(parts)] = self.rng.random()
         messages = [WireMessage("user", tuple(parts))] if parts else [self.question()]
         if self.rng.random() < 0.15:
             messages.append(WireMessage("system", (Message("system", "reminder " + self.text()),)))
@@ -134,7 +138,7 @@ class Client:
         """
         mark = {"cache_control": {"type": "ephemeral"}} if last else {}
         blocks: list[dict[str, Any]] = []
-        for part in message.parts:
+        for part in self.sent_parts(message):
             if part.role == "tool":
                 blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": part.text})
                 continue
@@ -149,6 +153,12 @@ class Client:
         if len(blocks) == 1 and blocks[0]["type"] == "text" and not last and blocks[0]["text"]:
             return {"role": message.role, "content": blocks[0]["text"]}
         return {"role": message.role, "content": [*blocks[:-1], blocks[-1] | mark]}
+
+    def sent_parts(self, message: WireMessage) -> tuple[Message, ...]:
+        """The parts as they are sent: results of parallel calls come in any order, the same one each time."""
+        if all(part.role == "tool" for part in message.parts) and self.wire_order.get(message.parts, 1) < 0.4:
+            return message.parts[::-1]
+        return message.parts
 
     def sample(self, prepared: PreparedCall) -> WireMessage:
         """Add a turn to the tree: an answer in ids that no tokenizer would choose, ended in one of the ways that models

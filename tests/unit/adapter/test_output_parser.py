@@ -1,4 +1,4 @@
-"""Where an output ends that has a stop sequence: with the token that completes it, for any way the text was sampled."""
+"""An output with a stop sequence ends with the token that completes it, for any way the text was sampled."""
 
 from pathlib import Path
 
