@@ -285,7 +285,8 @@ class PromptBuilder:
             try:
                 ids = self._renderer.resumed(request.preamble, request.runs, stored.run_index, node.stream.ids)
                 if ids is not None:
-                    return _TokenizedRequest(request, stored, stored.turn_id, ids, node.length + len(ids), thinks=False)
+                    num_tokens = node.length + len(ids)
+                    return _TokenizedRequest(request, stored, stored.turn_id, ids, num_tokens, node.thinks)
             except ThinkingDroppedError:
                 dropped = True
         ids = self._renderer.full(request.preamble, request.runs)

@@ -146,8 +146,9 @@ async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_ful
     assert renderer.full_render_reason is not None and why in renderer.full_render_reason
     client = Client(renderer, 1)
     client.history = [client.question()]
+    client.thoughts = [""]
     for _ in range(4):
-        prepared = await client.ask()
+        prepared = await client.builder.prepare(client.session, client.body(), DIALECT, {})
         full = renderer.full(prepared.request.preamble, prepared.request.runs)
         stream = client.session.tree.stream(client.number) if client.number and "END" not in template else full[:0]
         assert prepared.request.num_skipped == 0 and np.array_equal(prepared.ids[: len(stream)], stream)
