@@ -90,4 +90,5 @@ async def test_codex_starts_a_sub_agent(testbed: Testbed, directory: Path) -> No
     mains = [row for row in rows if not row.lane]
     assert len({row.lane for row in subs}) == 1 and {row.kind for row in subs} == {"sub_agent"}, events
     assert [row.fork_cause for row in mains] == ["root"] + [None] * (len(mains) - 1)
-    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
+    # Codex may end while its sub-agent still waits for an answer, which is then not delivered.
+    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows if row.delivered)

@@ -122,7 +122,8 @@ async def test_a_program_that_compacts_continues(
         ("compaction", "compaction"),
         ("compaction", "main"),
     ]
-    assert rows[3].prompt_tokens < rows[1].prompt_tokens < limit  # Codex asks for the summary without its tools
+    # Codex asks for the summary without its tools, so the request before it may be the longest.
+    assert rows[3].prompt_tokens < max(row.prompt_tokens for row in rows[:3]) < limit
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
