@@ -79,8 +79,7 @@ class ResponsesDialect:
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         text = field_at(fields, "text", dict, {})
-        sub_agent = headers.get("x-openai-subagent", "")
-        lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
+        lane = _lane(headers)
         return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
@@ -105,6 +104,13 @@ class ResponsesDialect:
 
     def failure(self, failure: Failure, message: str) -> HttpFailure:
         return openai_failure(failure, message)
+
+
+def _lane(headers: Mapping[str, str]) -> str:
+    """Codex names the kind of a sub-agent and its thread; older versions have a session for each sub-agent instead."""
+    sub_agent = headers.get("x-openai-subagent", "")
+    names = (headers.get(name, "") for name in ("thread-id", "session_id", "session-id"))
+    return f"{sub_agent}/{next(filter(None, names), '')}" if sub_agent else ""
 
 
 def _message(item: dict[str, Any], where: str) -> Message:

@@ -34,7 +34,8 @@ turn appears or changes its tokens; `delivered` may still be set.
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.
 
-`completed` and `aborted` are final states of `state`. A turn that is not delivered is context and is never trained.
+`completed` and `aborted` are final states of `state`. A turn that is not delivered is context, and is trained only
+if a later prompt has its whole answer (`loss_mask.py`).
 """
 
 import asyncio

@@ -75,20 +75,22 @@ async def test_codex_calls_a_tool_of_an_mcp_server(testbed: Testbed, directory: 
     assert [row.fork_cause for row in rows] == ["root", None]
 
 
-async def test_codex_starts_a_sub_agent(testbed: Testbed, directory: Path) -> None:
-    """The sub-agent has a lane of its own, and the main conversation stays one stream."""
+async def test_codex_starts_two_sub_agents(testbed: Testbed, directory: Path) -> None:
+    """Each has a lane of its own, and the main conversation stays one stream."""
     opened = await testbed.open()
     engine = testbed.engine
-    wait = CODEX.call("sleep 3")  # of the main agent and of its sub-agent, in any order
-    await engine.say(call("multi_agent_v1__spawn_agent", message="Find where it breaks."), wait, wait)
-    await engine.say(*["Nothing found, all is well."] * 6)
+    spawn = call("multi_agent_v1__spawn_agent", message="Find where it breaks.")
+    wait = CODEX.call("sleep 3")  # of the main agent and of its sub-agents, in any order
+    await engine.say(f"{spawn}\n{spawn}", wait, wait, wait)
+    await engine.say(*["Nothing found, all is well."] * 9)
     running = start(CODEX, testbed.address, opened.token, directory)
     events = await running.end()
     rows = await testbed.rows(opened)
     assert read_end(CODEX, running) is AgentExit.DONE, events[-3:]
     subs = [row for row in rows if row.lane]
     mains = [row for row in rows if not row.lane]
-    assert len({row.lane for row in subs}) == 1 and {row.kind for row in subs} == {"sub_agent"}, events
+    assert len({row.lane for row in subs}) == 2 and {row.kind for row in subs} == {"sub_agent"}, events
+    assert [row.fork_cause for row in subs if row.fork_cause] == ["sub_agent"] * 2
     assert [row.fork_cause for row in mains] == ["root"] + [None] * (len(mains) - 1)
-    # Codex may end while its sub-agent still waits for an answer, which is then not delivered.
+    # Codex may end while a sub-agent still waits for an answer, which is then not delivered.
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows if row.delivered)
