@@ -25,7 +25,10 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Failure(StrEnum):
-    """Why a request got no answer. The vendors' SDKs and agents retry only `unavailable` and `internal`."""
+    """Why a request got no answer.
+
+    The vendors' SDKs and agents retry only `timed_out`, `unavailable` and `internal`.
+    """
 
     INVALID = "invalid"
     STATE_NOT_KEPT = "state_not_kept"
