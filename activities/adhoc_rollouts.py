@@ -40,7 +40,7 @@ class AdhocRolloutActivities:
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
         config = _config_of(input)
-        run_id = f"{runs.ADHOC}-{config.digest()[:8]}"
+        run_id = self.settings.own(f"{runs.ADHOC}-{config.digest()[:8]}")
         async with self.database.begin() as connection:
             exists = await runs.get_run(connection, run_id)
             _require_served(input, config, await engines.list_engines(connection))

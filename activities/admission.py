@@ -73,12 +73,12 @@ class AdmitActivities:
                 known = (
                     {} if input.again else await admissions.admissions_of_dataset(connection, digest, grader_versions())
                 )
-        options = self.settings.stages.grade.options(input.eval_seconds + input.workspace_seconds + 300)
+        options = self.settings.stage_options("grade", input.eval_seconds + input.workspace_seconds + 300)
         return AdmitPage(
             tasks=[LabelledTask(row.task_id, row.label) for row in rows if row.task_id not in known],
             last=rows[-1].row_no if rows else None,
             trial=options.model_copy(update={"max_tries": 0}),
-            record=self.settings.stages.record.options(),
+            record=self.settings.stage_options("record"),
         )
 
     @activity_stage("admit_trial")

@@ -144,7 +144,7 @@ class GradeActivities:
             stored = await admissions.task_oracle(
                 connection, context.task.id, GraderVersion(grader.name, grader.version)
             )
-        known = KnownRuns.of_store(stored)
+        known = KnownRuns.of_task(stored, context.task.spec)
         # Drawn before the tests run, and the same for every try: what is kept of a patch depends on it.
         drawn = random.Random(f"{patch.id} {context.input.repeat}").random() < context.config.grading.control_share
         return PatchJudge(

@@ -30,6 +30,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import BugError, CommandFailedError, GraderFailedError
 from ratchet.store.admissions import TaskOracle
 from ratchet.store.tasks import TaskRow
+from ratchet.types import JsonObject
 
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
@@ -52,8 +53,8 @@ class GradingLimits:
 
 @dataclass(frozen=True, slots=True)
 class KnownRuns:
-    """What admission knows of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of
-    broken oracles, by number.
+    """What is known of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
+    oracles, by number.
     """
 
     oracle: Oracle | None = None
@@ -71,10 +72,11 @@ class KnownRuns:
         return [numbers for numbers in both if numbers]
 
     @classmethod
-    def of_store(cls, stored: TaskOracle) -> Self:
-        """Read what admission has stored."""
+    def of_task(cls, stored: TaskOracle, spec: JsonObject) -> Self:
+        """Read what admission has stored. A pool of the row itself counts if admission has made none."""
         oracle = None if stored.oracle is None else Oracle.of_json(stored.oracle)
-        return cls(oracle, {number: BrokenOracle.of_json(content) for number, content in stored.broken.items()})
+        pool = stored.broken or dict(enumerate(spec.get("broken_oracles", ())))
+        return cls(oracle, {number: BrokenOracle.of_json(content) for number, content in pool.items()})
 
 
 class JudgedPatch(NamedTuple):

@@ -25,7 +25,7 @@ class RunConfigs:
                 row = await runs.get_run(connection, run_id)
             if row is None:
                 raise BugError(f"run {run_id} has no row")
-            self._configs[run_id] = RunConfig.model_validate(row.config)
+            self._configs[run_id] = RunConfig.of_row(row.config)
         return self._configs[run_id]
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:

@@ -11,8 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest
-from activities.graders.rewards import find_reward
-from activities.harnesses.registry import Harnesses
+from activities.run_checks import check_run
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
@@ -33,7 +32,7 @@ async def create_run_from_config(
     `name`: the config's name, or `runs.ADHOC`. Raises ConfigError or DatasetError before anything is written, and
     ConfigError if another training run is open.
     """
-    _check(config, settings)
+    await asyncio.to_thread(check_run, config, settings)
     async with database.begin() as connection:
         if name != runs.ADHOC:
             await runs.require_no_other_run(connection, run_id)
@@ -48,17 +47,6 @@ async def create_run_from_config(
         for purpose, task_ids in order.items():
             await runs.set_task_order(connection, run_id, purpose, task_ids)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
-
-
-def _check(config: RunConfig, settings: TemporalSettings) -> None:
-    """Raise ConfigError for values that would fail only when the first rollout uses them."""
-    if config.sandbox.max_boxes > settings.queues["agent"].slots * settings.agent_workers:
-        raise ConfigError(
-            f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
-            "raise queues.agent.slots or agent_workers"
-        )
-    find_reward(config.grading.reward)
-    Harnesses()[config.harness.name].check(config.harness.all_options())
 
 
 async def model_directory(connection: AsyncConnection, config: RunConfig) -> Path:

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.evaluations import planned_evaluations
@@ -13,14 +14,25 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, LearnerLostError
 from ratchet.grading_payloads import LabelledTask
-from ratchet.payloads import EndRunInput, PrepareRunInput, RunPlan, RunView, StageResult, StartedGroup, ViewRunInput
-from ratchet.store import evaluations, groups, plans, runs, tasks, training_groups
+from ratchet.payloads import (
+    EndRunInput,
+    PauseRunInput,
+    PrepareRunInput,
+    RunPlan,
+    RunView,
+    StageResult,
+    StartedGroup,
+    ViewRunInput,
+)
+from ratchet.store import evaluations, groups, plans, run_pause, runs, tasks, training_groups
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from training import group_selection
 from training.task_selection import TaskRate, choose_tasks
+
+_LOG = structlog.get_logger()
 
 _CHECKPOINT_SECONDS = 20.0
 _POLL_SECONDS = 0.3
@@ -45,7 +57,7 @@ class RunActivities:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
             if row is not None:
-                config = RunConfig.model_validate(row.config)
+                config = RunConfig.of_row(row.config)
             elif input.input.run_id is not None:
                 raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
             else:
@@ -67,7 +79,7 @@ class RunActivities:
         """Do the book-keeping between two decisions of TrainRun, in one transaction, and return the run's state.
 
         Consumes groups without signal, pauses a run whose groups all fail, and makes as many new groups as the
-        staleness bound allows, unless the run is paused or stopping. Raises ConfigError if the run has ended.
+        staleness bound allows, unless the run is paused, stopping or ended.
         """
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
@@ -75,10 +87,6 @@ class RunActivities:
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
-            if input.make_groups and row.state not in (RunState.RUNNING, RunState.PAUSED):
-                raise ConfigError(
-                    f"run {input.run_id} has ended ({row.state}): its workflow cannot go on; start a new run"
-                )
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await _make_groups(connection, input.run_id, config)
             plannable = await group_selection.plannable(connection, input.run_id, config.training)
@@ -96,8 +104,22 @@ class RunActivities:
             for group in open_groups
         ]
         return RunView(
-            step=step, open_groups=started, plannable=plannable, wish=Wish(row.wish), evaluations_ended=sorted(ended)
+            step=step,
+            open_groups=started,
+            plannable=plannable,
+            wish=Wish(row.wish),
+            evaluations_ended=sorted(ended),
+            state=RunState(row.state),
+            reason=row.state_reason,
         )
+
+    @activity_stage("pause_run")
+    async def pause_run(self, input: PauseRunInput) -> StageResult:
+        """Pause the run until a person resumes it; a run that is not running keeps its state and reason."""
+        async with self.database.begin() as connection:
+            await run_pause.pause_run(connection, input.run_id, input.reason)
+        _LOG.warning("run paused", run=input.run_id, reason=input.reason)
+        return StageResult()
 
     @activity_stage("end_run")
     async def end_run(self, input: EndRunInput) -> StageResult:

@@ -1,4 +1,4 @@
-"""Activity `sweep`: kill boxes and end rollouts that no running workflow owns.
+"""Activity `sweep`: start runs again, end rollouts and kill boxes that no running workflow owns.
 
 A box is killed if its row is marked for release, or if the workflow of its row is closed or missing. A box that the
 provider lists under this installation, but whose ledger row is released or missing, is killed after a grace. Boxes of
@@ -13,24 +13,26 @@ from uuid import UUID
 
 import structlog
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
+from ratchet import temporal_client
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import SweepInput, SweepResult
-from ratchet.store import groups, rollouts, sandboxes
+from ratchet.store import groups, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Outcome, SandboxState
+from ratchet.types import Outcome, RunState, SandboxState
 
 _LOG = structlog.get_logger()
 
 _CONCURRENT_DESCRIBES = 8
+_MAX_RESTARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ class SweepActivities:
 
     @activity_stage("sweep")
     async def sweep(self, input: SweepInput) -> SweepResult:
-        """End rollouts without a workflow, then kill boxes; a dry run only reports."""
+        """Restart runs and end rollouts without a workflow, then kill boxes; a dry run only reports."""
         async with heartbeating():
+            num_runs = await self._restart_runs(input.dry_run)
             ended = await self._end_orphaned_rollouts(input.dry_run)
             found = self._limited(await self._find_boxes(), input.force)
             done = found if input.dry_run else [box for box in found if await self._kill(box)]
@@ -97,6 +100,7 @@ class SweepActivities:
             boxes_unknown=sum(box.row is None for box in done),
             sessions_closed=ended.num_sessions,
             rollouts_ended=ended.num_rollouts,
+            runs_restarted=num_runs,
             boxes=tuple(box.reason for box in done),
         )
 
@@ -158,20 +162,72 @@ class SweepActivities:
         return True
 
     async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
+        statuses = await self._statuses(workflow_ids)
+        return {name: status is WorkflowExecutionStatus.RUNNING for name, status in statuses.items()}
+
+    async def _statuses(self, workflow_ids: set[str]) -> dict[str, WorkflowExecutionStatus | None]:
+        """Return the status of the newest execution of each workflow, None if there is none."""
         limit = asyncio.Semaphore(_CONCURRENT_DESCRIBES)
 
-        async def alive(workflow_id: str) -> bool:
+        async def status(workflow_id: str) -> WorkflowExecutionStatus | None:
             async with limit:
                 try:
-                    description = await self.client.get_workflow_handle(workflow_id).describe()
+                    return (await self.client.get_workflow_handle(workflow_id).describe()).status
                 except RPCError as error:
                     if error.status is RPCStatusCode.NOT_FOUND:
-                        return False
+                        return None
                     raise
-                return description.status is WorkflowExecutionStatus.RUNNING
 
         ordered = sorted(workflow_ids)
-        return dict(zip(ordered, await asyncio.gather(*(alive(workflow_id) for workflow_id in ordered)), strict=True))
+        return dict(zip(ordered, await asyncio.gather(*(status(workflow_id) for workflow_id in ordered)), strict=True))
+
+    async def _restart_runs(self, dry_run: bool) -> int:
+        """Start the workflow of every running run that has none; return their number.
+
+        A workflow that was terminated by hand pauses its run, and so does one that fails again and again. A run whose
+        workflow was cancelled before it could begin is cancelled.
+        """
+        async with self.database.begin() as connection:
+            running = await runs.unfinished_runs(connection, running=True)
+        statuses = await self._statuses({f"run/{run_id}" for run_id in running})
+        closed = [run_id for run_id in running if statuses[f"run/{run_id}"] is not WorkflowExecutionStatus.RUNNING]
+        for run_id in [] if dry_run else closed:
+            if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.CANCELED:
+                await self._cancel_run(run_id)
+                continue
+            if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.TERMINATED:
+                reason = "its workflow was terminated"
+            else:
+                async with self.database.begin() as connection:
+                    count = await runs.count_restart(connection, run_id)
+                reason = await self._failure(run_id) if count > _MAX_RESTARTS else ""
+            if reason:
+                async with self.database.begin() as connection:
+                    await run_pause.pause_run(connection, run_id, reason)
+            else:
+                await temporal_client.start_train_run(self.client, self.settings, run_id)
+            _LOG.warning("run without a workflow", run=run_id, paused=reason)
+        return len(closed)
+
+    async def _cancel_run(self, run_id: str) -> None:
+        async with self.database.begin() as connection:
+            await runs.end_run(connection, run_id, RunState.CANCELLED, "its workflow was cancelled")
+            await groups.cancel_unstarted_groups(connection, run_id)
+            left = await runs.open_groups(connection, run_id)
+        for group in left:
+            try:
+                await self.client.get_workflow_handle(group.workflow_id).cancel()
+            except RPCError as error:
+                _LOG.info("group has no workflow to cancel", group=group.workflow_id, reason=str(error))
+
+    async def _failure(self, run_id: str) -> str:
+        """Return why a run is paused whose workflow was started again too often."""
+        try:
+            await self.client.get_workflow_handle(f"run/{run_id}").result()
+            last = "it completed although the run is not done"
+        except (WorkflowFailureError, RPCError) as error:
+            last = temporal_client.root_cause(error)
+        return f"its workflow has ended {_MAX_RESTARTS} times within an hour: {last}"
 
     async def _end_orphaned_rollouts(self, dry_run: bool) -> _EndedRollouts:
         """Give rollouts whose workflow is closed or missing the outcome `infra_failed`."""

@@ -40,6 +40,7 @@ from adapter.turns.capture import Capture
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.store.database import Database
+from ratchet.store.migration import wait_for_schema
 
 _LOG = structlog.get_logger("ratchet.adapter")
 
@@ -199,7 +200,7 @@ async def serve_adapter(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     database = Database(settings.database_url, settings.pool_size)
     try:
-        await database.wait()
+        await wait_for_schema(database)
         app = create_adapter_app(settings, database)
         freeze_startup_objects()
         config = uvicorn.Config(

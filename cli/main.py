@@ -24,6 +24,7 @@ from cli import (
     images,
     logs,
     regrade,
+    resume,
     rollout,
     rollouts,
     runs,
@@ -49,6 +50,7 @@ app = typer.Typer(
 
 COMMANDS = (
     train.train,
+    resume.resume,
     rollout.rollout,
     up.up,
     down.down,

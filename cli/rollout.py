@@ -51,13 +51,14 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
     from ratchet.temporal_settings import load_temporal_settings
     from stack.startup import connect_stack
 
-    client = await connect_stack(stack, load_temporal_settings())
+    settings = load_temporal_settings()
+    client = await connect_stack(stack, settings)
     rollout = RolloutInput(dataset=path, task=task, config=config)
-    workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
+    workflow_id = settings.own(f"rollout/adhoc/{uuid4().hex[:12]}")
     say(f"started {workflow_id}; the Temporal UI shows its stages")
     try:
         result: RolloutResult = await client.execute_workflow(
-            "Rollout", rollout, id=workflow_id, task_queue="control", result_type=RolloutResult
+            "Rollout", rollout, id=workflow_id, task_queue=settings.own("control"), result_type=RolloutResult
         )
     except WorkflowFailureError as error:
         raise ConfigError(f"the rollout failed: {root_cause(error)}") from None

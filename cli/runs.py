@@ -26,3 +26,6 @@ def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         for run in found
     ]
     print_table("runs", ["run", "state", "step", "checkpoint", "graded rollouts"], rows)
+    for run in found:
+        if run["state_reason"]:
+            print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")

@@ -34,12 +34,13 @@ async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
     from stack.parts import Stack
     from stack.startup import connect_stack
 
-    client = await connect_stack(Stack(), load_temporal_settings())
+    settings = load_temporal_settings()
+    client = await connect_stack(Stack(), settings)
     result: SweepResult = await client.execute_workflow(
         "Sweep",
         SweepInput(dry_run=dry_run, force=force),
-        id=f"sweep/{uuid4().hex[:8]}",
-        task_queue="control",
+        id=settings.own(f"sweep/{uuid4().hex[:8]}"),
+        task_queue=settings.own("control"),
         result_type=SweepResult,
     )
     return result.model_dump()

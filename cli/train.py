@@ -27,6 +27,7 @@ def train(
     from_store: Annotated[
         str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check config, datasets, model; start nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train: set up the stack, start or continue the run, follow it, print the curve and the commands that show more.
@@ -44,6 +45,9 @@ def train(
 
     stack = Stack()
     resolved = load_config(config, set or [])
+    if dry_run:
+        _check(resolved)
+        return
     bring_up(stack, resolved, say)
     if from_store is not None:
         _train_from_store(stack, resolved, config.stem, from_store, new, detach, json)
@@ -68,6 +72,22 @@ def train(
         _say_what_next(run_id, stack)
     if result["state"] != "done":
         raise typer.Exit(1)
+
+
+def _check(config: Any) -> None:
+    from activities.datasets.formats import read_rows
+    from activities.run_checks import check_run
+    from cli.console import say
+    from ratchet.temporal_settings import load_temporal_settings
+
+    check_run(config, load_temporal_settings())
+    for dataset in config.datasets:
+        say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
+    training = config.training
+    say(
+        f"{training.steps} steps of {training.groups_per_step} groups of {training.group_size} rollouts by "
+        f"{config.harness.name}; model {config.model}; nothing was started"
+    )
 
 
 def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, json: bool) -> None:

@@ -20,11 +20,13 @@ async def run_workflow(name: str, argument: BaseModel, workflow_id: str, result_
     from stack.parts import Stack
     from stack.startup import connect_stack
 
-    client = await connect_stack(Stack(), load_temporal_settings())
+    settings = load_temporal_settings()
+    client = await connect_stack(Stack(), settings)
+    workflow_id = settings.own(workflow_id)
     say(f"workflow {workflow_id}")
     try:
         result: _T = await client.execute_workflow(
-            name, argument, id=workflow_id, task_queue="control", result_type=result_type
+            name, argument, id=workflow_id, task_queue=settings.own("control"), result_type=result_type
         )
     except WorkflowFailureError as error:
         raise ConfigError(f"{name} failed: {root_cause(error)}") from None

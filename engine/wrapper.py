@@ -24,6 +24,7 @@ from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailabl
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
+from ratchet.store.migration import wait_for_schema
 from ratchet.types import EngineState, JsonObject
 
 _LOG = structlog.get_logger("ratchet.engine")
@@ -44,11 +45,11 @@ async def run_engine(settings: EngineSettings) -> None:
     """
     database = Database(settings.database_url, pool_size=2)
     client = EngineClient(settings.address)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        await database.wait()
+        await wait_for_schema(database)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await EngineWrapper(settings, database, client, stop).run()
     finally:
         await client.close()

@@ -5,13 +5,15 @@ refused. `config_sources.py` reads the values from the file, the environment and
 stored in the run's row, and all parts read it from there.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ratchet.config_digest import config_digest
-from ratchet.types import TurnKind
+from ratchet.suggestions import did_you_mean
+from ratchet.types import JsonObject, TurnKind
 
 TINY = "tiny"
 
@@ -378,6 +380,7 @@ class RunConfig(Section):
             if value not in known and ":" not in value:
                 raise ValueError(
                     f"{key}: {value!r} is unknown; expected {', '.join(known)}, or package.module:function"
+                    + did_you_mean(value, known)
                 )
         if not any(dataset.use == "train" for dataset in self.datasets):
             raise ValueError("datasets: at least one needs use: train")
@@ -396,5 +399,30 @@ class RunConfig(Section):
         return self
 
     def digest(self) -> str:
-        """Return the sha256 of the resolved values, see `config_digest`."""
-        return config_digest(self.model_dump(mode="json"))
+        """Return the sha256 of the values that differ from their defaults; runs with equal digests do the same work.
+
+        Defaults are left out, so that a new key does not make a run's config another one in the middle of the run.
+        """
+        return _digest(self.model_dump(mode="json", exclude_defaults=True))
+
+    def digests(self) -> list[str]:
+        """Return the digests under which an open run with this config may be stored: today's and the earlier one.
+
+        Until migration 0002 the digest covered the defaults, too, of the keys that there were.
+        """
+        values = self.model_dump(mode="json")
+        if self.grading.control_share == 1:
+            del values["grading"]["control_share"]
+        for key, default in (("images", "placeholder"), ("restore_reasoning", None)):
+            if values["engine"][key] == default:
+                del values["engine"][key]
+        return [self.digest(), _digest(values)]
+
+    @classmethod
+    def of_row(cls, values: JsonObject) -> Self:
+        """Read the config that a run's row holds. Keys of other versions of this program are ignored."""
+        return cls.model_validate(values, extra="ignore")
+
+
+def _digest(values: JsonObject) -> str:
+    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
+from ratchet.suggestions import config_keys, did_you_mean
 
 BRIEF_VARIABLES = {
     "SWE_AGENT_TIME_BUDGET_SEC": "limits.agent_seconds",
@@ -92,13 +93,14 @@ def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def explain_validation(error: ValidationError, source: str) -> ConfigError:
-    """Return an error with one sentence per mistake: the key, the value, what was expected."""
+def explain_validation(error: ValidationError, source: str, model: type[BaseModel] = RunConfig) -> ConfigError:
+    """Return an error with one sentence per mistake of a `model`: the key, the value, what was expected."""
     problems = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "config"
         if item["type"] == "extra_forbidden":
-            problems.append(f"{key}: unknown key; see the keys in ratchet/config.py")
+            name = ".".join(str(part) for part in item["loc"] if isinstance(part, str))
+            problems.append(f"{key}: there is no such key{did_you_mean(name, config_keys(model))}")
         elif item["type"] == "missing":
             problems.append(f"{key}: missing")
         elif not item["loc"]:

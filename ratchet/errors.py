@@ -18,7 +18,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── BoxSpentError             another try has used the box: boot a new one
     ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
-    ├── StoreUnavailableError     Postgres cannot be reached
+    ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     ├── FencedError               a stale try or a replaced process wrote; its write matched no row
@@ -115,7 +115,7 @@ class EngineRejectedError(RatchetError):
 
 
 class StoreUnavailableError(RatchetError):
-    """Postgres cannot be reached or refused the connection."""
+    """Postgres cannot be reached, or answers with an error that a healthy server would not give."""
 
     retryable = True
 

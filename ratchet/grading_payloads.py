@@ -4,10 +4,10 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from ratchet.payloads import Payload, StageOptions
+from ratchet.payloads import Payload, StageOptions, StartInput
 
 
-class AdmitInput(Payload):
+class AdmitInput(StartInput):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
     `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
@@ -99,7 +99,7 @@ class AdmitResult(Payload):
     quarantined: int
 
 
-class RegradeInput(Payload):
+class RegradeInput(StartInput):
     """Argument of Regrade: grade the stored patches of a run or of one rollout again.
 
     `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward, unless a step has used its

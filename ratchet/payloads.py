@@ -1,10 +1,11 @@
 """Arguments and results of workflows and activities, as they are stored in histories.
 
-They carry ids, not data. A new field needs a default, because recorded histories are replayed with new code. Named
-tuples are JSON arrays in a history.
+They carry ids, not data. Workers of two versions may run side by side during an upgrade, and recorded histories are
+replayed with new code. So a new field needs a default, and an unknown field is ignored, except in what people start,
+where it is a typing mistake. Named tuples are JSON arrays in a history; they cannot grow.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -12,9 +13,25 @@ from ratchet.types import AgentExit, GroupState, JsonObject, Outcome, RunState, 
 
 
 class Payload(BaseModel):
-    """Base of all arguments and results: immutable, unknown fields refused."""
+    """Base of all arguments and results: immutable, unknown fields ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StartInput(Payload):
+    """Base of the arguments of workflows that people start: unknown fields are refused.
+
+    A null in an unknown field is ignored: a newer version sends its new fields so when it starts a child workflow.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key in cls.model_fields}
 
 
 class StageOptions(Payload):
@@ -31,7 +48,7 @@ class StageOptions(Payload):
     max_tries: int = 0
 
 
-class RolloutInput(Payload):
+class RolloutInput(StartInput):
     """Argument of the Rollout workflow.
 
     Either `rollout_id` of an existing row, as groups start it, or a dataset and a task, as `temporal workflow start`
@@ -211,7 +228,7 @@ class GroupResult(Payload):
     num_graded: int
 
 
-class TrainRunInput(Payload):
+class TrainRunInput(StartInput):
     """Exactly one of: a whole `config`; the path of a YAML file on the worker's machine; the `run_id` of an existing
     run."""
 
@@ -281,7 +298,7 @@ class RunView(Payload):
     """The state of a run in Postgres, read each time that TrainRun wakes.
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
-    row can be written, or exists already.
+    row can be written, or exists already. `reason`: why the run is paused.
     """
 
     step: int
@@ -289,6 +306,15 @@ class RunView(Payload):
     plannable: bool
     wish: Wish
     evaluations_ended: list[str]
+    state: RunState = RunState.RUNNING
+    reason: str = ""
+
+
+class PauseRunInput(Payload):
+    """Pause a run for a reason, as one sentence."""
+
+    run_id: str
+    reason: str
 
 
 class StepInput(Payload):
@@ -359,7 +385,7 @@ class EndRunInput(Payload):
     reason: str = ""
 
 
-class SweepInput(Payload):
+class SweepInput(StartInput):
     """`force`: kill more than `sweep.max_share` of the boxes if needed. `dry_run`: report only."""
 
     force: bool = False
@@ -373,4 +399,5 @@ class SweepResult(Payload):
     boxes_unknown: int = 0
     sessions_closed: int = 0
     rollouts_ended: int = 0
+    runs_restarted: int = 0
     boxes: tuple[str, ...] = ()

@@ -5,15 +5,17 @@ An activity copies the options of the stages into each workflow's history, so th
 """
 
 import os
+import re
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ratchet.config_sources import explain_validation
 from ratchet.errors import ConfigError
 from ratchet.payloads import StageOptions
 
+_INSTALLATION = r"[a-z0-9]*"
 QUEUES = ("control", "boot", "agent", "grade", "learn")
 DEFAULT_PATH = Path(__file__).parent.parent / "temporal.yaml"
 
@@ -45,19 +47,6 @@ class Stage(_Section):
     tries: int
     """Largest number of tries; 0 means unlimited retries. A stage that must run once per box has 1, and the workflow
     boots a new box."""
-
-    def options(self, start_to_close_seconds: float | None = None) -> StageOptions:
-        """Return the options for the SDK. `start_to_close_seconds` replaces a null `start_to_close`."""
-        seconds = self.start_to_close if self.start_to_close is not None else start_to_close_seconds
-        assert seconds is not None, "a stage without start_to_close needs the run's limit"
-        return StageOptions(
-            queue=self.queue,
-            start_to_close_seconds=seconds,
-            heartbeat_seconds=self.heartbeat,
-            retry_initial_seconds=self.retry_initial,
-            retry_max_seconds=self.retry_max,
-            max_tries=self.tries,
-        )
 
 
 class Stages(_Section):
@@ -125,6 +114,10 @@ class TemporalSettings(_Section):
     """host:port of the Temporal server; TEMPORAL_ADDRESS overrides it."""
     namespace: str
     """Temporal namespace; TEMPORAL_NAMESPACE overrides it."""
+    installation: str = Field(default="", pattern=f"^{_INSTALLATION}$")
+    """Prefix of this installation's task queues, run ids and workflow ids, so that several installations can share a
+    namespace; RATCHET_INSTALLATION overrides it. Empty, the default, suits a namespace of its own. It must not change
+    while workflows are open."""
     retention_days: int
     """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]
@@ -147,7 +140,25 @@ class TemporalSettings(_Section):
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
         """Return the options of every stage, with the run's limits filled in."""
         derived = {"workspace": workspace_seconds + 60, "grade": workspace_seconds + eval_seconds + 120}
-        return {name: getattr(self.stages, name).options(derived.get(name)) for name in Stages.model_fields}
+        return {name: self.stage_options(name, derived.get(name)) for name in Stages.model_fields}
+
+    def stage_options(self, name: str, start_to_close_seconds: float | None = None) -> StageOptions:
+        """Return the options of one stage for the SDK. `start_to_close_seconds` replaces a null `start_to_close`."""
+        stage: Stage = getattr(self.stages, name)
+        seconds = stage.start_to_close if stage.start_to_close is not None else start_to_close_seconds
+        assert seconds is not None, "a stage without start_to_close needs the run's limit"
+        return StageOptions(
+            queue=self.own(stage.queue),
+            start_to_close_seconds=seconds,
+            heartbeat_seconds=stage.heartbeat,
+            retry_initial_seconds=stage.retry_initial,
+            retry_max_seconds=stage.retry_max,
+            max_tries=stage.tries,
+        )
+
+    def own(self, name: str) -> str:
+        """Return the name of a task queue, run, workflow or schedule of this installation."""
+        return f"{self.installation}-{name}" if self.installation else name
 
 
 def positive_number(name: str, default: int) -> int:
@@ -171,10 +182,14 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        raise explain_validation(error, str(path)) from None
+        raise explain_validation(error, str(path), TemporalSettings) from None
     boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
     if boots and "boot" in settings.queues:
         settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})
+    installation = os.environ.get("RATCHET_INSTALLATION") or settings.installation
+    if not re.fullmatch(_INSTALLATION, installation):
+        raise ConfigError(f"RATCHET_INSTALLATION: {installation[:40]!r} may have only lower-case letters and digits")
+    settings = settings.model_copy(update={"installation": installation})
     missing = [queue for queue in QUEUES if queue not in settings.queues]
     if missing or len(settings.queues) != len(QUEUES):
         raise ConfigError(f"{path}: queues must be exactly {', '.join(QUEUES)}")

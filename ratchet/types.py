@@ -62,20 +62,22 @@ class Purpose(StrEnum):
 class RunState(StrEnum):
     """State of a run.
 
-    running → paused (learner or planner), paused → running (`ratchet train`), running or paused → done | failed |
-    cancelled (TrainRun, or the learner of a run that trains on stored rollouts).
+    running → paused (TrainRun, planner, learner or sweep), running or paused → done | cancelled (TrainRun),
+    paused, failed or cancelled → running (`ratchet resume`, and `ratchet train` for a paused one), running → failed
+    (the learner of a run that trains on stored rollouts).
     """
 
     RUNNING = "running"
     """Groups are started, planned and trained."""
     PAUSED = "paused"
-    """Training is suspended for the reason in `state_reason`; no group starts until `ratchet train` resumes the run."""
+    """No group, step or evaluation is started, for the reason in `state_reason`, until the run is resumed; rollouts in
+    flight go on."""
     DONE = "done"
     """The last step is trained and its checkpoint is committed. Final."""
     FAILED = "failed"
-    """The workflow of the run ended with an error, which is in `state_reason`. Final."""
+    """The run stopped with an error, which is in `state_reason`; it can be resumed from its newest checkpoint."""
     CANCELLED = "cancelled"
-    """The run was cancelled before its last step. Final."""
+    """The run was cancelled before its last step; it can be resumed from its newest checkpoint."""
 
 
 class GroupState(StrEnum):

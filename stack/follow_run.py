@@ -18,7 +18,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.store import reports, runs
-from ratchet.temporal_client import root_cause
+from ratchet.temporal_client import root_cause, start_train_run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from stack.cpu_meter import CpuMeter
@@ -34,18 +34,37 @@ _REPORT_SECONDS = 10.0
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
     """Return the newest unfinished run with the same config, resumed if it was paused, or a new run."""
+    settings = load_temporal_settings()
     async with stack.database() as database, database.begin() as connection:
-        unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest())
+        unfinished = None if new else await runs.newest_unfinished_run(connection, config)
         reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
+        stopped = await runs.newest_stopped_run(connection, config)
+        if unfinished is None:
+            await runs.require_no_other_run(connection, "")
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
+        await start_train_run(await connect_stack(stack, settings), settings, unfinished)
         return unfinished
-    run_id = new_run_id(name)
-    client = await connect_stack(stack, load_temporal_settings())
-    await client.start_workflow(
-        "TrainRun", TrainRunInput(config=config.model_dump(mode="json")), id=f"run/{run_id}", task_queue="control"
-    )
+    if stopped is not None and not new:
+        say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
+    run_id = new_run_id(settings.own(name))
+    client = await connect_stack(stack, settings)
+    argument = TrainRunInput(config=config.model_dump(mode="json"))
+    await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     return run_id
+
+
+async def resume_run(stack: Stack, run_id: str) -> str | None:
+    """Let a run that is paused, failed or cancelled go on; return why it had stopped, None if it was running.
+
+    If this is interrupted between the two steps, the sweep starts the workflow. Raises ConfigError.
+    """
+    settings = load_temporal_settings()
+    client = await connect_stack(stack, settings)
+    async with stack.database() as database, database.begin() as connection:
+        reason = await runs.resume_run(connection, run_id)
+    await start_train_run(client, settings, run_id)
+    return reason
 
 
 def new_run_id(name: str) -> str:

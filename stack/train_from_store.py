@@ -94,7 +94,7 @@ async def start_stored_run(
     """Return the newest unfinished run of this config on that source, or a new one."""
     async with stack.database() as database:
         async with database.begin() as connection:
-            unfinished = None if new else await runs.newest_unfinished_run(connection, config.digest(), source_run_id)
+            unfinished = None if new else await runs.newest_unfinished_run(connection, config, source_run_id)
             reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
         if unfinished is not None:
             paused = f"; it was paused: {reason}" if reason else ""

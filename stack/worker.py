@@ -34,11 +34,12 @@ from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider, image_metadata_key
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
+from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
 from workflows.admit_tasks import AdmitTasks
 from workflows.evaluate import Evaluate
@@ -126,7 +127,8 @@ async def _activities(
         "control": [
             *(record.claim, record.finalise, adhoc.prepare_rollout),
             *(group.plan_group, group.replace_member, group.settle_group, group.cancel_group),
-            *(run.prepare_run, run.advance_run, run.end_run, evaluation.begin_evaluation, evaluation.end_evaluation),
+            *(run.prepare_run, run.advance_run, run.pause_run, run.end_run),
+            *(evaluation.begin_evaluation, evaluation.end_evaluation),
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
         ],
@@ -151,19 +153,19 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     """Run until SIGTERM or SIGINT. Activities are then cancelled; those that cannot end in time are retried by another
     worker.
     """
+    database = Database(database_url, pool_size=10)
+    await wait_for_schema(database)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    database = Database(database_url, pool_size=10)
-    await database.wait()
     client = await temporal_client.connect_temporal(settings, wait_seconds=60)
-    await temporal_client.require_search_attributes(client)
+    await temporal_namespace.wait_for_namespace(client, database)
     activities = await _activities(client, database, settings)
     async with contextlib.AsyncExitStack() as stack:
         for queue in queues:
             worker = Worker(
                 client,
-                task_queue=queue,
+                task_queue=settings.own(queue),
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
                 max_concurrent_activities=slots(queue, settings),

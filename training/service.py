@@ -19,6 +19,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import BugError, StoreUnavailableError
 from ratchet.store import learners, runs
 from ratchet.store.database import Database
+from ratchet.store.migration import wait_for_schema
 
 _LOG = structlog.get_logger()
 
@@ -73,12 +74,12 @@ def _die_with_service(service_pid: int) -> None:
 
 async def _read_config(run_id: str, url: str) -> RunConfig:
     async with Database(url, pool_size=1) as database:
-        await database.wait()
+        await wait_for_schema(database)
         async with database.begin() as connection:
             row = await runs.get_run(connection, run_id)
     if row is None:
         raise BugError(f"run {run_id} does not exist")
-    return RunConfig.model_validate(row.config)
+    return RunConfig.of_row(row.config)
 
 
 # ---------------------------------------------------------------- the service
@@ -86,11 +87,11 @@ async def _read_config(run_id: str, url: str) -> RunConfig:
 
 async def run_learner_service(url: str) -> None:
     """Run until SIGTERM or SIGINT. A driver that dies is started again, with a backoff of at most 30 s."""
+    database = Database(url, pool_size=1)
+    await wait_for_schema(database)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    database = Database(url, pool_size=1)
-    await database.wait()
     keepers: dict[str, asyncio.Task[None]] = {}
     ended: set[str] = set()
     while not stopping.is_set():

@@ -241,7 +241,7 @@ async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
     initial = await runs.newest_version(connection, run_id, 0)
     assert row is not None
     model_path = Path(initial.uri if initial else row.model_path)
-    return _RunRecord(RunConfig.model_validate(row.config), model_path, row.source_run_id is not None)
+    return _RunRecord(RunConfig.of_row(row.config), model_path, row.source_run_id is not None)
 
 
 def _warn_if_size_changed(context: RankContext) -> None:

@@ -27,9 +27,10 @@ REWARD = SearchAttributeKey.for_float("ratchet_reward")
 STEP = SearchAttributeKey.for_int("ratchet_step")
 
 FIRST_STAGE = StageOptions(
-    queue="control", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30
+    queue="", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30
 )
-"""Options of a workflow's first activity, which returns the options of all others."""
+"""Options of a workflow's first activity, which returns the options of all others. It runs on the workflow's own queue,
+because the names of the others depend on the installation."""
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
@@ -49,7 +50,7 @@ class ActivityOptions(TypedDict, total=False):
 def activity_options(options: StageOptions, summary: str | None = None) -> ActivityOptions:
     """Return the SDK's options. Schedule-to-start is never set, because a queue may be long."""
     return {
-        "task_queue": options.queue,
+        "task_queue": options.queue or workflow.info().task_queue,
         "start_to_close_timeout": timedelta(seconds=options.start_to_close_seconds),
         "heartbeat_timeout": timedelta(seconds=options.heartbeat_seconds) if options.heartbeat_seconds else None,
         "retry_policy": RetryPolicy(
@@ -154,12 +155,14 @@ def child_options(
     """
     return {
         "id": workflow_id,
-        "task_queue": "control",
+        "task_queue": workflow.info().task_queue,
         "parent_close_policy": ParentClosePolicy.ABANDON if abandon else ParentClosePolicy.REQUEST_CANCEL,
         "cancellation_type": ChildWorkflowCancellationType.ABANDON
         if abandon
         else ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
-        "id_reuse_policy": WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+        # Postgres decides what still has to run. If an outage took back what a completed workflow had stored, the
+        # workflow runs again; if not, it finds nothing to do.
+        "id_reuse_policy": WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         "search_attributes": attributes,
         "static_summary": summary,
     }

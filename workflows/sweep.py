@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.payloads import StageOptions, SweepInput, SweepResult
     from workflows.activity_options import run_activity
 
-_OPTIONS = StageOptions(queue="control", start_to_close_seconds=300, heartbeat_seconds=60, max_tries=3)
+_OPTIONS = StageOptions(queue="", start_to_close_seconds=300, heartbeat_seconds=60, max_tries=3)
 
 
 @workflow.defn(name="Sweep", failure_exception_types=[ValidationError])

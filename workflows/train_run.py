@@ -4,11 +4,15 @@
 
 Groups are kept in flight up to the staleness bound; a step is planned when enough are ready. The workflow holds no
 data: it reads the run's state from Postgres each time it wakes.
+
+If something fails that may not be retried, the run is paused with the reason, and nothing is cancelled; `ratchet
+resume` lets it go on. `ratchet.types.RunState` lists the states and who changes them.
 """
 
 import asyncio
 import contextlib
 from datetime import timedelta
+from typing import Any
 
 from pydantic import ValidationError
 from temporalio import workflow
@@ -30,6 +34,8 @@ with workflow.unsafe.imports_passed_through():
         EvaluateInput,
         EvaluationPlan,
         GroupInput,
+        GroupResult,
+        PauseRunInput,
         PrepareRunInput,
         RunInput,
         RunPlan,
@@ -55,13 +61,26 @@ with workflow.unsafe.imports_passed_through():
     from workflows.rollout_group import RolloutGroup
 
 
+MAX_GROUP_FAILURES = 5
+"""A run is paused if the workflow of one group fails so often within one execution of TrainRun."""
+
+_GroupHandle = workflow.ChildWorkflowHandle[RolloutGroup, GroupResult]
+
+
+class GroupFailedError(Exception):
+    """The workflow of a group fails again and again; the message is the reason."""
+
+
 @workflow.defn(name="TrainRun", failure_exception_types=[ValidationError])
 class TrainRun:
-    """State: whether a signal has come, and which groups this execution has started."""
+    """State: whether a signal has come, and which groups this execution has started, with the handles of those that it
+    did not adopt, and how often each has failed.
+    """
 
     def __init__(self) -> None:
         self.woken = False
-        self.started: set[str] = set()
+        self.started: dict[str, _GroupHandle | None] = {}
+        self.failures: dict[str, int] = {}
 
     @workflow.signal
     def wake(self) -> None:
@@ -75,7 +94,7 @@ class TrainRun:
         plan = await run_activity_even_if_cancelled(RunActivities.prepare_run, prepare, FIRST_STAGE)
         try:
             stop_if_cancelled()
-            await self._end(plan, await self._run_steps(plan), "")
+            await self._run_to_the_end(plan)
         except BaseException as error:
             if is_cancelled_exception(error):
                 await self._stop(plan, RunState.CANCELLED, "cancelled")
@@ -86,6 +105,29 @@ class TrainRun:
             await self._stop(plan, RunState.FAILED, cause.message)
             raise ApplicationError(cause.message, type=cause.kind, non_retryable=True) from error
         return plan.run_id
+
+    async def _run_to_the_end(self, plan: RunPlan) -> None:
+        """Run the steps and end the run. Pause it if something fails, and go on when it has been resumed."""
+        while True:
+            try:
+                await self._end(plan, await self._run_steps(plan), "")
+                return
+            except (ActivityError, ChildWorkflowError, ValidationError, GroupFailedError) as error:
+                # Executions that began before this version fail instead, so that their histories replay.
+                if is_cancelled_exception(error) or not workflow.patched("errors-pause"):
+                    raise
+                await self._pause(plan, _reason(error))
+
+    async def _pause(self, plan: RunPlan, reason: str) -> None:
+        """Pause the run in Postgres and wait a while. The caller then tries again, and pauses again if it has to."""
+        stop_if_cancelled()
+        if workflow.info().is_continue_as_new_suggested():
+            workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
+        workflow.set_current_details(f"paused: {reason}\n\nRun `ratchet resume {plan.run_id}` when it is mended.")
+        self.failures.clear()
+        paused = PauseRunInput(run_id=plan.run_id, reason=reason)
+        await run_activity(RunActivities.pause_run, paused, plan.stages["record"])
+        await self._sleep(plan)
 
     async def _run_steps(self, plan: RunPlan) -> RunState:
         """Train until the last step is evaluated or a stop is requested; return the final state.
@@ -99,6 +141,9 @@ class TrainRun:
             if view.wish is Wish.STOP:
                 await self._cancel_groups(view)
                 return RunState.CANCELLED
+            if view.state is RunState.PAUSED:
+                view = await self._wait_until_resumed(plan)
+                continue
             if not await self._evaluate(plan, view):
                 await self._sleep(plan)
                 view = await self._advance(plan)
@@ -116,17 +161,37 @@ class TrainRun:
                 await self._sleep(plan)
             view = await self._advance(plan)
 
+    async def _wait_until_resumed(self, plan: RunPlan) -> RunView:
+        """Return the run's state at the first change: it is resumed, or has to stop. Engines are then brought up to
+        date, because an update of one of them may be what failed.
+        """
+        while True:
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
+            await self._sleep(plan)
+            view = await self._advance(plan)
+            if view.state is not RunState.PAUSED or view.wish is Wish.STOP:
+                await self._sync(plan, view.step)
+                return view
+
     async def _advance(self, plan: RunPlan) -> RunView:
         """Do the run's book-keeping, make new groups and return the run's state."""
         self.woken = False
         input = ViewRunInput(run_id=plan.run_id)
         view = await run_activity(RunActivities.advance_run, input, plan.stages["record"])
+        if view.state not in (RunState.RUNNING, RunState.PAUSED):
+            raise ApplicationError(
+                f"run {plan.run_id} has ended ({view.state}); `ratchet resume {plan.run_id}` continues it",
+                type="RunEnded",
+                non_retryable=True,
+            )
         self._display(plan, view)
         return view
 
     def _display(self, plan: RunPlan, view: RunView) -> None:
+        paused = f"paused: {view.reason}\n\n" if view.state is RunState.PAUSED else ""
         workflow.set_current_details(
-            f"step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
+            f"{paused}step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
         )
 
     async def _sleep(self, plan: RunPlan) -> None:
@@ -138,18 +203,36 @@ class TrainRun:
             self.started.clear()
 
     async def _start_groups(self, plan: RunPlan, view: RunView) -> None:
-        for group in view.open_groups:
-            if group.workflow_id not in self.started:
-                await self._start_group(plan, group)
-                self.started.add(group.workflow_id)
-        self.started &= {group.workflow_id for group in view.open_groups}
+        """Start the workflow of every open group that has none, also of one that closed although its group is open."""
+        open_groups = {group.workflow_id: group for group in view.open_groups}
+        self.started = {key: handle for key, handle in self.started.items() if key in open_groups}
+        for key, group in open_groups.items():
+            handle = self.started.get(key)
+            if handle is not None and handle.done() and workflow.patched("errors-pause"):
+                self._count_failure(key, handle)
+                del self.started[key]
+            if key not in self.started:
+                self.started[key] = await self._start_group(plan, group)
 
-    async def _start_group(self, plan: RunPlan, group: StartedGroup) -> None:
+    def _count_failure(self, key: str, handle: _GroupHandle) -> None:
+        """Raise GroupFailedError if this group's workflow has failed too often. Its end by hand is no failure."""
+        error = handle.exception()
+        if isinstance(error, ChildWorkflowError) and not isinstance(error.cause, CancelledError | TerminatedError):
+            self.failures[key] = self.failures.get(key, 0) + 1
+            if self.failures[key] >= MAX_GROUP_FAILURES:
+                raise GroupFailedError(f"{key} has failed {self.failures[key]} times: {failure_cause(error).message}")
+
+    async def _start_group(self, plan: RunPlan, group: StartedGroup) -> _GroupHandle | None:
         searchable = search_attributes(plan.run_id, group.task, group.harness, group.step)
         options = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
         # A workflow that runs already, from before a continue-as-new or a restart, is adopted.
         with contextlib.suppress(WorkflowAlreadyStartedError):
-            await workflow.start_child_workflow(RolloutGroup.run, GroupInput(group_id=group.group_id), **options)
+            handle = await workflow.start_child_workflow(
+                RolloutGroup.run, GroupInput(group_id=group.group_id), **options
+            )
+            handle.add_done_callback(_retrieve_exception)
+            return handle
+        return None
 
     async def _train_step(self, plan: RunPlan) -> bool:
         """Plan a step, start the next groups, wait for the learner and update the engines; False if nothing to plan."""
@@ -222,3 +305,18 @@ class TrainRun:
     async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
         await run_activity_even_if_cancelled(RunActivities.end_run, ending, plan.stages["record"])
+
+
+def _retrieve_exception(handle: Any) -> None:
+    """Mark a group's failure as seen; otherwise the event loop logs it, although Postgres is what counts."""
+    if not handle.cancelled():
+        handle.exception()
+
+
+def _reason(error: Exception) -> str:
+    """Return why a run is paused, as one sentence."""
+    if isinstance(error, ActivityError):
+        return f"{error.activity_type} failed: {failure_cause(error).message}"
+    if isinstance(error, ChildWorkflowError):
+        return f"{error.workflow_id} failed: {failure_cause(error).message}"
+    return " ".join(str(error).split())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from activities.graders.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
 from ratchet.store.tasks import NewTask, TaskFields
@@ -104,6 +105,7 @@ class Metadata(_Part):
     tests_archive: str | None = None
     expected_tests: list[str] = []
     integrity: Integrity = Integrity()
+    broken_oracles: list[BrokenOracle] = []
     eval_cmd: str | None = Field(default=None, min_length=1)
     swepro: SwePro | None = None
     swe_bench: SweBench | None = None
@@ -120,6 +122,16 @@ class Metadata(_Part):
         if len(self.graders) != 1:
             found = f", found {', '.join(self.graders)}" if self.graders else ""
             raise ValueError(f"expected exactly one grader of: {', '.join(GRADER_KEYS)}{found}")
+        return self
+
+    @model_validator(mode="after")
+    def _broken_oracles_fit(self) -> Self:
+        sources = spec_sources(self.model_dump(include={"eval_cmd", "swe_bench", "remote_env_info"}))
+        for number, broken in enumerate(self.broken_oracles):
+            if not broken.is_valid:
+                raise ValueError(f"broken_oracles.{number} names no test that must fail (must_fail or exit_fails)")
+            if not broken.fits(sources):
+                raise ValueError(f"broken_oracles.{number} was made for other test commands than this row's")
         return self
 
 

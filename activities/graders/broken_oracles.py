@@ -79,6 +79,14 @@ class BrokenOracle:
         """Whether the gold patch fails it."""
         return bool(self.must_fail) or self.exit_fails
 
+    def fits(self, sources: Mapping[str, bytes]) -> bool:
+        """Return whether the edits of the row's own commands were made for these `sources` (of `spec_sources`)."""
+        return {edit.target for edit in self.edits} <= self.digests.keys() and all(
+            target in sources and _digest(sources[target]) == digest
+            for target, digest in self.digests.items()
+            if target.startswith(SPEC)
+        )
+
 
 def spec_sources(spec: JsonObject) -> dict[str, bytes]:
     """Return the tests that the row's own commands bring, by target."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from activities.graders.base import Verdict
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
+from ratchet.suggestions import did_you_mean
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +77,7 @@ def find_reward(name: str) -> RewardFunction:
     if ":" not in name:
         raise ConfigError(
             f"grading.reward: {name!r} is none of {', '.join(REWARD_FUNCTIONS)}; "
-            "a function of yours is written module:function"
+            f"a function of yours is written module:function{did_you_mean(name, REWARD_FUNCTIONS)}"
         )
     try:
         function: RewardFunction = import_object(name)

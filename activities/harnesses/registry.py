@@ -5,6 +5,7 @@ import re
 from activities.harnesses.base import BaseHarness
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
+from ratchet.suggestions import did_you_mean
 
 HARNESSES = {
     "bash_agent": "activities.harnesses.bash_agent.harness:BashAgent",
@@ -33,7 +34,7 @@ def load_harness(name: str) -> BaseHarness:
     if not _IMPORT_PATH.fullmatch(path):
         raise ConfigError(
             f"harness.name: {name!r} is none of {', '.join(HARNESSES)}, "
-            "nor an import path like `my_package.my_agent:MyAgent`"
+            f"nor an import path like `my_package.my_agent:MyAgent`{did_you_mean(name, HARNESSES)}"
         )
     try:
         made = import_object(path)()

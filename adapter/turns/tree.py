@@ -46,8 +46,8 @@ class TreeNode(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class AttachPoint:
-    """Where a prompt attaches to the tree: it begins with the first `kept_tokens` of the parent's stream; what follows
-    is new.
+    """The place of a prompt in the tree: it begins with the first `kept_tokens` of the parent's stream; what follows is
+    new.
     """
 
     parent_turn_id: int | None

@@ -5,13 +5,18 @@ bytes.
 """
 
 import argparse
+import difflib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from activities.graders.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
 from stack.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
 
 COMMIT_DATE = "2024-01-01T00:00:00Z"
+POOL_SIZE = 4
+NUM_TRIES = 24
 
 # One command, so that preparing a workspace costs one round trip and three git processes.
 PREPARE = """\
@@ -80,12 +85,53 @@ def hidden_test(task: BugTask, workdir: str) -> str:
     return TEST.format(workdir=workdir, stem=Path(task.file).stem, function=task.function, asserts=asserts)
 
 
+def broken_oracles(task: BugTask, eval_cmd: str) -> list[BrokenOracle]:
+    """Return the row's pool: two members with larger expected numbers, two with smaller ones, which the fix fails."""
+    name = f"test_{task.function}"
+    pool: list[BrokenOracle] = []
+    for number in range(NUM_TRIES):
+        candidate = propose(spec_sources({"eval_cmd": eval_cmd}), [name], number, single=False)
+        assert candidate is not None, f"no assertion was found in {eval_cmd!r}"
+        is_wanted = sum(broken.up == candidate.up for broken in pool) < POOL_SIZE // 2
+        changed = broken_spec(candidate, {"eval_cmd": eval_cmd})["eval_cmd"]
+        if is_wanted and candidate.edits not in [one.edits for one in pool] and fails(changed, task):
+            pool.append(replace(candidate, must_fail=(f"test_hidden.py::{name}",), exit_fails=True))
+    return pool
+
+
+def fails(eval_cmd: str, task: BugTask) -> bool:
+    """Return whether the fixed code fails the test that `eval_cmd` writes."""
+    namespace: dict[str, object] = {}
+    exec(compile(task.fixed, task.file, "exec"), namespace)
+    test = eval_cmd.partition("END_OF_FILE'\n")[2].partition("END_OF_FILE\n")[0]
+    exec(compile(test[test.index("def test_") :], "test_hidden.py", "exec"), namespace)
+    run_test = namespace[f"test_{task.function}"]
+    assert callable(run_test)
+    try:
+        run_test()
+    except Exception:
+        return True
+    return False
+
+
+def gold_patch(task: BugTask) -> str:
+    """Return the fix as git's diff."""
+    lines = difflib.unified_diff(
+        task.code.splitlines(keepends=True),
+        task.fixed.splitlines(keepends=True),
+        f"a/{task.file}",
+        f"b/{task.file}",
+    )
+    return f"diff --git a/{task.file} b/{task.file}\n{''.join(lines)}"
+
+
 def dataset_row(task: BugTask, label: str) -> dict[str, object]:
     stem = Path(task.file).stem
     workdir = f"/workspace/{stem}"
     prepare = PREPARE.format(
         workdir=workdir, file=task.file, code=task.code, stem=stem, function=task.function, date=COMMIT_DATE
     )
+    eval_cmd = EVALUATE.format(test=hidden_test(task, workdir), workdir=workdir)
     return {
         "prompt": task.issue,
         "label": label,
@@ -94,7 +140,9 @@ def dataset_row(task: BugTask, label: str) -> dict[str, object]:
             "workdir": workdir,
             "problem_statement": task.issue,
             "pre_commands": [prepare],
-            "eval_cmd": EVALUATE.format(test=hidden_test(task, workdir), workdir=workdir),
+            "eval_cmd": eval_cmd,
+            "gold_patch": gold_patch(task),
+            "broken_oracles": [broken.as_json() for broken in broken_oracles(task, eval_cmd)],
             "empty_patch_fails": True,  # `hidden_test` has compared the bug's results with the fix's
             "family": task.family,
         },

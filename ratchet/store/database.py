@@ -1,35 +1,55 @@
-"""The connection to Postgres: one pool per process, one transaction per state change, and the migrations.
+"""The connection to Postgres: one pool per process, one transaction per state change.
 
 The functions of this package take the connection that `Database.begin()` yields. Only this module decides which errors
-mean that Postgres cannot be reached.
+mean that Postgres does not work.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 import asyncpg
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import MachineError, StoreUnavailableError
 
-# What asyncpg raises, beside SQLAlchemy's wrappers, while the server is away, starting or shutting down.
-_UNREACHABLE = (
-    ConnectionError,
+_NO_ANSWER = (
+    OSError,
     TimeoutError,
     PoolTimeoutError,  # all connections of the pool hang
-    asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.InvalidCatalogNameError,  # the server runs and `ensure_database` is about to create the database
+    asyncpg.PostgresError,  # raised while a connection is made, so SQLAlchemy has not wrapped it
+    asyncpg.InternalClientError,  # the connection broke in the middle of a message
 )
-_SERIALIZATION_STATES = (asyncpg.DeadlockDetectedError.sqlstate, asyncpg.SerializationError.sqlstate)
+"""What is raised, beside SQLAlchemy's wrappers, if the server is away, starting, shutting down, full or damaged."""
+_STATEMENT_SECONDS = 60.0
+"""Limit of one statement. Without it a process waits for about 15 minutes if the server's host falls silent."""
+
+
+_CLASS_42_OF_THE_SERVER = {
+    asyncpg.InsufficientPrivilegeError.sqlstate,
+    asyncpg.UndefinedTableError.sqlstate,
+    asyncpg.UndefinedColumnError.sqlstate,
+    asyncpg.UndefinedObjectError.sqlstate,
+    asyncpg.UndefinedFunctionError.sqlstate,
+    asyncpg.DuplicatePreparedStatementError.sqlstate,  # a connection pooler in transaction mode
+}
+"""Errors of class 42, wrong SQL, that a migration, a grant or a setting of the server mends."""
+
+
+def _is_statements_fault(error: BaseException | None) -> bool:
+    """Return whether the statement or its values are wrong, so that it would fail on a healthy server, too.
+
+    That is: a value of the wrong kind, a violated constraint, or wrong SQL. Any other error of the server can go away
+    without a change of the statement: no disk space, a read-only replica, a time limit, a missing privilege, or a
+    schema that is older than this program.
+    """
+    if isinstance(error, asyncpg.exceptions.InterfaceError):
+        return isinstance(error, ValueError)  # asyncpg cannot encode a value
+    state: str = getattr(error, "sqlstate", None) or ""
+    return state[:2] in ("22", "23", "42") and state not in _CLASS_42_OF_THE_SERVER
 
 
 def async_url(url: str) -> str:
@@ -43,46 +63,50 @@ def async_url(url: str) -> str:
     )
 
 
-def _is_unreachable(error: BaseException) -> bool:
-    if isinstance(error, DBAPIError):
-        return (
-            error.connection_invalidated
-            or isinstance(error, InterfaceError | OperationalError)
-            or _is_unreachable(error.orig or Exception())
-        )
-    cause = error.__cause__
-    return isinstance(error, _UNREACHABLE) or (cause is not None and isinstance(cause, _UNREACHABLE))
+def _sources(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from: SQLAlchemy's error, its driver's and asyncpg's."""
+    inner: BaseException | None = error
+    while inner is not None:
+        yield inner
+        inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
 
 
 class Database:
     """A pool of connections, closed at the end of `async with`; every access goes through `begin()`."""
 
-    def __init__(self, url: str, pool_size: int = 5) -> None:
+    def __init__(self, url: str, pool_size: int = 5, statement_seconds: float = _STATEMENT_SECONDS) -> None:
         self.url = url
         # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
-            async_url(url), pool_size=2 * pool_size, max_overflow=0, pool_pre_ping=True, connect_args={"timeout": 10}
+            async_url(url),
+            pool_size=2 * pool_size,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={"timeout": min(10.0, statement_seconds), "command_timeout": statement_seconds},
         )
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """Open one transaction, committed if the block ends without an error.
 
-        Raises StoreUnavailableError if Postgres cannot be reached; whether a commit in progress succeeded is then
-        unknown."""
+        Raises StoreUnavailableError for every error of the server that a healthy one would not give; whether a commit
+        in progress succeeded is then unknown. An error of the statement itself is raised as it is."""
+        connected = False
         try:
             async with self.engine.begin() as connection:
-                yield connection
-        except (DBAPIError, OSError, *_UNREACHABLE) as error:
-            if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _SERIALIZATION_STATES:
-                raise StoreUnavailableError(
-                    f"Postgres rolled a transaction back in favour of another: {error.orig}; try again"
-                ) from error
-            if _is_unreachable(error):
-                raise StoreUnavailableError(
-                    f"Postgres at {self.engine.url.host}:{self.engine.url.port} does not answer: {error}"
-                ) from error
-            raise
+                connected = True
+                try:
+                    yield connection
+                except TimeoutError:  # a rollback on this connection would wait as long
+                    await connection.invalidate()
+                    raise
+        except (DBAPIError, *_NO_ANSWER) as error:
+            of_a_connection = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
+            if (connected and not of_a_connection) or any(_is_statements_fault(one) for one in _sources(error)):
+                raise
+            address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
+            reason = list(_sources(error))[-1]
+            raise StoreUnavailableError(f"{address} does not work: {type(reason).__name__}: {reason}") from error
 
     async def wait(self, timeout_seconds: float = 60) -> None:
         """Wait until Postgres answers. Raises MachineError with the address after `timeout_seconds`."""
@@ -109,14 +133,3 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def migrate(url: str) -> None:
-    """Bring the schema up to date. An advisory lock makes it safe for several processes to call this at once."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["url"] = async_url(url)
-    command.upgrade(config, "head")

@@ -6,10 +6,11 @@ are listed at `ratchet.types.RunState`.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import func, select, update
+from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -95,11 +96,11 @@ async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
 
 
 async def newest_unfinished_run(
-    connection: AsyncConnection, config_digest: str, source_run_id: str | None = None
+    connection: AsyncConnection, config: RunConfig, source_run_id: str | None = None
 ) -> str | None:
     """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
-        (RunTable.config_digest == config_digest)
+        RunTable.config_digest.in_(config.digests())
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_not_distinct_from(source_run_id)
     )
@@ -112,9 +113,19 @@ async def newest_done_run(connection: AsyncConnection, config_digest: str) -> st
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
 
-async def unfinished_runs(connection: AsyncConnection) -> list[str]:
-    """Return the training runs whose workflow must run."""
-    statement = select(RunTable.run_id).where(_OPEN, RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None))
+async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
+    """Return the newest training run with this config if it failed or was cancelled; `ratchet resume` continues it."""
+    statement = select(RunTable.run_id, RunTable.state).where(
+        RunTable.config_digest.in_(config.digests()), RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None)
+    )
+    row = (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).one_or_none()
+    return row.run_id if row is not None and row.state in (RunState.FAILED, RunState.CANCELLED) else None
+
+
+async def unfinished_runs(connection: AsyncConnection, running: bool = False) -> list[str]:
+    """Return the training runs whose workflow must run. `running`: without those that are paused."""
+    wanted = RunTable.state == RunState.RUNNING if running else _OPEN
+    statement = select(RunTable.run_id).where(wanted, RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None))
     return list((await connection.execute(statement)).scalars())
 
 
@@ -153,22 +164,50 @@ async def end_run(connection: AsyncConnection, run_id: str, state: RunState, rea
 
 
 async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
-    """Resume a paused run and return why it was paused; None if it was not paused.
+    """Let a paused, failed or cancelled run go on and return why it had stopped; None if it was running.
 
-    Earlier groups without signal no longer count towards the next pause.
+    It goes on from its newest checkpoint. Earlier groups without signal no longer count towards the next pause. Raises
+    ConfigError if the run does not exist, is done, or may not run beside another open one.
     """
     statement = (
-        select(RunTable.state_reason)
-        .where(RunTable.run_id == run_id, RunTable.state == RunState.PAUSED)
+        select(RunTable.state, RunTable.state_reason, RunTable.config_name, RunTable.source_run_id)
+        .where(RunTable.run_id == run_id)
         .with_for_update()
     )
-    reason = (await connection.execute(statement)).scalar_one_or_none()
-    if reason is not None:
-        going = update(RunTable).where(RunTable.run_id == run_id)
-        await connection.execute(
-            going.values(state=RunState.RUNNING, state_reason="", patient_from=RunTable.next_group_no)
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None or row.config_name == ADHOC:
+        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
+    if row.state == RunState.DONE:
+        raise ConfigError(
+            f"run {run_id} is done; start another one from its last weights with `--set init_from={run_id}@STEP`"
         )
-    return reason
+    if row.state == RunState.RUNNING:
+        return None
+    if row.source_run_id is None:
+        await require_no_other_run(connection, run_id)
+    going = update(RunTable).where(RunTable.run_id == run_id)
+    await connection.execute(
+        going.values(
+            state=RunState.RUNNING,
+            state_reason="",
+            ended_at=None,
+            restarts=0,
+            patient_from=RunTable.next_group_no,
+        )
+    )
+    return str(row.state_reason) or f"it was {row.state}"
+
+
+async def count_restart(connection: AsyncConnection, run_id: str) -> int:
+    """Count that the sweep starts the run's workflow again; return the number of restarts without an hour between."""
+    recent = RunTable.restarted_at > func.now() - timedelta(hours=1)
+    statement = (
+        update(RunTable)
+        .where(RunTable.run_id == run_id)
+        .values(restarts=case((recent, RunTable.restarts + 1), else_=1), restarted_at=func.now())
+        .returning(RunTable.restarts)
+    )
+    return int((await connection.execute(statement)).scalar_one())
 
 
 async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purpose, task_ids: Sequence[int]) -> None:

@@ -74,6 +74,16 @@ async def installation_id(connection: AsyncConnection) -> UUID:
     return UUID(str((await connection.execute(select(InstallationTable.uuid))).scalar_one()))
 
 
+async def installation_namespace(connection: AsyncConnection) -> str | None:
+    """Return the id of the Temporal namespace that has this installation's workflows; None before the first `up`."""
+    return (await connection.execute(select(InstallationTable.namespace_id))).scalar_one_or_none()
+
+
+async def set_installation_namespace(connection: AsyncConnection, namespace_id: str) -> None:
+    """Record the Temporal namespace that this installation works in."""
+    await connection.execute(update(InstallationTable).values(namespace_id=namespace_id))
+
+
 async def unused_sandbox(
     connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
 ) -> LedgerRow | None:

@@ -27,7 +27,8 @@ from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
 from ratchet.store.arrays import ids_from_bytes
-from ratchet.store.database import Database, migrate
+from ratchet.store.database import Database
+from ratchet.store.migration import migrate
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database

@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecution
 
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
@@ -52,12 +52,28 @@ async def _record(client: Client, stack: Stack, name: str) -> None:
     kind = name.title().replace("_", "")
     query = f'WorkflowType = "{kind}" AND ExecutionStatus = "Completed"'
     async for found in client.list_workflows(query, page_size=1):
-        history = await client.get_workflow_handle(found.id, run_id=found.run_id).fetch_history()
-        value = {"workflow_id": found.id, "history": _clean(json.loads(history.to_json()), stack)}
-        (HISTORIES / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(value).encode(), mtime=0))
-        print(f"{name}: {found.id}, {len(history.events)} events")
+        await _write(client, stack, found, HISTORIES / f"{name}.json.gz")
         return
     print(f"{name}: nothing found")
+
+
+async def _write(client: Client, stack: Stack, found: WorkflowExecution, path: Path) -> None:
+    history = await client.get_workflow_handle(found.id, run_id=found.run_id).fetch_history()
+    value = {"workflow_id": found.id, "history": _clean(json.loads(history.to_json()), stack)}
+    path.write_bytes(gzip.compress(json.dumps(value).encode(), mtime=0))
+    print(f"{path.name}: {found.id}, {len(history.events)} events")
+
+
+async def record_all(client: Client, stack: Stack, folder: Path) -> None:
+    """Write the history of every workflow of the namespace to `folder`, for choosing ones with rare branches.
+
+    The tests of the workflows call it if RATCHET_RECORD_HISTORIES names a folder. What is kept gets the name
+    `<workflow>.<branch>.json.gz` in `histories/`.
+    """
+    async for found in client.list_workflows(""):
+        name = found.id.replace("/", "_")
+        status = found.status.name.lower() if found.status else "unknown"
+        await _write(client, stack, found, folder / f"{found.workflow_type}.{status}.{name}.{found.run_id[:4]}.json.gz")
 
 
 async def main() -> None:

@@ -25,7 +25,7 @@ async def test_history_replays(path: Path) -> None:
 
 
 def test_every_workflow_has_a_history() -> None:
-    assert {path.name.removesuffix(".json.gz").replace("_", "") for path in HISTORIES} == {
+    assert {path.name.partition(".")[0].replace("_", "") for path in HISTORIES} == {
         workflow.__name__.lower() for workflow in WORKFLOWS
     }
 

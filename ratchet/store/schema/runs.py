@@ -18,7 +18,8 @@ from ratchet.store.schema.base import Base, identity, now
 
 
 class InstallationTable(Base):
-    """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others.
+    """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others. `namespace_id`: of the
+    Temporal namespace that has its workflows, NULL before the first `ratchet up`.
 
     `adapter_seen_at` and `adapter_away_seconds`: see `ratchet.store.adapters`.
     """
@@ -26,6 +27,7 @@ class InstallationTable(Base):
     __tablename__ = "installation"
     singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
+    namespace_id: Mapped[str | None]
     adapter_seen_at: Mapped[datetime] = now()
     adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)
@@ -36,7 +38,7 @@ class RunTable(Base):
 
     `patient_from`: first group made after the run was last resumed; earlier groups without signal do not pause it
     again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
-    engine."""
+    engine. `restarts`: how often the sweep has started its workflow again without an hour between."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -57,6 +59,8 @@ class RunTable(Base):
     checkpoint_uri: Mapped[str | None]
     next_group_no: Mapped[int] = mapped_column(server_default="0")
     patient_from: Mapped[int] = mapped_column(server_default="0")
+    restarts: Mapped[int] = mapped_column(server_default="0")
+    restarted_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)

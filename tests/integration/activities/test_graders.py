@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from activities.datasets.formats import read_rows
+from activities.graders.broken_oracles import judge_control
+from activities.graders.registry import GRADERS
+from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
+from ratchet.store.admissions import TaskOracle
 from ratchet.store.tasks import TaskRow
 from stack.tiny_policy.bug_tasks import FAMILIES
 from tests.integration.activities import shop
-from tests.integration.activities.conftest import Judge
+from tests.integration.activities.conftest import FreshBox, Judge, config
 
 pytestmark = pytest.mark.timeout(1200)
 HELD_OUT = Path(__file__).parents[3] / "datasets" / "quickstart" / "heldout.jsonl"
@@ -43,15 +47,28 @@ async def test_the_empty_patch_is_not(judged: Judge, test_patch: str, grader: st
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-async def test_what_the_quickstarts_rows_say_of_an_empty_patch_is_true(judged: Judge, family: str) -> None:
-    """One held-out task of each family gets the verdict that `empty_patch_fails` replaces."""
+async def test_what_the_quickstarts_rows_say_of_themselves_is_true(fresh_box: FreshBox, family: str) -> None:
+    """One held-out task of each family: an empty patch is not solved, the gold patch is, and a control run catches a
+    patch only if it passes the row's broken oracle."""
     rows = read_rows(DatasetConfig(path=str(HELD_OUT)), "")
     row = next(row for row in rows if row["spec"]["family"] == family)
-    assert row["spec"]["empty_patch_fails"] is True
-    verdict, _, _ = await judged(
-        TaskRow(0, row["label"], row["image"], row["workdir"], row["grader"], row["spec"]), b""
-    )
+    task = TaskRow(0, row["label"], row["image"], row["workdir"], row["grader"], row["spec"])
+    known = KnownRuns.of_task(TaskOracle(None, {}), task.spec)
+    judge = PatchJudge(GRADERS[task.grader], task, GradingLimits.of_run(config()), known)
+    assert task.spec["empty_patch_fails"] is True
+    async with fresh_box() as box:
+        verdict, _, _ = await judge.judge(box, b"")
     assert not verdict.solved and "failed" in verdict.tests.values(), verdict.log
+    gold = task.spec["gold_patch"].encode()
+    async with fresh_box() as box:
+        verdict, findings, _ = await judge.judge(box, gold)
+    assert verdict.solved and not findings, (verdict.reason, verdict.log)
+    choices = known.control_choices()
+    assert [len(numbers) for numbers in choices] == [2, 2]
+    broken = known.broken[choices[sorted(FAMILIES).index(family) % 2][0]]
+    async with fresh_box() as box:
+        done = await judge.run(box, gold, broken)
+    assert done.run is not None and judge_control(broken, done.run) == ([], 2), done.run
 
 
 async def test_an_f2p_script_is_run_as_its_own_program(judged: Judge, tree: Path, test_patch: str) -> None:

@@ -57,7 +57,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_an_unknown_key(machine: Machine) -> None:
     with (machine.directory / "run.yaml").open("a") as file:
         file.write("trainning: {steps: 3}\n")
-    assert "trainning: unknown key" in machine.train()
+    assert "trainning: there is no such key; did you mean training?" in machine.train()
     assert not machine.home.exists()
 
 
@@ -83,6 +83,26 @@ def test_a_model_without_a_chat_template(machine: Machine) -> None:
 def test_a_model_that_is_no_model(machine: Machine) -> None:
     (machine.directory / "model" / "config.json").unlink()
     assert "model has no config.json; name a Hugging Face model directory" in machine.train()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("engine: {tool_parser: qwen3_code}", "vLLM has no parser 'qwen3_code'"),
+        ("engine: {reasoning_parser: qwen}", "vLLM has no parser 'qwen'"),
+        ("grading: {reward: solvd}", "did you mean solved?"),
+        ("grading: {reward: 'no_module:reward'}", "cannot be imported: No module named 'no_module'"),
+        ("loss: {preset: 'no_module:loss'}", "cannot be imported: No module named 'no_module'"),
+        ("training: {advantage: 'os:sep'}", "is not a function"),
+        ("harness: {name: claude-code}", "did you mean claude_code?"),
+    ],
+)
+def test_a_component_that_cannot_be_loaded(machine: Machine, line: str, named: str) -> None:
+    """It is found before anything is started, and by `--dry-run`, too."""
+    with (machine.directory / "run.yaml").open("a") as file:
+        file.write(line + "\n")
+    assert named in machine.train()
+    assert not machine.home.exists()
 
 
 def test_a_taken_port(machine: Machine) -> None:

@@ -133,8 +133,8 @@ async def test_another_loss_on_the_same_groups(database: Database, model: Path, 
         planned = (
             await connection.execute(select(RunTable.config).where(RunTable.run_id == run_id + "b"))
         ).scalar_one()
-        assert await runs.newest_unfinished_run(connection, sft.digest(), run_id) == run_id + "b"
-        assert await runs.newest_unfinished_run(connection, sft.digest()) is None
+        assert await runs.newest_unfinished_run(connection, sft, run_id) == run_id + "b"
+        assert await runs.newest_unfinished_run(connection, sft) is None
     assert (
         uses["a"]
         == uses["b"]
@@ -182,9 +182,9 @@ async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_i
     )
     async with database.begin() as connection:
         await runs.create_run(connection, by_hand)
-        assert await runs.newest_unfinished_run(connection, config.digest()) is None
+        assert await runs.newest_unfinished_run(connection, config) is None
         await runs.create_run(connection, replace(by_hand, run_id=run_id, config_name="test"))
-        assert await runs.newest_unfinished_run(connection, config.digest()) == run_id
+        assert await runs.newest_unfinished_run(connection, config) == run_id
 
 
 async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(

@@ -28,13 +28,15 @@ from temporalio.client import Client, WorkflowHandle
 from tokenizers import Tokenizer
 
 from activities.sandboxes.e2b import E2BProvider
-from ratchet import temporal_client
-from ratchet.store.database import Database, migrate
+from ratchet import temporal_client, temporal_namespace
+from ratchet.store.database import Database
+from ratchet.store.migration import migrate
 from ratchet.store.schema import EngineTable, RolloutTable
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
+from tests.replay.record import record_all
 from tests.standins.tiny_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -251,7 +253,7 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
         await ensure_database(stack.ports["postgres"])
         await asyncio.to_thread(migrate, url)
         found.client = await temporal_client.connect_temporal(settings, wait_seconds=60)
-        await temporal_client.register_namespace(found.client, settings)
+        await temporal_namespace.prepare_namespace(found.client, found.database, settings, is_own=True)
         found.spawn("worker")
         for part in ("gateway", "adapter"):
             await found.until(
@@ -259,6 +261,8 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
             )
         keeper = asyncio.create_task(_engine_row(found.database, f"http://127.0.0.1:{stack.ports['engine']}", model))
         yield found
+        if os.environ.get("RATCHET_RECORD_HISTORIES"):
+            await record_all(found.client, stack, Path(os.environ["RATCHET_RECORD_HISTORIES"]))
     finally:
         if keeper is not None:
             keeper.cancel()

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from temporalio.client import WorkflowHandle
 
 from activities.sandboxes.base import Sandbox
-from ratchet import temporal_client
+from ratchet import temporal_namespace
 from ratchet.store import schema
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_ledger import boxes_of
@@ -119,11 +119,12 @@ async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:
         found = (await handle.describe()).schedule
         return found.spec.intervals[0].every, found.policy.catchup_window, found.state.paused
 
-    handle = loop.client.get_schedule_handle(temporal_client.SWEEP_SCHEDULE)
+    handle = loop.client.get_schedule_handle(temporal_namespace.SWEEP_SCHEDULE)
     await handle.pause()
     numbers = loop.settings.sweep.model_copy(update={"interval": 777, "catchup_window": 33})
-    await temporal_client.register_namespace(loop.client, loop.settings.model_copy(update={"sweep": numbers}))
+    changed = loop.settings.model_copy(update={"sweep": numbers})
+    await temporal_namespace.prepare_namespace(loop.client, loop.database, changed, is_own=True)
     assert await seen() == (timedelta(seconds=777), timedelta(seconds=33), True)
     await handle.unpause()
-    await temporal_client.register_namespace(loop.client, loop.settings)
+    await temporal_namespace.prepare_namespace(loop.client, loop.database, loop.settings, is_own=True)
     assert await seen() == (timedelta(seconds=3600), timedelta(seconds=60), False)

@@ -39,7 +39,7 @@ def test_precedence(path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("training.stepz=3", "training.stepz: unknown key"),
+        ("training.stepz=3", "training.stepz: there is no such key; did you mean training.steps?"),
         ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
         (
             "training.steps={a} b",
@@ -102,6 +102,21 @@ def test_the_digest_tells_configs_apart(path: Path) -> None:
     assert first.digest() == RunConfig.model_validate(first.model_dump(mode="json")).digest() != second.digest()
 
 
+def test_a_run_of_an_earlier_commit_is_found_by_its_digest() -> None:
+    """The digest that commit d4e5a70 stored for this config."""
+    config = RunConfig.model_validate({"datasets": [{"path": "/data/tasks.jsonl"}], "training": {"steps": 7}})
+    assert "0b7c92b99ea8dd97fcde35abe2baae4f2dbe792060770daebc5078cc68392fe2" in config.digests()
+
+
+def test_keys_of_another_version_do_not_lose_a_run(path: Path) -> None:
+    config = load_config(path, [], {})
+    stored = config.model_dump(mode="json")
+    stored["training"]["of_a_later_version"] = stored["of_a_later_version"] = {"a": 1}
+    stored["datasets"][0]["of_a_later_version"] = 1
+    del stored["limits"]["stall_seconds"]  # as an earlier version stored it
+    assert RunConfig.of_row(stored) == config and RunConfig.of_row(stored).digest() == config.digest()
+
+
 def test_the_shipped_config_is_valid() -> None:
     config = load_config(ROOT / "configs" / "quickstart.yaml", [], {})
     assert config.model == "tiny"
@@ -120,5 +135,5 @@ def test_temporal_settings_refuse_unknown_keys(tmp_path: Path) -> None:
     text = (ROOT / "temporal.yaml").read_text()
     wrong = tmp_path / "temporal.yaml"
     wrong.write_text(text + "\nsurprise: 1\n")
-    with pytest.raises(ConfigError, match="surprise: unknown key"):
+    with pytest.raises(ConfigError, match="surprise: there is no such key"):
         load_temporal_settings(wrong)

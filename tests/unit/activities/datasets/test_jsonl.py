@@ -55,6 +55,14 @@ def test_a_good_row(tmp_path: Path) -> None:
             "row 2, field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script",
         ),
         (
+            changed(broken_oracles=[{"edits": [], "digests": {}}]),
+            "row 2, field metadata: broken_oracles.0 names no test that must fail (must_fail or exit_fails)",
+        ),
+        (
+            changed(broken_oracles=[{"edits": [], "digests": {"spec:eval_cmd": "00"}, "exit_fails": True}]),
+            "row 2, field metadata: broken_oracles.0 was made for other test commands than this row's",
+        ),
+        (
             {**GOOD, "prompt": None},
             "row 2, field prompt: expected a string where metadata.problem_statement is missing",
         ),

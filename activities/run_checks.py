@@ -1,0 +1,67 @@
+"""Check what a run needs before anything of it is started, in a second or two and without torch or vLLM.
+
+`ratchet train` and `ratchet up` call it first; the activity that creates a run calls it again on the worker's machine.
+"""
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from activities.graders.rewards import find_reward
+from activities.harnesses.registry import Harnesses
+from ratchet.config import TINY, RunConfig
+from ratchet.errors import ConfigError
+from ratchet.import_path import import_object
+from ratchet.model_directory import model_of, require_model
+from ratchet.suggestions import did_you_mean
+from ratchet.temporal_settings import TemporalSettings
+
+
+def check_run(config: RunConfig, settings: TemporalSettings) -> None:
+    """Raise ConfigError, naming key, value and remedy, for what would otherwise fail in the middle of the run."""
+    if config.sandbox.max_boxes > settings.queues["agent"].slots * settings.agent_workers:
+        raise ConfigError(
+            f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
+            "raise queues.agent.slots or agent_workers"
+        )
+    find_reward(config.grading.reward)
+    Harnesses()[config.harness.name].check(config.harness.all_options())
+    for key, value in (("loss.preset", config.loss.preset), ("training.advantage", config.training.advantage)):
+        if ":" in value:
+            _require_function(key, value)
+    for key, name, package in (
+        ("engine.tool_parser", config.engine.tool_parser, "tool_parsers"),
+        ("engine.reasoning_parser", config.engine.reasoning_parser, "reasoning"),
+    ):
+        known = set(_vllm_parsers(package))
+        if name is not None and known and name not in known:
+            names = ", ".join(sorted(known))
+            raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
+    if config.init_from is None and config.model != TINY:
+        require_model(model_of(config))
+
+
+def _require_function(key: str, path: str) -> None:
+    try:
+        function = import_object(path)
+    except ImportError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from None
+    if not callable(function):
+        raise ConfigError(f"{key}: {path!r} is not a function")
+
+
+def _vllm_parsers(package: str) -> Iterator[str]:
+    """Yield the names of vLLM's parsers, read from its source: importing them takes 12 CPU seconds.
+
+    Nothing if vLLM is not installed here, or if a later version keeps the names in another way.
+    """
+    spec = find_spec("vllm")
+    source = Path(spec.origin).parent / package / "__init__.py" if spec is not None and spec.origin else None
+    if source is None or not source.is_file():
+        return
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            for key in node.value.keys:
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value

@@ -1,0 +1,191 @@
+"""Prepare the namespace that this installation works in, and make sure that no other installation works in it.
+
+Two installations with the same queue names on one namespace would take each other's work, and a sweep in another
+namespace than that of the workflows would take every rollout for orphaned. So each side knows the other: the row
+`installation` holds the namespace's id, and the sweep's schedule holds the installation's id.
+
+| row knows         | schedule knows       | `ratchet up`                                                              |
+|-------------------|----------------------|---------------------------------------------------------------------------|
+| nothing           | nothing              | writes both                                                               |
+| this namespace    | this installation    | goes on                                                                   |
+| another namespace | anything             | on a server of our own, whose data was lost: writes both; else refuses    |
+| anything          | another installation | refuses                                                                   |
+
+Workers wait until the row names their namespace. On a server of our own `up` also registers what is missing; on
+another server it changes nothing but the schedule, and names what an administrator has to do.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import structlog
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, UpdateNamespaceRequest
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.errors import MachineError
+from ratchet.payloads import SweepInput
+from ratchet.store import sandboxes
+from ratchet.store.database import Database
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import SEARCH_ATTRIBUTES
+
+_LOG = structlog.get_logger()
+SWEEP_SCHEDULE = "sweep"
+_OWNER = "ratchet_installation"
+"""Key of the memo of the sweep's workflow, which holds the installation's id."""
+_LOOK_SECONDS = 1.0
+_SAY_SECONDS = 30.0
+
+
+async def prepare_namespace(client: Client, database: Database, settings: TemporalSettings, is_own: bool) -> None:
+    """Claim the namespace for this installation, and see to search attributes and the sweep's schedule. Repeatable.
+
+    `is_own`: the server is a part of this stack, so that retention and search attributes are set here. Raises
+    MachineError if another installation works in the namespace, if this one works in another, or if something is
+    missing that only an administrator may add.
+    """
+    found = await _namespace_id(client)
+    async with database.begin() as connection:
+        installation = await sandboxes.installation_id(connection)
+        known = await sandboxes.installation_namespace(connection)
+    if known is not None and known != found and not is_own:
+        raise MachineError(
+            f"the workflows of this database are in another namespace (id {known}) than {client.namespace} (id "
+            f"{found}): set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to that one; if it is gone for good, run "
+            "`UPDATE installation SET namespace_id = NULL` and `ratchet up` starts the open runs here"
+        )
+    if is_own:
+        await _set_retention(client, settings)
+        await _add_search_attributes(client)
+    else:
+        await _require_search_attributes(client)
+    await _schedule_sweep(client, settings, installation)
+    async with database.begin() as connection:
+        await sandboxes.set_installation_namespace(connection, found)
+
+
+async def wait_for_namespace(client: Client, database: Database) -> None:
+    """Wait without a limit until `prepare_namespace` has been called for this database and the client's namespace."""
+    found = await _namespace_id(client)
+    said = -_SAY_SECONDS
+    while True:
+        async with database.begin() as connection:
+            known = await sandboxes.installation_namespace(connection)
+        if known == found:
+            return
+        if time.monotonic() - said >= _SAY_SECONDS:
+            reason = f"the database belongs to namespace {known}, this is {client.namespace} ({found})"
+            _LOG.warning("waiting for `ratchet up` to prepare the namespace", reason=reason if known else "it is new")
+            said = time.monotonic()
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _namespace_id(client: Client) -> str:
+    reply = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    return reply.namespace_info.id
+
+
+async def _set_retention(client: Client, settings: TemporalSettings) -> None:
+    retention = Duration(seconds=settings.retention_days * 86400)
+    config = NamespaceConfig(workflow_execution_retention_ttl=retention)
+    await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=config))
+
+
+async def _missing_search_attributes(client: Client) -> dict[str, str]:
+    """Return name → type of those that the namespace lacks."""
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    known = (await client.operator_service.list_search_attributes(request)).custom_attributes
+    return {name: kind for name, kind in SEARCH_ATTRIBUTES.items() if name not in known}
+
+
+async def _add_search_attributes(client: Client) -> None:
+    missing = {
+        name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+        for name, kind in (await _missing_search_attributes(client)).items()
+    }
+    if missing:
+        request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        try:
+            await client.operator_service.add_search_attributes(request)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.ALREADY_EXISTS:
+                raise
+    while await _missing_search_attributes(client):
+        await asyncio.sleep(0.2)
+
+
+async def _require_search_attributes(client: Client) -> None:
+    """An unknown search attribute would fail a workflow task again and again."""
+    missing = await _missing_search_attributes(client)
+    if missing:
+        wanted = " ".join(f"--name {name} --type {kind}" for name, kind in missing.items())
+        raise MachineError(
+            f"namespace {client.namespace} lacks search attributes; ask its administrator to run "
+            f"`temporal operator search-attribute create --namespace {client.namespace} {wanted}`"
+        )
+
+
+async def _schedule_sweep(client: Client, settings: TemporalSettings, installation: UUID) -> None:
+    name = settings.own(SWEEP_SCHEDULE)
+    memo = {_OWNER: str(installation)}
+    action = ScheduleActionStartWorkflow("Sweep", SweepInput(), id=name, task_queue=settings.own("control"), memo=memo)
+    schedule = Schedule(
+        action=action,
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(seconds=settings.sweep.interval))]),
+        policy=SchedulePolicy(
+            overlap=ScheduleOverlapPolicy.SKIP, catchup_window=timedelta(seconds=settings.sweep.catchup_window)
+        ),
+    )
+    try:
+        await client.create_schedule(name, schedule)
+        return
+    except ScheduleAlreadyRunningError:
+        handle = client.get_schedule_handle(name)
+    owner = await _owner(client, (await handle.describe()).schedule)
+    if owner not in (None, str(installation)):
+        raise MachineError(
+            f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
+            "RATCHET_INSTALLATION to a name of your own; if the other one is gone for good, run "
+            f"`temporal schedule delete --schedule-id {name}` first"
+        )
+    await handle.update(lambda known: _with_numbers_of(known, schedule, owner is None))
+
+
+async def _owner(client: Client, schedule: Schedule) -> str | None:
+    """Return the id of the installation that made the schedule; None if an earlier version made it."""
+    action = schedule.action
+    payload = (action.memo or {}).get(_OWNER) if isinstance(action, ScheduleActionStartWorkflow) else None
+    return None if payload is None else str((await client.data_converter.decode([payload], [str]))[0])
+
+
+def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule, sign: bool) -> ScheduleUpdate | None:
+    """Take interval and catch-up window from `wanted`, and its action to `sign` it; keep everything else, such as
+    whether a user has paused it."""
+    found = known.description.schedule
+    if _timing(found) == _timing(wanted) and not sign:
+        return None
+    action = wanted.action if sign else found.action
+    return ScheduleUpdate(replace(found, action=action, spec=wanted.spec, policy=wanted.policy))
+
+
+def _timing(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
+    return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window

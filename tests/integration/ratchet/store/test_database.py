@@ -1,0 +1,129 @@
+"""Which errors of Postgres are waited for: all that a healthy server would not give, and no fault of a statement."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+from sqlalchemy import text, update
+from sqlalchemy.exc import DBAPIError
+
+from ratchet.errors import StoreUnavailableError
+from ratchet.store.database import Database
+from ratchet.store.schema import RunTable
+
+STATES = sorted(
+    {
+        str(error.sqlstate)
+        for _, error in inspect.getmembers(asyncpg.exceptions, inspect.isclass)
+        if getattr(error, "sqlstate", None) and not str(error.sqlstate).startswith(("00", "01", "02"))
+    }
+)
+"""Every SQLSTATE that the driver knows, without success and warnings."""
+
+
+MENDED_BY_MIGRATION_OR_GRANT = {"42501", "42P01", "42703", "42704", "42883", "42P05"}
+
+
+def is_statements_fault(state: str) -> bool:
+    return state[:2] in ("22", "23", "42") and state not in MENDED_BY_MIGRATION_OR_GRANT
+
+
+async def test_every_error_of_the_server_is_sorted(database: Database) -> None:
+    assert len(STATES) > 200
+    wrong = []
+    for state in STATES:
+        statement = text(f"DO $$ BEGIN RAISE EXCEPTION 'raised by a test' USING ERRCODE = '{state}'; END $$")
+        try:
+            async with database.begin() as connection:
+                await connection.execute(statement)
+        except StoreUnavailableError as error:
+            if is_statements_fault(state) or "raised by a test" not in str(error):
+                wrong.append((state, str(error)))
+        except DBAPIError as error:
+            if not is_statements_fault(state):
+                wrong.append((state, str(error)))
+    assert not wrong
+
+
+async def test_a_server_that_has_become_read_only_is_waited_for(database: Database) -> None:
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        async with database.begin() as connection:
+            await connection.execute(text("SET TRANSACTION READ ONLY"))
+            await connection.execute(update(RunTable).values(state_reason="x"))
+
+
+async def test_a_schema_older_than_the_program_is_waited_for(database: Database) -> None:
+    with pytest.raises(StoreUnavailableError, match="no_such_column"):
+        async with database.begin() as connection:
+            await connection.execute(text("SELECT no_such_column FROM run"))
+
+
+async def test_a_connection_that_the_server_ends_is_waited_for(database: Database) -> None:
+    with pytest.raises(StoreUnavailableError):
+        async with database.begin() as connection:
+            await connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    async with database.begin() as connection:
+        assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
+
+
+@pytest.mark.parametrize("value", [2**40, object()])
+async def test_a_value_that_cannot_be_sent_is_a_bug(database: Database, value: object) -> None:
+    with pytest.raises(DBAPIError):
+        async with database.begin() as connection:
+            await connection.execute(update(RunTable).values(step=value))
+
+
+async def test_an_error_of_the_callers_own_is_left_alone(database: Database) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with database.begin():
+            Path("/no/such/file").read_text()
+
+
+@asynccontextmanager
+async def silenceable_proxy(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Yield the address of a proxy to Postgres, and an event after which no byte passes any more."""
+    parts = urlsplit(url)
+    silent = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if silent.is_set():
+                await asyncio.Event().wait()
+            writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(parts.hostname, parts.port)
+        writers.extend([writer, back])
+        await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    netloc = parts.netloc.rpartition("@")[0] + f"@127.0.0.1:{port}"
+    try:
+        yield urlunsplit(parts._replace(netloc=netloc)), silent
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+async def test_a_server_that_falls_silent_is_given_up_in_time(postgres_url: str) -> None:
+    """Also in the middle of a transaction: neither the statement nor the rollback may wait for the network's limits."""
+    async with (
+        silenceable_proxy(postgres_url) as (url, silent),
+        Database(url, pool_size=1, statement_seconds=1) as database,
+    ):
+        with pytest.raises(StoreUnavailableError):
+            async with asyncio.timeout(10), database.begin() as connection:
+                await connection.execute(text("SELECT 1"))
+                silent.set()
+                await connection.execute(text("SELECT 2"))
+        with pytest.raises(StoreUnavailableError):  # the pool's next connection cannot be opened either
+            async with asyncio.timeout(30), database.begin() as connection:
+                await connection.execute(text("SELECT 3"))

@@ -1,0 +1,99 @@
+"""Migrations with the data of earlier versions, beside a stack that works, and parts that wait for them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from ratchet.errors import MachineError
+from ratchet.store import runs
+from ratchet.store.database import Database, async_url
+from ratchet.store.migration import _config, migrate, wait_for_schema
+
+RUN = """INSERT INTO run (run_id, config, config_digest, config_name, seed, model_path)
+VALUES ('old', '{"a": 1}', 'd', 'c', 0, '/m')"""
+
+
+@pytest.fixture
+async def url(postgres_url: str) -> AsyncIterator[str]:
+    """Return the address of an empty database."""
+    name = f"migration_{uuid4().hex[:8]}"
+    engine = create_async_engine(async_url(postgres_url), isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+        yield postgres_url.rpartition("/")[0] + f"/{name}"
+        await connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    await engine.dispose()
+
+
+async def to_revision(url: str, revision: str) -> None:
+    config = _config(async_url(url))
+    known = (await asyncio.to_thread(_current, url)) or ""
+    move = command.downgrade if known > revision else command.upgrade
+    await asyncio.to_thread(move, config, revision)
+
+
+def _current(url: str) -> str | None:
+    async def read() -> str | None:
+        async with Database(url, pool_size=1) as database, database.begin() as connection:
+            exists = (await connection.execute(text("SELECT to_regclass('alembic_version')"))).scalar_one()
+            if exists is None:
+                return None
+            return str((await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar_one())
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+async def test_a_database_of_an_earlier_version_is_migrated_and_back(url: str, revision: str) -> None:
+    await to_revision(url, revision)
+    async with Database(url, pool_size=1) as database:
+        async with database.begin() as connection:
+            await connection.execute(text(RUN))
+        await asyncio.to_thread(migrate, url)
+        async with database.begin() as connection:
+            row = await runs.get_run(connection, "old")
+            assert row is not None and row.config == {"a": 1}
+    await to_revision(url, revision)
+    assert await asyncio.to_thread(_current, url) == revision
+    await asyncio.to_thread(migrate, url)
+
+
+async def test_parts_wait_for_the_schema_that_they_know(url: str) -> None:
+    async with Database(url, pool_size=1) as database:
+        waiting = asyncio.create_task(wait_for_schema(database))
+        await to_revision(url, "0001")
+        done, _ = await asyncio.wait([waiting], timeout=2)
+        assert not done, "0001 lacks columns that this version reads"
+        await asyncio.to_thread(migrate, url)
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_schema_of_a_later_version_is_refused_by_name(url: str) -> None:
+    await asyncio.to_thread(migrate, url)
+    async with Database(url, pool_size=1) as database:
+        async with database.begin() as connection:
+            await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        with pytest.raises(MachineError, match="9999, which is later"):
+            await wait_for_schema(database)
+
+
+async def test_a_migration_does_not_hold_up_a_stack_that_works(url: str) -> None:
+    """A long transaction keeps the migration from its lock; other statements pass in between."""
+    await to_revision(url, "0002")
+    async with Database(url, pool_size=2) as database:
+        async with database.begin() as holder:
+            await holder.execute(text("SELECT count(*) FROM run"))
+            migration = asyncio.create_task(asyncio.to_thread(migrate, url))
+            await asyncio.sleep(1)
+            begun = time.monotonic()
+            async with database.begin() as connection:
+                await connection.execute(text(RUN))
+            assert time.monotonic() - begun < 20, "the statement waited for the migration"
+            assert not migration.done()
+        await migration
