@@ -12,19 +12,29 @@ from dataclasses import dataclass
 
 import structlog
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from adapter.auth import SessionAuth
-from adapter.dialects.base import Dialect
+from adapter.dialects.base import Dialect, Failure
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
 from adapter.heartbeat import heartbeat_adapter
+from adapter.http_limits import LimitedHttpProtocol
 from adapter.output_parser import OutputParser
-from adapter.prompt.prompt_builder import PromptTooLongError
+from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
 from adapter.prompt.renderer import Renderer
-from adapter.replies import BodyTooLargeError, FailureReply, FailureStream, JsonReply, StreamReply, classify
+from adapter.replies import (
+    BodyTooLargeError,
+    FailureReply,
+    FailureStream,
+    JsonReply,
+    SlowBodyError,
+    StreamReply,
+    classify,
+)
 from adapter.settings import AdapterSettings
 from adapter.turns.capture import Capture
 from adapter.turns.routing import EngineRouter
@@ -78,9 +88,20 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
     async def count_tokens(request: Request) -> Response:
         return await _count(parts, messages, request)
 
+    @app.post("/v1/responses/input_tokens")
+    async def count_input_tokens(request: Request) -> Response:
+        return await _count(parts, responses, request)
+
     @app.get("/v1/models")
+    @app.get("/v1/models/{name}")
     async def models(request: Request) -> Response:
         return await _models(parts, request)
+
+    @app.exception_handler(HTTPException)
+    async def unknown_route(request: Request, error: HTTPException) -> Response:
+        is_messages = "anthropic-version" in request.headers or request.url.path.startswith("/v1/messages")
+        sentence = f"unknown route: {request.method} {request.url.path[:200]} is not served here ({error.detail})"
+        return FailureReply(messages if is_messages else chat, Failure.UNKNOWN_ROUTE, sentence)
 
     @app.get("/health")
     async def health() -> Response:
@@ -130,13 +151,14 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
         row = await parts.auth.authenticate(request.headers)
         body = await _body(parts, request)
-        return JSONResponse({"input_tokens": await parts.capture.count_tokens(row, body, dialect, request.headers)})
+        number = await parts.capture.count_tokens(row, body, dialect, request.headers)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
 
 
 async def _models(parts: _Parts, request: Request) -> Response:
-    """One list with the fields of both vendors; each SDK reads its own."""
+    """The one model, alone or in a list, with the fields of both vendors; each SDK reads its own."""
     dialect: Dialect = MessagesDialect() if "anthropic-version" in request.headers else ChatDialect()
     try:
         row = await parts.auth.authenticate(request.headers)
@@ -145,15 +167,25 @@ async def _models(parts: _Parts, request: Request) -> Response:
     name = row.model
     model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet", "type": "model", "display_name": name}
     model["created_at"] = "1970-01-01T00:00:00Z"
+    if (asked := request.path_params.get("name")) is not None:
+        if asked != name:
+            return FailureReply(dialect, *classify(UnknownModelError(f"model {asked!r} is not served here")))
+        return JSONResponse(model)
     return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
 
 
 async def _body(parts: _Parts, request: Request) -> bytes:
+    """Read the request's body. Raises BodyTooLargeError, SlowBodyError or ClientDisconnect."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > parts.settings.max_body_bytes:
-            raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
+    seconds = parts.settings.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > parts.settings.max_body_bytes:
+                    raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
+    except TimeoutError:
+        raise SlowBodyError(f"the request was not complete after {seconds:g} seconds") from None
     return bytes(data)
 
 
@@ -179,6 +211,7 @@ async def serve_adapter(settings: AdapterSettings) -> None:
             access_log=False,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=75,
+            http=LimitedHttpProtocol,
         )
         await uvicorn.Server(config).serve()
     finally:

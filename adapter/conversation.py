@@ -4,9 +4,9 @@ Equality of messages decides which sampled ids are used for them, so it is defin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -28,7 +28,8 @@ class Message:
     """One message of a history. `role` is system, user, assistant or tool.
 
     Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
-    in one message with a tool result, so that it is not a new question.
+    in one message with a tool result, so that it is not a new question. `num_omitted`: images and files that the text
+    only names (`dialects/media.py`).
     """
 
     role: str
@@ -37,6 +38,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     beside_tool: bool = False
+    num_omitted: int = 0
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that Hugging Face chat templates take."""
@@ -64,6 +66,30 @@ class Message:
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
 
 
+class NamespacedName(NamedTuple):
+    """A tool of a namespace: the model sees both names as one (`flat`), the client gets them apart."""
+
+    namespace: str
+    name: str
+
+    @property
+    def flat(self) -> str:
+        return f"{self.namespace}__{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForms:
+    """What the form that templates take does not say about tools, by the name that the model sees.
+
+    `strict`: tools whose arguments must match their schema. `custom`: tools that take plain text. `namespaces`: tools
+    of a namespace.
+    """
+
+    strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
+    namespaces: Mapping[str, NamespacedName] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """What stands before the first message: system text, and tools in OpenAI's function form, which is the one that
@@ -73,10 +99,12 @@ class Preamble:
     system: str
     tools: tuple[Tool, ...]
     key: bytes
+    forms: ToolForms = field(default_factory=ToolForms)
 
     @staticmethod
-    def of(system: str, tools: Sequence[Tool]) -> "Preamble":
-        return Preamble(system, tuple(tools), _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS)))
+    def of(system: str, tools: Sequence[Tool], forms: ToolForms | None = None) -> "Preamble":
+        key = _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS))
+        return Preamble(system, tuple(tools), key, forms or ToolForms())
 
     def messages(self) -> tuple[Message, ...]:
         return (Message("system", self.system),) if self.system else ()
@@ -93,6 +121,11 @@ class MessageRun:
     messages: tuple[Message, ...]
     key: bytes
     loose_key: bytes
+
+    @property
+    def call_ids(self) -> tuple[str, ...]:
+        """Ids of its tool calls; empty for messages of other roles."""
+        return tuple(call.id for call in self.messages[0].tool_calls) if self.assistant else ()
 
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
@@ -121,12 +154,13 @@ def extend_key(prefix: bytes, run_key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The fields of a request beside its history. Only `max_tokens` reaches the sampler; sampling is set by the run.
+    """The fields of a request beside its history. Sampling is set by the run; only `max_tokens` and `stop_sequences`
+    reach the engine, which end an answer earlier.
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
-    `retry`: the SDK's header marks the request as a retry. `custom_tools`: names of tools that take plain text.
-    `tool_choice`: auto, none, required or a tool's name. `strict_tools`: names of tools whose arguments must match
-    their schema.
+    `retry`: the SDK's header marks the request as a retry. `tool_choice`: auto, none, required or a tool's name.
+    `tool_forms`: those of the preamble. `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of
+    the answer's text, None: any text.
     """
 
     dialect: str
@@ -140,8 +174,16 @@ class RequestOptions:
     stop_sequences: tuple[str, ...] = ()
     tool_choice: str = "auto"
     parallel_calls: bool = True
-    strict_tools: frozenset[str] = frozenset()
-    custom_tools: frozenset[str] = frozenset()
+    tool_forms: ToolForms = field(default_factory=ToolForms)
+    logprobs: bool = False
+    output_schema: Mapping[str, Any] | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """A sampled token's text and logprob, for a client that asks for it."""
+
+    token: str
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +195,7 @@ class Answer:
 
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
+    `violation`: how the text violates the format that was asked for. `logprobs`: of all sampled tokens, if asked for.
     """
 
     turn_id: int
@@ -165,6 +208,8 @@ class Answer:
     stop_sequence: str | None = None
     thinks: bool = False
     reasoning_tokens: int = 0
+    violation: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
@@ -196,13 +241,15 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "stop_sequence": answer.stop_sequence,
         "thinks": answer.thinks,
         "reasoning_tokens": answer.reasoning_tokens,
+        **({"violation": answer.violation} if answer.violation else {}),
+        **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
     }
 
 
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
-    return Answer(
-        turn_id, message_from_json(value["message"]), **{name: value[name] for name in value if name != "message"}
-    )
+    fields = {name: value[name] for name in value if name not in ("message", "logprobs")}
+    logprobs = tuple(TokenLogprob(*one) for one in value.get("logprobs", ()))
+    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, **fields)
 
 
 def _hash(data: bytes) -> bytes:

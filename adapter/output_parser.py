@@ -1,24 +1,26 @@
 """Parse sampled ids into the assistant's message that the client gets.
 
-Stop sequences, tool choice and strict schemas act here, on the text. If they reached the sampler, they would change
-what the recorded logprobs mean.
+Tool choice and strict schemas act here, on the text. If they reached the sampler, they would change what the recorded
+logprobs mean. Stop sequences end the generation in the engine, which changes no logprob. The output ends with the token
+that completes one, and the text before the stop sequence. That token is kept whole, even if its text goes on behind the
+stop sequence: it was sampled as one action, and no part of it can be a target or a context of its own.
 """
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
+import numpy as np
+import numpy.typing as npt
 import orjson
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
-from adapter.conversation import Finish, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
+from adapter.structured_output import matches_schema, violation_of
 from adapter.vllm_parsers import ParsedText, VllmParsers
 from ratchet.store.arrays import Ids
 
@@ -30,13 +32,14 @@ class ParsedOutput:
     """A sampled text as an assistant's message.
 
     `stop_sequence`: the one that ended the text. `reasoning_chars`: length of the thinking and its end mark in the
-    text.
+    text. `violation`: how the text violates the format that was asked for.
     """
 
     message: Message
     finish: Finish
     stop_sequence: str | None = None
     reasoning_chars: int = 0
+    violation: str | None = None
 
 
 class _CutText(NamedTuple):
@@ -51,8 +54,24 @@ class OutputParser:
         self._renderer = renderer
         self._parsers = parsers
 
-    def decode(self, ids: Ids) -> str:
+    def decode(self, ids: Ids | Sequence[int]) -> str:
         return self._renderer.tokenizer.decode(ids)
+
+    async def num_ids_until_stop(self, ids: Ids, stop_sequences: Sequence[str]) -> int:
+        """Return how many ids belong to the output: all up to the one that completes the first stop sequence."""
+        if _cut(self.decode(ids), stop_sequences).stop_sequence is None:
+            return len(ids)
+        if len(ids) < _THREAD_FROM_TOKENS:
+            return self._num_ids_with_stop(ids, stop_sequences)
+        return await asyncio.to_thread(self._num_ids_with_stop, ids, stop_sequences)
+
+    def _num_ids_with_stop(self, ids: Ids, stop_sequences: Sequence[str]) -> int:
+        """A text that contains a stop sequence still does with more tokens, so the shortest one is found by halving."""
+        return bisect_left(
+            range(len(ids)),
+            True,
+            key=lambda num: _cut(self.decode(ids[:num]), stop_sequences).stop_sequence is not None,
+        )
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
         """Return how many sampled ids are thinking, marks included: the shortest prefix that decodes to its length."""
@@ -83,7 +102,18 @@ class OutputParser:
         else:
             finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
         reasoning_chars = len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
-        return ParsedOutput(message, finish, stop_sequence if finish == "stop_sequence" else None, reasoning_chars)
+        violation = None
+        if options.output_schema is not None and not message.tool_calls:
+            violation = violation_of(message.text, dict(options.output_schema))
+        stop_sequence = stop_sequence if finish == "stop_sequence" else None
+        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, violation)
+
+    def token_logprobs(self, ids: Ids, logprobs: npt.NDArray[np.float32]) -> tuple[TokenLogprob, ...]:
+        """Text and logprob of each sampled token."""
+        return tuple(
+            TokenLogprob(self.decode([one]), float(logprob))
+            for one, logprob in zip(ids.tolist(), logprobs, strict=False)
+        )
 
 
 def _message(parsed: ParsedText, tools: Sequence[Tool], options: RequestOptions) -> Message:
@@ -119,18 +149,6 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
         key not in values for key in (required if isinstance(required, list) else [])
     ):
         return None
-    if name in options.strict_tools and not _matches_schema(values, schema):
+    if name in options.tool_forms.strict and not matches_schema(values, schema):
         return None
     return ToolCall(f"call_{uuid4().hex[:24]}", name, values)
-
-
-def _matches_schema(values: dict[str, Any], schema: dict[str, Any]) -> bool:
-    """Whether arguments match a strict schema.
-
-    False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
-    fetched.
-    """
-    try:
-        return bool(validator_for(schema)(schema, registry=Registry()).is_valid(values))
-    except Unresolvable:
-        return False

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
-from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter
+from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter, StateNotKeptError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
 from adapter.turns.capture import Capture, PendingCall
@@ -32,6 +32,10 @@ class BodyTooLargeError(Exception):
     """The request has more bytes than `max_body_bytes`."""
 
 
+class SlowBodyError(Exception):
+    """The request did not arrive within `body_seconds`."""
+
+
 class ClassifiedFailure(NamedTuple):
     """A failure of the protocols and the message for the client."""
 
@@ -40,20 +44,29 @@ class ClassifiedFailure(NamedTuple):
 
 
 def classify(error: BaseException) -> ClassifiedFailure:
-    """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else."""
+    """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else.
+
+    `activities/harnesses/cli_exits.py` recognises each message by its first words, with which programs end.
+    """
     match error:
         case UnauthorisedError():
             return ClassifiedFailure(Failure.UNAUTHORISED, "the session token is unknown or its session has ended")
         case PromptTooLongError():
             return ClassifiedFailure(Failure.PROMPT_TOO_LONG, str(error))
         case BodyTooLargeError():
-            return ClassifiedFailure(Failure.TOO_LARGE, str(error))
+            return ClassifiedFailure(Failure.TOO_LARGE, f"request too large: {error}")
+        case SlowBodyError():
+            return ClassifiedFailure(Failure.TIMED_OUT, f"request timed out: {error}")
         case TurnLimitError():
             return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
         case UnknownModelError():
-            return ClassifiedFailure(Failure.UNKNOWN_MODEL, str(error))
-        case InvalidRequestError() | TemplateRefusedError() | EngineRejectedError():
-            return ClassifiedFailure(Failure.INVALID, str(error))
+            return ClassifiedFailure(Failure.UNKNOWN_MODEL, f"unknown model: {error}")
+        case StateNotKeptError():
+            return ClassifiedFailure(Failure.STATE_NOT_KEPT, f"invalid request: {error}")
+        case InvalidRequestError() | TemplateRefusedError():
+            return ClassifiedFailure(Failure.INVALID, f"invalid request: {error}")
+        case EngineRejectedError():
+            return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
         case ClientDisconnect():
             return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
         case StoreUnavailableError() | asyncio.CancelledError():
@@ -162,7 +175,9 @@ class FailureReply(Response):
 
     def __init__(self, dialect: Dialect, failure: Failure, message: str) -> None:
         status, body = dialect.failure(failure, message)
-        headers = {"retry-after": "1"} if failure is Failure.UNAVAILABLE else None
+        headers = {"retry-after": "1"} if failure is Failure.UNAVAILABLE else {}
+        if failure in (Failure.TIMED_OUT, Failure.TOO_LARGE):  # the rest of the request is not read
+            headers = {"connection": "close"}
         super().__init__(body, status, headers, "application/json")
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from adapter.dialects.media import MediaPolicy
+
 
 class AdapterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,12 +25,19 @@ class AdapterSettings(BaseModel):
     """vLLM's name of the reasoning parser. None leaves thinking in the text."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
+    restore_reasoning: bool | None = None
+    """Whether the reasoning of an answer is put back that a client sends without it. None: if the template shows it."""
+    images: MediaPolicy = "placeholder"
+    """What the model reads in place of an image or another file: a placeholder, or nothing, because the request is
+    refused."""
     ping_seconds: float = 2.0
     """Interval of pings in a stream while the model generates."""
     lease_seconds: float = 6.0
     """Seconds after which another process may take over the calls of an adapter that was killed."""
     max_body_bytes: int = 32 << 20
     """Larger requests are refused with 413."""
+    body_seconds: float = 120.0
+    """Seconds in which a request must have arrived; a slower one is refused with 408."""
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10

@@ -10,7 +10,7 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
@@ -48,15 +48,20 @@ CLAMPED_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of one call. All others are sent as off, so that logprobs are of the plain softmax at T."""
+    """Sampling parameters of one call. All others are sent as off, so that logprobs are of the plain softmax at T.
+
+    `stop`: texts after which generation ends. They are compared with the sampled text and change no logprob.
+    """
 
     max_tokens: int
     temperature: float
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    stop: tuple[str, ...] = ()
 
     def wire(self) -> JsonObject:
         """Return vLLM's `sampling_params`."""
+        stop = {"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -69,7 +74,8 @@ class Sampling:
             "stop_token_ids": list(self.stop_token_ids),
             "seed": self.seed,
             "logprobs": 0,
-            "detokenize": False,
+            "detokenize": bool(self.stop),
+            **stop,
         }
 
 
@@ -101,6 +107,11 @@ class Generation:
     finish_reason: str
     request_id: str = ""
     num_cached_tokens: int = field(default=0)
+
+    def cut(self, length: int) -> "Generation":
+        """Return the output up to its first `length` tokens."""
+        spans = [span | {"end": min(span["end"], length)} for span in self.version_spans if span["start"] < length]
+        return replace(self, token_ids=self.token_ids[:length], logprobs=self.logprobs[:length], version_spans=spans)
 
     @property
     def logprobs_valid(self) -> bool:

@@ -52,6 +52,10 @@ class EngineConfig(Section):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
     template's digest. Empty by default: the template's own defaults apply."""
+    restore_reasoning: bool | None = None
+    """Whether reasoning is put back that an agent omits; None, the default, means if the chat template shows it."""
+    images: Literal["placeholder", "refuse"] = "placeholder"
+    """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 
@@ -409,6 +413,9 @@ class RunConfig(Section):
         values = self.model_dump(mode="json")
         if self.grading.control_share == 1:
             del values["grading"]["control_share"]
+        for key, default in (("images", "placeholder"), ("restore_reasoning", None)):
+            if values["engine"][key] == default:
+                del values["engine"][key]
         return [self.digest(), _digest(values)]
 
     @classmethod

@@ -201,6 +201,8 @@ class ForkCause(StrEnum):
     """The previous answer did not end with the template's end-of-turn token, for example at a length limit."""
     THINKING = "thinking"
     """The chat template removed the reasoning of earlier answers."""
+    REASONING = "reasoning"
+    """The client sent an earlier answer back without its reasoning, which was not put back."""
 
 
 class SandboxRole(StrEnum):

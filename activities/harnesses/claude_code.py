@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -129,13 +130,21 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
     return window
 
 
+def _is_answer(event: dict[str, Any]) -> bool:
+    """Whether the event is an answer of the model; the CLI reports its own errors as messages of `<synthetic>`."""
+    message = event.get("message")
+    return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"
+
+
 def read_claude_code_exit(output: bytes, exit_code: int) -> AgentExit:
     """Read the exit from the closing event; a program that ended without one has crashed."""
-    result = next((event for event in reversed(json_lines(output)) if event.get("type") == "result"), None)
+    events = json_lines(output)
+    result = next((event for event in reversed(events) if event.get("type") == "result"), None)
     if result is None:
         return AgentExit.CRASHED
     if result.get("subtype") == "error_max_turns":
         return AgentExit.TURN_LIMIT
     if result.get("is_error"):
-        return exit_of_error(f"{result.get('subtype')} {result.get('result')} {result.get('errors')}")
+        words = f"{result.get('subtype')} {result.get('result')} {result.get('errors')}"
+        return exit_of_error(words, any(_is_answer(event) for event in events))
     return AgentExit.DONE

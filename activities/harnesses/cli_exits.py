@@ -1,24 +1,61 @@
-"""Classify the API errors with which vendors' CLIs end.
+"""Classify the failed model call with which an agent program ended.
 
-A CLI that ended because the adapter or the engines failed (`starved`) must not count as an agent that failed its task.
+A program that ended because the adapter or the engines failed (`starved`) must not count as an agent that failed its
+task. A program whose request was refused for what it contained has been ended by the policy's own act, which must not
+count as a failure of the machine: then the policy could end rollouts without a verdict. The adapter's answers, by
+status, and the exits:
+
+    status  failure of `adapter/dialects/base.py`   exit          why
+    400     prompt too long                         context_full  the conversation no longer fits
+    413     body too large                          context_full  the conversation no longer fits
+    403     turn limit                              turn_limit
+    400     invalid request                         crashed       the program, its tools or the policy made it
+    404     unknown model, unknown route            crashed       a program asks only for what it was told to use
+    408     request not sent in time                starved       the box or the network is too slow
+    400     refused by the engine                   starved       the adapter sent what this engine cannot serve
+    401     no open session                         starved       before the first answer: no session was ever there
+                                                    crashed       after an answer: the agent changed its credentials
+    5xx     unavailable, internal; no connection    starved
+
+A 401 that has another cause, a session that was closed, changes nothing: its attempt has ended, and no write of a
+later exit matches a row.
 """
+
+import re
 
 from activities.harnesses import launcher
 from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
 
 _TAIL_BYTES = 65_536
-# Texts of the adapter (adapter/prompt/prompt_builder.py, adapter/turns) and those that the vendors' clients substitute.
-_CONTEXT_FULL = (
-    "prompt is too long",
-    "context_length_exceeded",
-    "context window",
-    "contextwindowexceeded",
-    "maximum context length",
+# The first words of the adapter's messages (adapter/replies.py, adapter/prompt/prompt_builder.py). The one that stands
+# first decides, because behind it the message may quote the request, and with it the policy.
+_OWN_WORDS = {
+    "prompt is too long": AgentExit.CONTEXT_FULL,
+    "request too large": AgentExit.CONTEXT_FULL,
+    "turn limit": AgentExit.TURN_LIMIT,
+    "invalid request": AgentExit.CRASHED,
+    "unknown model": AgentExit.CRASHED,
+    "unknown route": AgentExit.CRASHED,
+    "the engine refused": AgentExit.STARVED,
+    "the session token": AgentExit.STARVED,
+    "request timed out": AgentExit.STARVED,
+    "the service is restarting": AgentExit.STARVED,
+    "internal error": AgentExit.STARVED,
+}
+_FIRST_OWN_WORDS = re.compile("|".join(map(re.escape, _OWN_WORDS)), re.IGNORECASE)
+# Words that the vendors' clients put in place of the adapter's. Several answers in a row that were cut off at the token
+# limit are caused by the policy, like a full context.
+_CLIENT_WORDS = (
+    (AgentExit.CONTEXT_FULL, r"context_length_exceeded|context ?window ?exceed|context window|maximum context length"),
+    (AgentExit.CONTEXT_FULL, r"output token maximum|request too large|request_too_large"),
+    (AgentExit.TURN_LIMIT, r"turn_limit|error_max_turns|limitsexceeded|max_turns"),
+    (AgentExit.CRASHED, r"\b(?:api error|status)\D{1,9}4(?!01|08|09|25|29)\d\d\b"),
+    (AgentExit.STARVED, r"authentication_?error|invalid_api_key|\b401\b"),
+    (AgentExit.CRASHED, r"invalid_request_error|not_found_error|permission_error|invalid_prompt"),
+    (AgentExit.CRASHED, r"(?:badrequest|notfound|permissiondenied|unprocessableentity)error"),
 )
-# Several answers in a row were cut off at the token limit, which is caused by the policy, like a full context.
-_ANSWER_FULL = ("output token maximum",)
-_TURN_LIMIT = ("turn limit", "turn_limit", "error_max_turns", "limitsexceeded", "max_turns")
+_UNAUTHORISED = re.compile(r"the session token|authentication_?error|invalid_api_key|\b401\b", re.IGNORECASE)
 
 
 async def last_output(box: Sandbox, attempt: int) -> bytes:
@@ -27,9 +64,20 @@ async def last_output(box: Sandbox, attempt: int) -> bytes:
     return found.stdout.encode()
 
 
-def exit_of_error(words: str) -> AgentExit:
-    """Classify an error of a model call: context full, turn limit, or otherwise `starved`."""
-    lower = words.lower()
-    if any(sign in lower for sign in (*_CONTEXT_FULL, *_ANSWER_FULL)):
-        return AgentExit.CONTEXT_FULL
-    return AgentExit.TURN_LIMIT if any(sign in lower for sign in _TURN_LIMIT) else AgentExit.STARVED
+def exit_of_error(words: str, answered: bool = False) -> AgentExit:
+    """Classify an error of a model call by the program's words for it; without a known sign it is `starved`.
+
+    `answered`: the program had an answer of its model before.
+    """
+    found = _FIRST_OWN_WORDS.search(words)
+    exit = _OWN_WORDS[found[0].lower()] if found else _exit_by_client_words(words)
+    if exit is AgentExit.STARVED and answered and _UNAUTHORISED.search(found[0] if found else words):
+        return AgentExit.CRASHED
+    return exit
+
+
+def _exit_by_client_words(words: str) -> AgentExit:
+    for exit, pattern in _CLIENT_WORDS:
+        if re.search(pattern, words, re.IGNORECASE):
+            return exit
+    return AgentExit.STARVED

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
@@ -81,11 +82,18 @@ class Codex(FetchedHarness):
         return Transcript(data, num_turns=kinds.count("agent_message"), num_steps=steps, usage=usage)
 
 
+def _is_answer(event: dict[str, Any]) -> bool:
+    """Whether the event is an item that the model made; the CLI reports its own errors as items of type `error`."""
+    item = event.get("item")
+    return event.get("type") == "item.completed" and isinstance(item, dict) and item.get("type") != "error"
+
+
 def read_codex_exit(output: bytes) -> AgentExit:
     """Read the exit from the last `turn.completed` or `turn.failed` event; a program without either has crashed."""
-    for event in reversed(json_lines(output)):
+    events = json_lines(output)
+    for event in reversed(events):
         if event.get("type") == "turn.completed":
             return AgentExit.DONE
         if event.get("type") == "turn.failed":
-            return exit_of_error(json.dumps(event.get("error")))
+            return exit_of_error(json.dumps(event.get("error")), any(_is_answer(one) for one in events))
     return AgentExit.CRASHED

@@ -99,4 +99,6 @@ def read_mini_swe_agent_exit(errors: str) -> AgentExit:
     status = found[-1] if found else ""
     if status == "Submitted":
         return AgentExit.DONE
-    return exit_of_error(errors) if status in _MODEL_CALL_FAILURES else AgentExit.CRASHED
+    if status not in _MODEL_CALL_FAILURES:
+        return AgentExit.CRASHED
+    return exit_of_error(errors.rpartition("litellm.")[2])  # before it stands what the policy printed

@@ -5,27 +5,39 @@ A new protocol is a new file in this folder and a route in `adapter/app.py`.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool
+if TYPE_CHECKING:
+    from adapter.dialects.fields import FieldRule
+
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolForms
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1000
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Failure(StrEnum):
-    """Why a request got no answer. The vendors' SDKs and agents retry only `unavailable` and `internal`."""
+    """Why a request got no answer.
+
+    The vendors' SDKs and agents retry only `timed_out`, `unavailable` and `internal`.
+    """
 
     INVALID = "invalid"
+    STATE_NOT_KEPT = "state_not_kept"
     PROMPT_TOO_LONG = "prompt_too_long"
     TOO_LARGE = "too_large"
+    TIMED_OUT = "timed_out"
     UNAUTHORISED = "unauthorised"
     UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_ROUTE = "unknown_route"
     TURN_LIMIT = "turn_limit"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
@@ -35,9 +47,14 @@ class InvalidRequestError(ValueError):
     """The request cannot be served; the message names the part of it and the reason."""
 
 
+class StateNotKeptError(InvalidRequestError):
+    """The request refers to a conversation that the vendor's servers would keep."""
+
+
 class PreambleContent(NamedTuple):
     system: str
     tools: list[Tool]
+    forms: ToolForms
 
 
 class HttpFailure(NamedTuple):
@@ -60,12 +77,14 @@ class SseWriter(Protocol):
 class Dialect(Protocol):
     """A wire protocol.
 
+    `rules`: what becomes of each field.
     `history` names the field with the messages, `preamble_fields` those with system text and tools.
     `too_long_in_stream`: if a stream was asked for, clients expect the failure "prompt too long" as an event and not as
     a status.
     """
 
     name: str
+    rules: "Mapping[str, FieldRule]"
     history: str
     preamble_fields: tuple[str, ...]
     too_long_in_stream: bool
@@ -186,6 +205,16 @@ def positive(value: int | None, name: str) -> int | None:
     if value is not None and value < 1:
         raise InvalidRequestError(f"{name}: must be at least 1, got {value}")
     return value
+
+
+def stops_of(values: str | list[Any], name: str) -> tuple[str, ...]:
+    """Return stop sequences; empty ones, which would stop nothing, are left out. Raises InvalidRequestError."""
+    stops = [values] if isinstance(values, str) else values
+    if len(stops) > MAX_STOPS or any(not isinstance(one, str) or len(one) > MAX_STOP_CHARS for one in stops):
+        raise InvalidRequestError(
+            f"{name}: at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters expected"
+        )
+    return tuple(one for one in stops if one)
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:

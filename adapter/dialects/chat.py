@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -26,8 +26,14 @@ from adapter.dialects.base import (
     positive,
     role_of,
     sdk_retries,
+    stops_of,
 )
+from adapter.dialects.fields import CHAT_FIELDS, FieldRule
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
+
+_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class OpenAIError(NamedTuple):
@@ -38,8 +44,11 @@ class OpenAIError(NamedTuple):
 
 OPENAI_ERRORS: dict[Failure, OpenAIError] = {
     Failure.INVALID: OpenAIError(400, "invalid_request_error", None),
+    Failure.STATE_NOT_KEPT: OpenAIError(400, "invalid_request_error", "unsupported_parameter"),
+    Failure.UNKNOWN_ROUTE: OpenAIError(404, "invalid_request_error", "unknown_url"),
     Failure.PROMPT_TOO_LONG: OpenAIError(400, "invalid_request_error", "context_length_exceeded"),
     Failure.TOO_LARGE: OpenAIError(413, "invalid_request_error", "request_too_large"),
+    Failure.TIMED_OUT: OpenAIError(408, "invalid_request_error", "request_timeout"),
     Failure.UNAUTHORISED: OpenAIError(401, "invalid_request_error", "invalid_api_key"),
     Failure.UNKNOWN_MODEL: OpenAIError(404, "invalid_request_error", "model_not_found"),
     Failure.TURN_LIMIT: OpenAIError(403, "invalid_request_error", "turn_limit_reached"),
@@ -50,6 +59,7 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 
 class ChatDialect:
     name = "chat"
+    rules: Mapping[str, FieldRule] = CHAT_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("tools",)
     too_long_in_stream = False
@@ -63,8 +73,9 @@ class ChatDialect:
         return bool(role_of(item).role == "assistant")
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        tools = enumerate(field_at(fields, "tools", list, []))
-        return PreambleContent("", [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in tools])
+        values = field_at(fields, "tools", list, [])
+        tools = [_tool(object_at(value, f"tools[{at}]"), f"tools[{at}]") for at, value in enumerate(values)]
+        return PreambleContent("", tools, ToolForms(_names(values, "function", strict=True), _names(values, "custom")))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -73,10 +84,7 @@ class ChatDialect:
         ]
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
-        if field_at(fields, "n", int, 1) != 1:
-            raise InvalidRequestError("n: only 1 is served")
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
-        stop = field_at(fields, "stop", (str, list), [])
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -87,14 +95,11 @@ class ChatDialect:
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
-            stop_sequences=tuple(
-                one for one in ([stop] if isinstance(stop, str) else stop) if isinstance(one, str) and one
-            ),
+            stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
-            strict_tools=_strict(field_at(fields, "tools", list, []))
-            if b'"strict"' in bytes(fields.get("tools", b""))
-            else frozenset(),
+            logprobs=field_at(fields, "logprobs", bool, False),
+            output_schema=schema_of(field_at(fields, "response_format", dict, {}), "response_format"),
         )
 
     # ------------------------------------------------------------ answers
@@ -102,8 +107,8 @@ class ChatDialect:
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         choice = {
             "index": 0,
-            "message": _wire_message(answer.message),
-            "logprobs": None,
+            "message": _wire_message(answer, options),
+            "logprobs": _logprobs(answer),
             "finish_reason": _finish(answer),
         }
         frame = _frame(options, f"chatcmpl-{answer.turn_id}", answer.created, "chat.completion")
@@ -130,15 +135,21 @@ class ChatStream:
 
     def closing(self, answer: Answer) -> bytes:
         frame = _frame(self._options, self._id, answer.created, "chat.completion.chunk")
-        wire = _wire_message(answer.message)
+        wire = _wire_message(answer, self._options)
         for at, one in enumerate(wire.get("tool_calls", [])):
             one["index"] = at
         deltas: list[tuple[dict[str, Any], str | None]] = [({"role": "assistant", "content": ""}, None)]
-        deltas += [({key: wire[key]}, None) for key in ("reasoning_content", "content", "tool_calls") if wire.get(key)]
+        deltas += [
+            ({key: wire[key]}, None)
+            for key in ("reasoning_content", "content", "refusal", "tool_calls")
+            if wire.get(key)
+        ]
         deltas.append(({}, _finish(answer)))
+        # All in the last chunk: they are those of all sampled tokens, not of one delta's.
+        logprobs = [None] * (len(deltas) - 1) + [_logprobs(answer)]
         chunks = [
-            event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
-            for delta, finish in deltas
+            event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": values, "finish_reason": finish}]})
+            for (delta, finish), values in zip(deltas, logprobs, strict=True)
         ]
         if self._options.include_usage:
             chunks.append(event(frame | {"choices": [], "usage": _usage(answer)}))
@@ -154,38 +165,53 @@ class ChatStream:
 def _message(value: dict[str, Any], where: str) -> Message:
     role = value.get("role")
     if role == "assistant":
+        if value.get("function_call") is not None:
+            raise InvalidRequestError(f"{where}.function_call: use tool_calls")
         reasoning = field_of(value, "reasoning_content", str, "")
         calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
-        return Message("assistant", _text(value, where, ""), reasoning, tuple(calls))
+        return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
     if role == "tool":
-        return Message("tool", _text(value, where, "\n"), tool_call_id=field_of(value, "tool_call_id", str, ""))
+        content = _content(value, where, "\n")
+        call_id = field_of(value, "tool_call_id", str, "")
+        return Message("tool", content.text, tool_call_id=call_id, num_omitted=content.num_omitted)
     if role in ("system", "developer", "user"):
         if value.get("content") is None:
             raise InvalidRequestError(f"{where}.content: text expected, got null")
-        return Message("user" if role == "user" else "system", _text(value, where, "\n"))
+        content = _content(value, where, "\n")
+        return Message("user" if role == "user" else "system", content.text, num_omitted=content.num_omitted)
     raise InvalidRequestError(f"{where}.role: {role!r} is none of system, developer, user, assistant, tool")
 
 
-def _text(value: dict[str, Any], where: str, joint: str) -> str:
-    content = field_of(value, "content", (str, list), "")
-    if isinstance(content, str):
-        return content
-    parts = []
-    for part in content:
-        part = object_at(part, f"{where}.content")
-        if part.get("type") not in ("text", "refusal"):
-            raise InvalidRequestError(f"{where}.content: this model reads text only, not {part.get('type')!r}")
-        parts.append(str(part.get("text") or part.get("refusal") or ""))
-    return joint.join(parts)
+def _content(value: dict[str, Any], where: str, joint: str) -> Content:
+    return content_of(field_of(value, "content", (str, list), ""), f"{where}.content", joint, _part)
+
+
+def _part(part: dict[str, Any], where: str) -> str | Omitted:
+    match part.get("type"):
+        case "text" | "refusal" as kind:
+            return str(part.get(kind) or "")
+        case "image_url":
+            image = field_of(part, "image_url", (dict, str), {})
+            return omitted_image(image if isinstance(image, str) else image.get("url"))
+        case "input_audio":
+            return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+        case "file":
+            return omitted_file("file", field_of(part, "file", dict, {}).get("filename"))
+    raise InvalidRequestError(f"{where}: {part.get('type')!r} is none of text, refusal, image_url, input_audio, file")
 
 
 def _tool_call(value: dict[str, Any], where: str) -> ToolCall:
+    if value.get("type") == "custom":
+        custom = object_at(value.get("custom"), f"{where}.tool_calls[].custom")
+        return ToolCall(str(value.get("id") or ""), str(custom.get("name") or ""), {"input": custom.get("input") or ""})
     function = object_at(value.get("function"), f"{where}.tool_calls[].function")
     arguments = arguments_of(function.get("arguments"), f"{where}.tool_calls[].function.arguments")
     return ToolCall(str(value.get("id") or ""), str(function.get("name") or ""), arguments)
 
 
 def _tool(value: dict[str, Any], where: str) -> Tool:
+    if value.get("type") == "custom":
+        return text_tool(object_at(value.get("custom"), f"{where}.custom"), f"{where}.custom")
     function = object_at(value.get("function"), f"{where}.function")
     return function_tool(function, f"{where}.function")
 
@@ -198,6 +224,12 @@ def function_tool(function: dict[str, Any], where: str) -> Tool:
         object_at(function["parameters"], f"{where}.parameters")
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
     return {"type": "function", "function": kept}
+
+
+def text_tool(custom: dict[str, Any], where: str) -> Tool:
+    """A custom tool, which takes plain text, as a function with one parameter. Raises InvalidRequestError."""
+    shown = {"name": custom.get("name"), "description": custom.get("description"), "parameters": _TEXT_PARAMETER}
+    return function_tool(shown, where)
 
 
 def openai_failure(failure: Failure, message: str) -> HttpFailure:
@@ -214,32 +246,47 @@ def choice_of(choice: str | dict[str, Any]) -> str:
     return str((named or {}).get("name") or "auto")
 
 
-def _strict(tools: list[Any]) -> frozenset[str]:
-    functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
-    return frozenset(str(one.get("name")) for one in functions if isinstance(one, dict) and one.get("strict") is True)
+def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:
+    """The names of the tools of a type; only of those with a strict schema if `strict`."""
+    shown = (tool[kind] for tool in tools if tool.get("type", "function") == kind)
+    return frozenset(str(one["name"]) for one in shown if not strict or one.get("strict") is True)
 
 
 def _finish(answer: Answer) -> str:
     return "stop" if answer.finish == "stop_sequence" else answer.finish
 
 
-def _wire_message(message: Message) -> dict[str, Any]:
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    if not answer.logprobs:
+        return None
+    content = [one._asdict() | {"bytes": _bytes_of(one.token), "top_logprobs": []} for one in answer.logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _bytes_of(token: str) -> list[int] | None:
+    """None for a token that is part of a character."""
+    return None if "\ufffd" in token else list(token.encode())
+
+
+def _wire_call(call: ToolCall, options: RequestOptions) -> dict[str, Any]:
+    if call.name in options.tool_forms.custom:
+        custom = {"name": call.name, "input": str(call.arguments.get("input", ""))}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _wire_message(answer: Answer, options: RequestOptions) -> dict[str, Any]:
+    message = answer.message
     wire: dict[str, Any] = {
         "role": "assistant",
         "content": message.text or (None if message.tool_calls else ""),
-        "refusal": None,
+        "refusal": answer.violation,
     }
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
-            }
-            for call in message.tool_calls
-        ]
+        wire["tool_calls"] = [_wire_call(call, options) for call in message.tool_calls]
     return wire
 
 

@@ -6,13 +6,14 @@ ignored: sampling is set by the run.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -27,13 +28,20 @@ from adapter.dialects.base import (
     positive,
     role_of,
     sdk_retries,
+    stops_of,
 )
+from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
 _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.INVALID: (400, "invalid_request_error"),
+    Failure.STATE_NOT_KEPT: (400, "invalid_request_error"),
+    Failure.UNKNOWN_ROUTE: (404, "not_found_error"),
     Failure.PROMPT_TOO_LONG: (400, "invalid_request_error"),
     Failure.TOO_LARGE: (413, "request_too_large"),
+    Failure.TIMED_OUT: (408, "timeout_error"),
     Failure.UNAUTHORISED: (401, "authentication_error"),
     Failure.UNKNOWN_MODEL: (404, "not_found_error"),
     Failure.TURN_LIMIT: (403, "permission_error"),
@@ -41,12 +49,14 @@ _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.INTERNAL: (500, "api_error"),
 }
 _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
+_RUN_BY_VENDOR = ("web_search", "web_fetch", "code_execution", "tool_search", "advisor", "mcp_toolset")
 _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)  # changes with every call
 _PING = event({"type": "ping"}, "ping")
 
 
 class MessagesDialect:
     name = "messages"
+    rules: Mapping[str, FieldRule] = MESSAGES_FIELDS
     history = "messages"
     preamble_fields: tuple[str, ...] = ("system", "tools")
     too_long_in_stream = False
@@ -60,8 +70,11 @@ class MessagesDialect:
         return bool(role_of(item).role == "assistant")
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        system = _text(field_at(fields, "system", (str, list), ""), "system")
-        return PreambleContent(_BILLING_LINE.sub("", system), _tools(field_at(fields, "tools", list, [])))
+        system = _content(field_at(fields, "system", (str, list), ""), "system").text
+        values = field_at(fields, "tools", list, [])
+        tools = _tools(values)
+        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if tool.get("strict") is True))
+        return PreambleContent(_BILLING_LINE.sub("", system), tools, forms)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         parsed: list[Message] = []
@@ -72,7 +85,7 @@ class MessagesDialect:
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         kind = choice.get("type", "auto")
-        stops = field_at(fields, "stop_sequences", list, [])
+        config = field_at(fields, "output_config", dict, {})
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -82,8 +95,9 @@ class MessagesDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
-            stop_sequences=tuple(one for one in stops if isinstance(one, str) and one),
+            stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
             tool_choice=str(choice.get("name", "")) if kind == "tool" else "required" if kind == "any" else str(kind),
+            output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
             parallel_calls=not choice.get("disable_parallel_tool_use", False),
         )
 
@@ -99,7 +113,10 @@ class MessagesDialect:
 
     def failure(self, failure: Failure, message: str) -> HttpFailure:
         status, kind = _STATUS[failure]
-        return HttpFailure(status, orjson.dumps({"type": "error", "error": {"type": kind, "message": message}}))
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if failure is Failure.STATE_NOT_KEPT:  # the SDK's tool runner then goes on without a thread
+            error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return HttpFailure(status, orjson.dumps({"type": "error", "error": error}))
 
 
 class MessagesStream:
@@ -146,7 +163,7 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
-        return [Message("system", _text(content, where))]
+        return [Message("system", _content(content, where).text)]
     blocks = (
         [{"type": "text", "text": content}]
         if isinstance(content, str)
@@ -163,13 +180,16 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            text = _text(field_of(block, "content", (str, list), ""), where)
-            messages.append(Message("tool", text, tool_call_id=field_of(block, "tool_use_id", str, "")))
-        elif messages and messages[-1].role == "user":
+            result = _content(field_of(block, "content", (str, list), ""), where)
+            call_id = field_of(block, "tool_use_id", str, "")
+            messages.append(Message("tool", result.text, tool_call_id=call_id, num_omitted=result.num_omitted))
+            continue
+        text, num_omitted = _content([block], where)
+        if messages and messages[-1].role == "user":
             last = messages[-1]
-            messages[-1] = Message("user", last.text + "\n" + _text([block], where), beside_tool=last.beside_tool)
+            messages[-1] = replace(last, text=last.text + "\n" + text, num_omitted=last.num_omitted + num_omitted)
         else:
-            messages.append(Message("user", _text([block], where), beside_tool=bool(messages)))
+            messages.append(Message("user", text, beside_tool=bool(messages), num_omitted=num_omitted))
     return messages
 
 
@@ -182,20 +202,45 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
         elif block.get("type") == "thinking":
             reasoning.append(field_of(block, "thinking", str, ""))
         elif block.get("type") != "redacted_thinking":
-            text.append(_text([block], where))
+            text.append(_content([block], where).text)
     return Message("assistant", "".join(text), "\n".join(reasoning), tuple(calls))
 
 
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = []
-    for block in content:
-        block = object_at(block, f"{where}.content")
-        if block.get("type") != "text":
-            raise InvalidRequestError(f"{where}.content: this model reads text only, not {block.get('type')!r}")
-        parts.append(field_of(block, "text", str, ""))
-    return "\n".join(parts)
+def _content(content: str | list[Any], where: str) -> Content:
+    return content_of(content, f"{where}.content", "\n", _part)
+
+
+def _part(block: dict[str, Any], where: str) -> str | Omitted:
+    match block.get("type"):
+        case "text":
+            return str(field_of(block, "text", str, ""))
+        case "image":
+            return omitted_image(field_of(block, "source", dict, {}).get("data"))
+        case "document":
+            return _document(block, where)
+        case "search_result":
+            head = [field_of(block, name, str, "") for name in ("title", "source")]
+            found = _content(field_of(block, "content", list, []), where).text
+            return "\n".join(one for one in (*head, found) if one)
+        case "tool_reference":
+            return f"[tool {field_of(block, 'tool_name', str, '')}]"
+    raise InvalidRequestError(
+        f"{where}: {block.get('type')!r} is none of text, image, document, search_result, tool_reference"
+    )
+
+
+def _document(block: dict[str, Any], where: str) -> str | Omitted:
+    """A document of text or of blocks is text; of any other, the model sees that it is left out."""
+    source = field_of(block, "source", dict, {})
+    title = field_of(block, "title", str, "")
+    if source.get("type") == "text":
+        text = field_of(source, "data", str, "")
+        return f"{title}\n{text}" if title else text
+    if source.get("type") == "content":
+        text, num_omitted = _content(field_of(source, "content", (str, list), ""), where)
+        text = f"{title}\n{text}" if title else text
+        return Omitted(text) if num_omitted else text
+    return omitted_file("document", title or source.get("media_type"))
 
 
 def _tools(values: list[Any]) -> list[Tool]:
@@ -205,11 +250,21 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(tool.get("name"), str):
             raise InvalidRequestError(f"tools.{at}.name: a string expected")
         if "input_schema" not in tool:
-            continue  # a tool that the vendor's own servers run, such as web search
+            _check_typed(tool, f"tools.{at}")
+            continue
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
         function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _check_typed(tool: dict[str, Any], where: str) -> None:
+    """Raise InvalidRequestError unless it is a tool that the vendor's own servers run: a model that is not offered it
+    calls it not. Of a tool without a schema that the agent runs, the model does not know how to call it.
+    """
+    kind = tool.get("type")
+    if not isinstance(kind, str) or not kind.startswith(_RUN_BY_VENDOR):
+        raise InvalidRequestError(f"{where}: {str(kind)[:100]!r} has no input_schema; declare the tool with one")
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
@@ -250,6 +305,9 @@ def _message_start(options: RequestOptions, message_id: str) -> dict[str, Any]:
 
 
 def _end(answer: Answer) -> dict[str, Any]:
+    if answer.violation is not None:
+        details = {"type": "refusal", "category": None, "explanation": answer.violation}
+        return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
     return {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop_sequence}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall
+from adapter.conversation import Answer, Message, RequestOptions, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -20,6 +20,7 @@ from adapter.dialects.base import (
     InvalidRequestError,
     PreambleContent,
     SseWriter,
+    StateNotKeptError,
     arguments_of,
     field_at,
     field_of,
@@ -29,18 +30,22 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
-from adapter.dialects.chat import choice_of, function_tool, openai_failure
+from adapter.dialects.chat import choice_of, openai_failure
+from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
+from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
+from adapter.dialects.responses_tools import called_name, forms_of, tools_of
+from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
 _ANSWER_TYPES = frozenset({"reasoning", "function_call", "custom_tool_call"})
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
-_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class ResponsesDialect:
     name = "responses"
+    rules: Mapping[str, FieldRule] = RESPONSES_FIELDS
     history = "input"
     preamble_fields: tuple[str, ...] = ("instructions", "tools")
     too_long_in_stream = True
@@ -59,10 +64,13 @@ class ResponsesDialect:
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        tools: list[Tool] = []
-        for at, value in enumerate(field_at(fields, "tools", list, [])):
-            tools += _tool(object_at(value, f"tools[{at}]"), f"tools[{at}]")
-        return PreambleContent(field_at(fields, "instructions", str, ""), tools)
+        tools = [
+            tool
+            for at, value in enumerate(field_at(fields, "tools", list, []))
+            for tool in tools_of(object_at(value, f"tools[{at}]"), f"tools[{at}]")
+        ]
+        functions = [tool.function for tool in tools]
+        return PreambleContent(field_at(fields, "instructions", str, ""), functions, forms_of(tools))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
@@ -70,13 +78,8 @@ class ResponsesDialect:
         ]
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
-        if field_at(fields, "previous_response_id", str) or field_at(fields, "background", bool, False):
-            raise InvalidRequestError(
-                "this service keeps no responses: send the whole history as `input`, without previous_response_id"
-            )
-        tools = field_at(fields, "tools", list, [])
-        sub_agent = headers.get("x-openai-subagent", "")
-        lane = f"{sub_agent}/{headers.get('session_id', headers.get('session-id', ''))}" if sub_agent else ""
+        text = field_at(fields, "text", dict, {})
+        lane = _lane(headers)
         return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
@@ -87,8 +90,8 @@ class ResponsesDialect:
             retry=sdk_retries(headers),
             tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
-            strict_tools=_names(tools, "strict", True),
-            custom_tools=_names(tools, "type", "custom"),
+            logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),
+            output_schema=schema_of(field_of(text, "format", dict, {}), "text.format"),
         )
 
     # ------------------------------------------------------------ answers
@@ -103,6 +106,13 @@ class ResponsesDialect:
         return openai_failure(failure, message)
 
 
+def _lane(headers: Mapping[str, str]) -> str:
+    """Codex names the kind of a sub-agent and its thread; older versions have a session for each sub-agent instead."""
+    sub_agent = headers.get("x-openai-subagent", "")
+    names = (headers.get(name, "") for name in ("thread-id", "session_id", "session-id"))
+    return f"{sub_agent}/{next(filter(None, names), '')}" if sub_agent else ""
+
+
 def _message(item: dict[str, Any], where: str) -> Message:
     kind = item.get("type", "message")
     if kind == "message":
@@ -112,14 +122,15 @@ def _message(item: dict[str, Any], where: str) -> Message:
     call_id = field_of(item, "call_id", str, "")
     if kind == "function_call":
         arguments = arguments_of(item.get("arguments"), f"{where}.arguments")
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
+        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
     if kind == "custom_tool_call":
         arguments = {"input": field_of(item, "input", str, "")}
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, field_of(item, "name", str, ""), arguments),))
+        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
+    if kind == "item_reference":
+        raise StateNotKeptError(f"{where}: no item is kept here: send the item itself")
     if kind in _RESULT_TYPES:
-        return Message(
-            "tool", _text(field_of(item, "output", (str, list), ""), f"{where}.output"), tool_call_id=call_id
-        )
+        output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
+        return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
     raise InvalidRequestError(
         f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs"
     )
@@ -129,8 +140,11 @@ def _plain(item: dict[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system, developer")
-    text = _text(field_of(item, "content", (str, list), ""), f"{where}.content")
-    return Message("system" if role == "developer" else role, text)
+    parts = field_of(item, "content", (str, list), "")
+    if role == "assistant" and isinstance(parts, list) and len(parts) > 1:  # how a violated format was reported
+        parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "refusal")]
+    content = _content(parts, f"{where}.content")
+    return Message("system" if role == "developer" else role, content.text, num_omitted=content.num_omitted)
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
@@ -144,28 +158,18 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
 
-def _text(content: str | list[Any], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = []
-    for part in content:
-        part = object_at(part, where)
-        if part.get("type") not in _TEXT_TYPES:
-            raise InvalidRequestError(f"{where}: this model reads text only, not {part.get('type')!r}")
-        parts.append(str(part.get("text") or part.get("refusal") or ""))
-    return "\n".join(parts)
+def _content(content: str | list[Any], where: str) -> Content:
+    return content_of(content, where, "\n", _part)
 
 
-def _tool(tool: dict[str, Any], where: str) -> list[Tool]:
-    """Empty for tools that the vendor's own servers run, such as web search."""
-    if tool.get("type") == "custom":
-        return [
-            function_tool(
-                {"name": tool.get("name"), "description": tool.get("description"), "parameters": _TEXT_PARAMETER}, where
-            )
-        ]
-    return [function_tool(tool, where)] if tool.get("type") == "function" else []
-
-
-def _names(tools: list[Any], field: str, value: Any) -> frozenset[str]:
-    return frozenset(str(tool.get("name")) for tool in tools if isinstance(tool, dict) and tool.get(field) == value)
+def _part(part: dict[str, Any], where: str) -> str | Omitted:
+    kind = part.get("type")
+    if kind in _TEXT_TYPES:
+        return str(part.get("text") or part.get("refusal") or "")
+    if kind in ("input_image", "computer_screenshot"):
+        return omitted_image(part.get("image_url"))
+    if kind == "input_file":
+        return omitted_file("file", part.get("filename"))
+    if kind == "input_audio":
+        return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+    raise InvalidRequestError(f"{where}: {kind!r} is none of input_text, output_text, input_image, input_file")

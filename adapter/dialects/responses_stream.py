@@ -34,7 +34,7 @@ def response_of(
         "previous_response_id": None,
         "store": False,
         "temperature": None,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"} if options.output_schema is None else {"type": "json_object"}},
         "tool_choice": options.tool_choice if options.tool_choice in ("auto", "none", "required") else "auto",
         "tools": [],
         "top_p": None,
@@ -47,6 +47,7 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     """Reasoning, text and calls, in this order; their ids are derived from the turn's."""
     message = answer.message
     turn = answer.turn_id
+    forms = options.tool_forms
     items: list[dict[str, Any]] = []
     if message.reasoning:
         sealed = base64.b64encode(message.reasoning.encode()).decode()
@@ -55,13 +56,20 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
             {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content, "encrypted_content": sealed}
         )
     if message.text or not message.tool_calls:
-        part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+        logprobs = [one._asdict() | {"bytes": list(one.token.encode()), "top_logprobs": []} for one in answer.logprobs]
+        parts: list[dict[str, Any]] = [
+            {"type": "output_text", "text": message.text, "annotations": [], "logprobs": logprobs}
+        ]
+        if answer.violation is not None:
+            parts.append({"type": "refusal", "refusal": answer.violation})
         items.append(
-            {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+            {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
         )
     for at, call in enumerate(message.tool_calls):
         common = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if call.name in options.custom_tools:
+        if (qualified := forms.namespaces.get(call.name)) is not None:
+            common |= {"name": qualified.name, "namespace": qualified.namespace}
+        if call.name in forms.custom:
             items.append(
                 {"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"}
                 | common
@@ -110,8 +118,8 @@ class ResponsesStream:
         empty = {**item, **_EMPTY[item["type"]]} | ({"status": "in_progress"} if "status" in item else {})
         parts = self._event("response.output_item.added", output_index=at, item=empty)
         if item["type"] in ("message", "reasoning"):
-            part = item["content"][0]
-            parts += self._part(place | {"content_index": 0}, part)
+            for number, part in enumerate(item["content"]):
+                parts += self._part(place | {"content_index": number}, part)
         elif item["type"] == "function_call":
             parts += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
             parts += self._event(
@@ -123,14 +131,14 @@ class ResponsesStream:
         return parts + self._event("response.output_item.done", output_index=at, item=item)
 
     def _part(self, place: dict[str, Any], part: dict[str, Any]) -> bytes:
-        text = part["text"]
-        is_text = part["type"] == "output_text"
-        name = "output_text" if is_text else "reasoning_text"
-        extra: dict[str, Any] = {"logprobs": []} if is_text else {}
-        parts = self._event("response.content_part.added", **place, part=part | {"text": ""})
+        name = part["type"]
+        key = "refusal" if name == "refusal" else "text"
+        text = part[key]
+        extra = {"logprobs": part["logprobs"]} if name == "output_text" else {}
+        parts = self._event("response.content_part.added", **place, part=part | {key: ""})
         if text:
             parts += self._event(f"response.{name}.delta", **place, delta=text, **extra)
-        parts += self._event(f"response.{name}.done", **place, text=text, **extra)
+        parts += self._event(f"response.{name}.done", **place, **{key: text}, **extra)
         return parts + self._event("response.content_part.done", **place, part=part)
 
 

@@ -3,6 +3,8 @@
 This is the only file that knows Jinja, and what the templates of different models accept.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -11,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from adapter.conversation import Message, Tool
+from adapter.conversation import Message, Tool, ToolCall
 from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
 
@@ -25,9 +27,12 @@ class ChatTemplate:
 
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
     the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
-    changes with the time.
+    changes with the time. `shows_reasoning`: of an answer's reasoning, in at least one place of a conversation.
+    `shows_call_ids`: with tool results.
 
-    Templates do not expect two things that agents do; for every dialect, they are converted here:
+    Templates do not expect three things that agents do; for every dialect, they are converted here:
+    - The arguments of a tool call are an object, and an answer without text has an empty one. A template that shows no
+      such call gets the arguments as JSON text, or no text.
     - A system message after the first message becomes a user message if the template refuses it or leaves it out.
     - A user's text beside a tool result is appended to that result if it would make the template drop earlier thinking.
     """
@@ -44,8 +49,11 @@ class ChatTemplate:
         self._compiled = _compile(_renamed(source, alias))
         self._late_system = True
         self._appends_to_results = False
+        self._find_call_form()
         self._late_system = self._renders_late_system()
         self._appends_to_results = self._drops_thinking_beside_tools()
+        self.shows_reasoning = self._shows_reasoning()
+        self.shows_call_ids = self._shows_call_ids()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
         """Render messages and tools. Raises TemplateRefusedError."""
@@ -67,6 +75,10 @@ class ChatTemplate:
         converted: list[dict[str, Any]] = []
         for message in messages:
             one = message.for_template()
+            for call in one.get("tool_calls", ()) if self._text_arguments else ():
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            if self._null_content and message.tool_calls and not message.text:
+                one["content"] = None
             after_tool = bool(converted) and converted[-1]["role"] == "tool"
             late = message.role == "system" and bool(converted) and not self._late_system
             if late:
@@ -77,11 +89,53 @@ class ChatTemplate:
                 converted.append(one)
         return converted
 
+    def _shows_call(self) -> bool:
+        """Whether the template shows a tool call of an answer without text."""
+        call = ToolCall("zxqc", "zxqj", {"a": "b"})
+        history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
+        try:
+            return call.name in self.render([*history, Message("tool", "r", tool_call_id=call.id)])
+        except TemplateRefusedError:
+            return False
+
+    def _find_call_form(self) -> None:
+        """Set the form of tool calls that the template shows; the usual one if it shows none."""
+        for text_arguments, null_content in (
+            (False, False),
+            (True, False),
+            (False, True),
+            (True, True),
+            (False, False),
+        ):
+            self._text_arguments = text_arguments
+            self._null_content = null_content
+            if self._shows_call():
+                return
+
     def _renders_late_system(self) -> bool:
         try:
             return "zxqj" in self.render([Message("user", "q"), Message("assistant", "a"), Message("system", "zxqj")])
         except TemplateRefusedError:
             return False
+
+    def _shows_call_ids(self) -> bool:
+        call = ToolCall("zxqjcid01", "f", {})
+        history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
+        try:
+            return call.id in self.render([*history, Message("tool", "r", tool_call_id=call.id)])
+        except TemplateRefusedError:
+            return False
+
+    def _shows_reasoning(self) -> bool:
+        call = ToolCall("zxqc", "f", {})
+        followers: list[list[Message]] = [[Message("tool", "r", tool_call_id=call.id)], [Message("user", "u")], []]
+        for follower in followers:
+            for calls in ((call,), ()):
+                answer = Message("assistant", "a", "zxqj", calls)
+                with contextlib.suppress(TemplateRefusedError):
+                    if "zxqj" in self.render([Message("user", "q"), answer, *follower]):
+                        return True
+        return False
 
     def _drops_thinking_beside_tools(self) -> bool:
         history = [Message("user", "q"), Message("assistant", "a", "zxqj"), Message("tool", "r")]

@@ -29,6 +29,16 @@ def validate_history(runs: Sequence[MessageRun], num_skipped: int) -> None:
             _check_results(run, call_ids)
 
 
+def refuse_media(runs: Sequence[MessageRun]) -> None:
+    """Raise InvalidRequestError if one of the messages has an image or another file that the model cannot read."""
+    number = sum(message.num_omitted for run in runs for message in run.messages)
+    if number:
+        raise InvalidRequestError(
+            f"this run refuses images and files, and the conversation has {number}: send text only, or run with "
+            "engine.images: placeholder"
+        )
+
+
 def _call_ids(run: MessageRun) -> set[str]:
     ids = [call.id for call in run.messages[0].tool_calls]
     repeated = next((one for one in ids if ids.count(one) > 1), None)

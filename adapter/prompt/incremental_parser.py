@@ -23,6 +23,7 @@ from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.request_parser import (
     DecodedBody,
     HistoryPrefix,
+    HistoryRepairs,
     ParsedRequest,
     decode_body,
     group_by_side,
@@ -70,8 +71,9 @@ class _Match:
 class IncrementalParser:
     """One session's parser. `preambles` is shared by all sessions of the process."""
 
-    def __init__(self, preambles: PreambleCache) -> None:
+    def __init__(self, preambles: PreambleCache, repairs: HistoryRepairs | None = None) -> None:
         self._preambles = preambles
+        self._repairs = repairs or HistoryRepairs()
         self._conversations: list[_Conversation] = []
 
     def num_new_bytes(self, body: bytes) -> int:
@@ -92,7 +94,9 @@ class IncrementalParser:
         decoded = decode_body(body, dialect)
         preamble = self._preambles.get(dialect, decoded.fields)
         groups = group_by_side(decoded.items, dialect)
-        request = parse_request(decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers)
+        request = parse_request(
+            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers, self._repairs
+        )
         first = _offset_in(body, decoded.items[0])
         if first is not None:
             marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
@@ -122,7 +126,7 @@ class IncrementalParser:
         if preamble.key != match.conversation.preamble.key or dialect.is_answer(decoded.items[0]) == mark.is_answer:
             return None
         groups = group_by_side(decoded.items, dialect)
-        request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers)
+        request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers, self._repairs)
         marks = [one for one in match.conversation.marks if one.end <= mark.end]
         marks += _new_marks(body, rest, groups, request, mark.prefix.num_items, match.digest, mark.end)
         conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:], b"")
@@ -182,7 +186,7 @@ def _new_marks(
         end = offset + len(memoryview(group[-1])) + shift
         digest.update(view[digested:end])
         digested = end
-        prefix = HistoryPrefix(request.num_skipped + at + 1, num_items, request.keys[at + 1])
+        prefix = HistoryPrefix(request.num_skipped + at + 1, num_items, request.keys[at + 1], request.runs[at].call_ids)
         marks.append(_Mark(end, digest.digest(), prefix, request.runs[at].assistant))
     return marks
 

@@ -51,7 +51,7 @@ class PreambleCache:
             if digest not in self._valid_tools:
                 check_tools(content.tools)
                 self._remember(self._valid_tools, digest, None)
-            return Preamble.of(content.system, content.tools)
+            return Preamble.of(content.system, content.tools, content.forms)
         except orjson.JSONDecodeError as error:
             raise InvalidRequestError(f"the body is no JSON: {error}") from error
         except (RecursionError, TypeError) as error:

@@ -7,7 +7,8 @@ This is everything that happens before the turn's row is written.
                                  └─ no ──▶ parse the whole body, compose the prompt from   ├─▶ attach to the tree
                                            template text and sampled answers ──────────────┘
 
-A history that cannot be rendered in segments is parsed whole and rendered in full, without sampled ids.
+A history that cannot be rendered in segments is parsed whole and rendered in full; what follows the stored stream of
+its last recognised answer is taken from that (`stream_tail.py`).
 """
 
 import asyncio
@@ -19,10 +20,12 @@ import structlog
 
 from adapter.conversation import MessageRun, RequestOptions
 from adapter.dialects.base import Dialect
-from adapter.prompt.history_validation import validate_history
+from adapter.dialects.media import MediaPolicy
+from adapter.prompt.history_validation import refuse_media, validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession, SessionCache
+from adapter.prompt.stream_tail import ThinkingDroppedError
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
@@ -49,10 +52,7 @@ class PromptTooLongError(Exception):
 
 
 class TurnLimitError(Exception):
-    """The session has had all the turns that its limits allow.
-
-    `activities/harnesses/cli_exits.py` recognises the message by its first words.
-    """
+    """The session has had all the turns that its limits allow."""
 
     def __init__(self, max_turns: int) -> None:
         super().__init__(f"turn limit: this session's limit of {max_turns} model calls is reached")
@@ -132,10 +132,13 @@ class PreparedCall:
 
 
 class PromptBuilder:
-    def __init__(self, renderer: Renderer, router: EngineRouter, sessions: SessionCache) -> None:
+    def __init__(
+        self, renderer: Renderer, router: EngineRouter, sessions: SessionCache, images: MediaPolicy = "placeholder"
+    ) -> None:
         self._renderer = renderer
         self._router = router
         self._sessions = sessions
+        self._refuses_media = images == "refuse"
         if renderer.full_render_reason is not None:
             _LOG.warning(
                 "every prompt is rendered and tokenised in full: the chat template cannot be rendered in segments",
@@ -205,8 +208,9 @@ class PromptBuilder:
         Parsed whole if no stored stream can be reused, or if the new part cannot be rendered in segments.
         """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
-        if not session.loaded or _is_answered_elsewhere(session, request):
-            await self._sessions.load(session)
+        is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)
+        if is_incomplete and await self._sessions.load(session) and self._sessions.restores:
+            request = await self._parse(session, body, dialect, headers, whole=True)  # with the new turns' reasoning
         stored = self._find_stored_prefix(session, request)
         if request.num_skipped and (stored is None or not stored.reusable):
             request = await self._parse(session, body, dialect, headers, whole=True)
@@ -214,7 +218,12 @@ class PromptBuilder:
         model = request.options.model
         if model not in ("", session.row.model):
             raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
+        limits = session.row.limits
+        if len(request.runs) > limits["max_context_tokens"]:  # each run has a token at least: nothing is rendered
+            raise PromptTooLongError(len(request.runs), limits["max_context_tokens"], request.options)
         validate_history(request.runs, request.num_skipped)
+        if self._refuses_media:
+            refuse_media(request.runs)
         num_chars = sum(len(message.text) for run in _runs_after(request, stored) for message in run.messages)
         try:
             if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:
@@ -224,8 +233,7 @@ class PromptBuilder:
             if request.num_skipped:
                 request = await self._parse(session, body, dialect, headers, whole=True)
                 stored = self._find_stored_prefix(session, request)
-            ids = await asyncio.to_thread(self._renderer.full, request.preamble, request.runs)
-            return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False)
+            return await asyncio.to_thread(self._tokenize_in_full, session, request, stored)
 
     async def _parse(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
@@ -266,6 +274,23 @@ class PromptBuilder:
         return _TokenizedRequest(
             request, stored, None, composed.ids, len(composed.ids), composed.thinks, composed.dropped
         )
+
+    def _tokenize_in_full(
+        self, session: LiveSession, request: ParsedRequest, stored: _StoredPrefix | None
+    ) -> _TokenizedRequest:
+        """Tokenise what follows the stored stream, or everything. Raises TemplateRefusedError."""
+        dropped = False
+        if stored is not None:
+            node = session.tree.nodes[stored.turn_id]
+            try:
+                ids = self._renderer.resumed(request.preamble, request.runs, stored.run_index, node.stream.ids)
+                if ids is not None:
+                    num_tokens = node.length + len(ids)
+                    return _TokenizedRequest(request, stored, stored.turn_id, ids, num_tokens, node.thinks)
+            except ThinkingDroppedError:
+                dropped = True
+        ids = self._renderer.full(request.preamble, request.runs)
+        return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False, dropped=dropped)
 
     def _sampled_ids(self, session: LiveSession, request: ParsedRequest) -> dict[int, Ids]:
         """Sampled ids by index of the run, for answers that are recognised as sampled.

@@ -7,8 +7,9 @@ If a prompt differs from what the engine saw, the training data is wrong; this f
                         `-- the stored stream, as ids -----------'  `-- tokenised: `continued` ----'
 
 A recognised answer keeps the generation prompt that it was sampled after, and its sampled ids, with two
-exceptions: an answer whose thinking the template drops is tokenised as the template shows it, and a history that cannot
-be rendered in segments is rendered in full (`full`), without sampled ids.
+exceptions: an answer whose thinking the template drops is tokenised as the template shows it. A history that cannot be
+rendered in segments is rendered in full: behind the stored stream of the last recognised answer (`resumed`), or, if
+there is none, without sampled ids (`full`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 
 from adapter.conversation import Message, MessageRun, Preamble
 from adapter.prompt.chat_template import ChatTemplate
+from adapter.prompt.stream_tail import StreamTails
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.tokenizer import PolicyTokenizer
 from ratchet.errors import ConfigError
@@ -79,6 +81,7 @@ class Renderer:
             self._text_after_end_token = segments.end[len(end_alias) :]
         end_ids = self.tokenizer.end_ids | ({self._end_id} if self._end_id is not None else set())
         self.stop_ids = tuple(sorted(end_ids))
+        self._tails = StreamTails(self.template, self.tokenizer, self.stop_ids)
         if not self.stop_ids:
             raise ConfigError(f"{model_path} names no end token: put eos_token_id into its generation_config.json")
 
@@ -87,11 +90,14 @@ class Renderer:
         return len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
 
     def ended(self, sampled: Ids) -> bool:
-        """Whether the answer ends with the template's end token.
+        """Whether the answer ends with the template's end token, or in full rendering with a token that may be it.
 
         After any other end the template's is added as context.
         """
-        return len(sampled) > 0 and int(sampled[-1]) == self._end_id
+        if not len(sampled):
+            return False
+        last_id = int(sampled[-1])
+        return last_id in self._tails.boundary_ids if self._end_id is None else last_id == self._end_id
 
     def thinks(self, message: Message) -> bool:
         """Whether a later question may change the text of this answer."""
@@ -106,6 +112,13 @@ class Renderer:
         """Render and tokenise everything, without sampled ids. Raises TemplateRefusedError."""
         messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
         return self.tokenizer.encode_whole(self.template.render(messages, preamble.tools, generation_prompt=True))
+
+    def resumed(self, preamble: Preamble, runs: Sequence[MessageRun], at: int, stream: Ids) -> Ids | None:
+        """Return the ids that follow `stream`, which ends with answer runs[at], in a history that is rendered in full.
+
+        None if they cannot be separated from the rest. Raises ThinkingDroppedError, TemplateRefusedError.
+        """
+        return self._tails.find(preamble, runs, at, int(stream[-1]))
 
     def continued(self, runs: Sequence[MessageRun], ended: bool) -> ContinuedPrompt:
         """Return the ids behind a stored stream whose last answer `runs` follow.

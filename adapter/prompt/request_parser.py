@@ -3,7 +3,7 @@
 This is the plain parser. `incremental_parser.py` calls it with the part of a body that is new.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby
@@ -11,8 +11,9 @@ from itertools import groupby
 import msgspec
 import orjson
 
-from adapter.conversation import MessageRun, Preamble, RequestOptions, extend_key
+from adapter.conversation import Message, MessageRun, Preamble, RequestOptions, extend_key
 from adapter.dialects.base import Dialect, Fields, InvalidRequestError
+from adapter.dialects.fields import check_fields
 
 _LANE_CHARS = 100
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -34,11 +35,27 @@ class ParsedRequest:
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its key."""
+    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its key.
+
+    `call_ids`: of the tool calls of its last run.
+    """
 
     num_runs: int
     num_items: int
     key: bytes
+    call_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRepairs:
+    """What is put right in the histories of agents that change what they send back.
+
+    `restore` is given each answer, with the key of the history before it, and returns the answer to use. If
+    `orders_results`, the results of parallel tool calls are put into the order of the calls.
+    """
+
+    restore: Callable[[bytes, MessageRun], MessageRun] | None = None
+    orders_results: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +73,23 @@ def parse_request(
     prefix: HistoryPrefix,
     dialect: Dialect,
     headers: Mapping[str, str],
+    repairs: HistoryRepairs = HistoryRepairs(),  # immutable
 ) -> ParsedRequest:
     """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError."""
     runs: list[MessageRun] = []
     keys = [prefix.key]
     first = prefix.num_items
+    call_ids = prefix.call_ids
     for group in groups:
-        runs.append(_parse_run(group, first, dialect))
+        run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else ())
+        runs.append(repairs.restore(keys[-1], run) if repairs.restore is not None and run.assistant else run)
+        call_ids = run.call_ids
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
+    check_fields(dialect.rules, body.fields)
     options = dialect.options(body.fields, headers)
-    return ParsedRequest(preamble, replace(options, lane=_lane_key(options.lane)), prefix.num_runs, runs, keys)
+    options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
+    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
@@ -86,6 +109,20 @@ def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect) -> list[list[m
     return [list(group) for _, group in groupby(items, dialect.is_answer)]
 
 
+def _in_call_order(messages: list[Message], call_ids: tuple[str, ...]) -> list[Message]:
+    """Put tool results into the order of their calls; all other messages stay where they are.
+
+    A template that shows no ids would otherwise show a result as that of another call. Results that are not of these
+    calls, or twice of one, stay as they are, and are refused later.
+    """
+    results = [message for message in messages if message.role == "tool"]
+    ids = [message.tool_call_id for message in results]
+    if len(set(ids)) < len(ids) or not set(ids) <= set(call_ids):
+        return messages
+    ordered = iter(sorted(results, key=lambda message: call_ids.index(message.tool_call_id)))
+    return [next(ordered) if message.role == "tool" else message for message in messages]
+
+
 def _lane_key(lane: str) -> str:
     """The lane as it is stored and compared.
 
@@ -94,12 +131,16 @@ def _lane_key(lane: str) -> str:
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
-def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect) -> MessageRun:
-    """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages."""
+def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect, call_ids: tuple[str, ...]) -> MessageRun:
+    """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages.
+
+    `call_ids`: of the calls before it, if their results are to be put into their order.
+    """
     where = f"{dialect.history}.{first}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]
-        return MessageRun.of(dialect.messages(values, first))
+        messages = dialect.messages(values, first)
+        return MessageRun.of(_in_call_order(messages, call_ids) if len(call_ids) > 1 else messages)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     except (RecursionError, TypeError) as error:

@@ -13,6 +13,7 @@ from adapter.prompt.ids_json import IdsJson
 from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import HistoryRepairs
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.store import sessions, turns
 from ratchet.store.arrays import ids_from_bytes, unpack_json
@@ -47,11 +48,15 @@ class LiveSession:
 
 
 class SessionCache:
-    def __init__(self, database: Database, renderer: Renderer, max_sessions: int) -> None:
+    def __init__(
+        self, database: Database, renderer: Renderer, max_sessions: int, restore_reasoning: bool | None = None
+    ) -> None:
+        """`restore_reasoning`: put reasoning back that clients omit; None: if the template shows it."""
         self._database = database
         self._renderer = renderer
         self._max_sessions = max_sessions
         self._preambles = PreambleCache()
+        self.restores = renderer.template.shows_reasoning if restore_reasoning is None else restore_reasoning
         self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
 
     def get(self, row: SessionRow) -> LiveSession:
@@ -59,7 +64,13 @@ class SessionCache:
 
         If there are too many, the least recently used one without calls is evicted.
         """
-        session = self._sessions.setdefault(row.id, LiveSession(row, IncrementalParser(self._preambles)))
+        session = self._sessions.get(row.id)
+        if session is None:
+            tree = TurnTree()
+            restore = tree.with_reasoning if self.restores else None
+            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids)
+            parser = IncrementalParser(self._preambles, repairs)
+            session = self._sessions[row.id] = LiveSession(row, parser, tree)
         self._sessions.move_to_end(row.id)
         while len(self._sessions) > self._max_sessions:
             idle = next((key for key, one in self._sessions.items() if not one.num_calls and key != row.id), None)
@@ -68,8 +79,8 @@ class SessionCache:
             del self._sessions[idle]
         return session
 
-    async def load(self, session: LiveSession) -> None:
-        """Add to the tree the completed turns that the store has and the tree lacks."""
+    async def load(self, session: LiveSession) -> bool:
+        """Add to the tree the completed turns that the store has and the tree lacks; return whether there were any."""
         async with session.lock:
             template = self._renderer.template
             async with self._database.begin() as conn:
@@ -81,6 +92,7 @@ class SessionCache:
                 if number % _LOADED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             session.loaded = True
+            return bool(stored)
 
     def _add(self, tree: TurnTree, turn: TreeTurn) -> None:
         request = unpack_json(turn.request)

@@ -9,6 +9,7 @@ differs (tools before the last question, a clock, text after everything) is rend
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from adapter.conversation import Message, MessageRun, Preamble, Tool, ToolCall
@@ -19,6 +20,8 @@ _TOOL = Message("tool", "zqxt")
 _ANSWER = Message("assistant", "zqxa")
 _THOUGHT = Message("assistant", "zqxa", "zqxr")
 _NUM_PROBES = 160
+_MEMO_SIZE = 256
+_MEMO_CHARS = 20_000
 
 
 class NotSegmentableError(Exception):
@@ -58,6 +61,9 @@ class TemplateSegments:
     def __init__(self, template: ChatTemplate) -> None:
         """Render the stubs. Raises NotSegmentableError if their text cannot be separated."""
         self._template = template
+        # One turn asks for the same segment several times, and a history may repeat short ones thousands of times.
+        self._memo_between = lru_cache(_MEMO_SIZE)(self._between_answers)
+        self._memo_answer = lru_cache(_MEMO_SIZE)(self._answer)
         self._user = self._render([_USER])
         self.generation = _without_prefix(template.render([_USER], generation_prompt=True), self._user)
         self.end = self._after_answer([_USER, _ANSWER])
@@ -76,7 +82,11 @@ class TemplateSegments:
         return self._template.render([*preamble.messages(), *run.messages], preamble.tools)
 
     def between_answers(self, run: MessageRun) -> BetweenAnswers:
-        text = self._render([_USER, _THOUGHT, *run.messages])
+        is_short = sum(len(message.text) for message in run.messages) < _MEMO_CHARS
+        return self._memo_between(run.messages) if is_short else self._between_answers(run.messages)
+
+    def _between_answers(self, messages: tuple[Message, ...]) -> BetweenAnswers:
+        text = self._render([_USER, _THOUGHT, *messages])
         if self.drops_thinking and text.startswith(self._with_thinking):
             return BetweenAnswers(text[len(self._with_thinking) :], False)
         return BetweenAnswers(_without_prefix(text, self._without_thinking), self.drops_thinking)
@@ -86,6 +96,10 @@ class TemplateSegments:
 
         `kept`: with its thinking, otherwise as the template shows it without.
         """
+        is_short = not message.tool_calls and len(message.text) + len(message.reasoning) < _MEMO_CHARS
+        return self._memo_answer(message, kept) if is_short else self._answer(message, kept)
+
+    def _answer(self, message: Message, kept: bool) -> str:
         keeps = kept and self.drops_thinking
         follower = _TOOL if keeps else _USER
         suffix = self._next_tool if keeps else self._next_user

@@ -34,7 +34,8 @@ turn appears or changes its tokens; `delivered` may still be set.
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.
 
-`completed` and `aborted` are final states of `state`. A turn that is not delivered is context and is never trained.
+`completed` and `aborted` are final states of `state`. A turn that is not delivered is context, and is trained only
+if a later prompt has its whole answer (`loss_mask.py`).
 """
 
 import asyncio
@@ -93,8 +94,8 @@ class Capture:
     ) -> None:
         self._writer = TurnWriter(database, settings.lease_seconds)
         self._leases = Leases(database, settings.lease_seconds, router)
-        self._sessions = SessionCache(database, renderer, settings.max_sessions)
-        self._prompts = PromptBuilder(renderer, router, self._sessions)
+        self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
+        self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._leases)
         process_id = uuid4().hex[:12]
         self._registry = TurnRegistry(

@@ -84,12 +84,30 @@ def _cause_of_first_change(
         if keys[at + 1] in tree.known_keys:
             continue
         if run.assistant:
-            return ForkCause.DRIFT if tree.has_similar_answer(keys[at], run) else ForkCause.EDIT
+            return _cause_of_changed_answer(tree, keys[at], run)
         if at > 0:
-            return ForkCause.EDIT
+            return _cause_behind_answer(tree, attach_point, lane, runs[at - 1], keys[at - 1])
         mostly_new = len(runs) == 1 and 2 * attach_point.kept_tokens <= prompt_tokens
         return _cause_of_opening(tree, lane, runs, ForkCause.ROOT if mostly_new else ForkCause.EDIT)
     return ForkCause.DRIFT
+
+
+def _cause_behind_answer(
+    tree: TurnTree, attach_point: AttachPoint, lane: str, answer: MessageRun, key: bytes
+) -> ForkCause:
+    """The first new message follows a known answer: if the prompt leaves its stream before that, the same messages have
+    other tokens.
+    """
+    turn_id = tree.turn_of_answer(key, answer, lane) if answer.assistant else None
+    if turn_id is not None and attach_point.kept_tokens < tree.nodes[turn_id].length:
+        return ForkCause.DRIFT
+    return ForkCause.EDIT
+
+
+def _cause_of_changed_answer(tree: TurnTree, key: bytes, run: MessageRun) -> ForkCause:
+    if tree.has_similar_answer(key, run):
+        return ForkCause.DRIFT
+    return ForkCause.REASONING if tree.reasoning.knows(key, run) else ForkCause.EDIT
 
 
 def _cause_of_opening(tree: TurnTree, lane: str, runs: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:

@@ -7,7 +7,7 @@ that a crash could lose.
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -76,6 +76,7 @@ class TurnGenerator:
     async def _generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         started = time.monotonic()
         sampled = await self._sample(session, prepared, turn_id)
+        sampled = replace(sampled, generation=await self._cut(prepared, sampled.generation))
         if not sampled.generation.logprobs_valid:
             _LOG.error(
                 "logprobs are incomplete or clamped: the turn is stored but will not be trained",
@@ -100,6 +101,13 @@ class TurnGenerator:
             raise UnauthorisedError
         return stored_answer(known)
 
+    async def _cut(self, prepared: PreparedCall, generation: Generation) -> Generation:
+        """Drop what was sampled behind a stop sequence: an engine that decodes several tokens at once may go on."""
+        stop_sequences = prepared.request.options.stop_sequences
+        if not stop_sequences:
+            return generation
+        return generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
+
     async def _parse(self, prepared: PreparedCall, turn_id: int, generation: Generation) -> Answer:
         ids = generation.token_ids
         stopped = self._renderer.stopped(ids)
@@ -117,6 +125,8 @@ class TurnGenerator:
             output.stop_sequence,
             self._renderer.thinks(output.message),
             num_reasoning,
+            output.violation,
+            self._outputs.token_logprobs(ids, generation.logprobs) if prepared.request.options.logprobs else (),
         )
 
     # ------------------------------------------------------------ the engine
@@ -127,7 +137,12 @@ class TurnGenerator:
         Raises UnauthorisedError if a call fails and its row has been aborted. While no engine is ready the row is
         not read, so the call of a sealed session may still be sampled; its completion then fails.
         """
-        sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids)
+        sampling = Sampling(
+            prepared.max_tokens,
+            session.row.temperature,
+            self._renderer.stop_ids,
+            stop=prepared.request.options.stop_sequences,
+        )
         recorded_engine_id = prepared.engine_id
         while True:
             engine = await self._router.pick(session.row.id)

@@ -51,12 +51,17 @@ class TokenChain:
         return sum(span.length for span in self.spans if span.trained)
 
 
-def is_trainable(turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS) -> bool:
+def is_trainable(
+    turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS, came_back: Collection[int] = ()
+) -> bool:
     """Whether the turn was delivered to its last byte, has all logprobs, and is of a kind that the run trains.
 
-    The store does not complete a turn after its session was closed, so that need not be checked here.
+    `came_back`: turns whose whole answer a client sent back, which proves their delivery: an adapter that is killed
+    after the last byte cannot record it. The store does not complete a turn after its session was closed, so that need
+    not be checked here.
     """
-    return turn.delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
+    delivered = turn.delivered or turn.id in came_back
+    return delivered and turn.logprobs_valid and turn.num_sampled > 0 and turn.kind in train_kinds
 
 
 def build_chains(
@@ -72,6 +77,7 @@ def build_chains(
     for turn in turns:
         streams[turn.id] = _spans_of(turn, streams)
     by_id = {turn.id: turn for turn in turns}
+    came_back = _came_back(turns, by_id)
     trained: set[int] = set()
     chains = []
     for leaf in _leaves(turns, by_id, drift):
@@ -79,12 +85,22 @@ def build_chains(
         for span in streams[leaf.id]:
             turn = by_id[span.turn_id]
             whole = span.sampled and span.length == turn.num_sampled
-            train = whole and turn.id not in trained and is_trainable(turn, train_kinds)
+            train = whole and turn.id not in trained and is_trainable(turn, train_kinds, came_back)
             if train:
                 trained.add(turn.id)
             spans.append(replace(span, trained=train))
         chains.append(TokenChain(leaf.id, tuple(spans)))
     return chains
+
+
+def _came_back(turns: Sequence[TurnMeta], by_id: dict[int, TurnMeta]) -> set[int]:
+    """Turns whose whole output stands in the prompt of a later turn."""
+    found = set()
+    for turn in turns:
+        parent = by_id.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None
+        if parent is not None and turn.kept_tokens == _prompt_tokens(parent, by_id) + parent.num_sampled:
+            found.add(parent.id)
+    return found
 
 
 def _spans_of(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tuple[TrainSpan, ...]:

@@ -74,6 +74,8 @@ def _stored_request(prepared: PreparedCall) -> dict[str, object]:
         "thinks": prepared.thinks,
         "max_tokens": prepared.max_tokens,
     }
+    if num_omitted := sum(message.num_omitted for run in prepared.new_runs for message in run.messages):
+        stored["omitted_media"] = num_omitted
     if prepared.after_turn_id is not None:
         return stored
     return stored | {"system": preamble.system, "tools": preamble.tools}

@@ -6,7 +6,7 @@ on the event loop only; `PromptBuilder` also reads it in threads.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ import numpy as np
 
 from adapter.conversation import Message, MessageRun, extend_key
 from adapter.prompt.token_buffer import TokenBuffer, TokenStream
+from adapter.turns.reasoning_index import ReasoningIndex
 from ratchet.store.arrays import Ids
 from ratchet.types import TurnKind
 
@@ -45,8 +46,8 @@ class TreeNode(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class AttachPoint:
-    """Where a prompt attaches to the tree: it begins with the first `kept_tokens` of the parent's stream; what follows
-    is new.
+    """The place of a prompt in the tree: it begins with the first `kept_tokens` of the parent's stream; what follows is
+    new.
     """
 
     parent_turn_id: int | None
@@ -82,6 +83,7 @@ class TurnTree:
     """Keys of all histories that were requested or answered."""
     last_answers: dict[str, tuple[TurnKind, str]] = field(default_factory=dict)
     """Per lane, the kind of the newest turn and the text of its answer."""
+    reasoning: ReasoningIndex = field(default_factory=ReasoningIndex)
     _buffers: dict[TokenBuffer, int] = field(default_factory=dict)
     """Buffers in the order of their first turns, each with the number of tokens that turns use; further tokens belong
     to a prompt in flight.
@@ -122,6 +124,16 @@ class TurnTree:
             return self._newest(found, lane)
         loose = self._by_loose_history.get(extend_key(key, run.loose_key), ())
         return loose[0] if len(loose) == 1 else None
+
+    def with_reasoning(self, key: bytes, run: MessageRun) -> MessageRun:
+        """The answer with the reasoning that its client omitted, if exactly one stored answer is meant.
+
+        `key`: of the history before it. An answer that was sampled without reasoning is left as it is.
+        """
+        reasoning = self.reasoning.find(key, run)
+        if not reasoning or extend_key(key, run.key) in self._by_history:
+            return run
+        return MessageRun.of([replace(run.messages[0], reasoning=reasoning)])
 
     def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
         """Whether a loosely equal answer was given to the history `key`."""
@@ -215,6 +227,7 @@ class TurnTree:
         self.known_keys.update(growth.keys)
         self.known_keys.add(extend_key(request_key, answer.key))
         self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
+        self.reasoning.add(turn_id, request_key, growth.answer)
         for index, key in (
             (self._by_history, extend_key(request_key, answer.key)),
             (self._by_loose_history, extend_key(request_key, answer.loose_key)),

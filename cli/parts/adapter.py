@@ -24,6 +24,8 @@ def adapter() -> None:
                 tool_parser=plan.config.engine.tool_parser,
                 reasoning_parser=plan.config.engine.reasoning_parser,
                 template_kwargs=plan.config.engine.chat_template_kwargs,
+                restore_reasoning=plan.config.engine.restore_reasoning,
+                images=plan.config.engine.images,
             )
         )
     )

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse
 
 from adapter.app import create_adapter_app
 from adapter.gc_tuning import freeze_startup_objects
+from adapter.http_limits import LimitedHttpProtocol
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 
@@ -162,7 +163,13 @@ async def main(settings: AdapterSettings) -> None:
         return JSONResponse(found)
 
     config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_level="warning", access_log=False, timeout_keep_alive=75
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+        http=LimitedHttpProtocol,
     )
     await uvicorn.Server(config).serve()
 

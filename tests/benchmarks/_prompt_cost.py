@@ -23,8 +23,6 @@ from adapter.conversation import Message, Preamble, ToolCall
 from adapter.dialects.base import Fields
 from adapter.dialects.messages import MessagesDialect
 from adapter.gc_tuning import freeze_startup_objects
-from adapter.prompt.incremental_parser import IncrementalParser
-from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.prompt_builder import PromptBuilder
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession, SessionCache
@@ -109,8 +107,9 @@ class Prefix:
 class SessionsWithoutStore(SessionCache):
     """Sessions that this process has served from their start, so there is nothing to load."""
 
-    async def load(self, session: LiveSession) -> None:
+    async def load(self, session: LiveSession) -> bool:
         session.loaded = True
+        return False
 
 
 class Ours:
@@ -122,7 +121,8 @@ class Ours:
         self.builder = PromptBuilder(renderer, EngineRouter(database), sessions)
         limits = {"max_context_tokens": 10**6, "max_response_tokens": 4000}
         row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
-        self.session = LiveSession(row, IncrementalParser(PreambleCache()), loaded=True)
+        self.session = sessions.get(row)
+        self.session.loaded = True
 
     async def turn(self, body: bytes, answer: Answer, sampled: Ids) -> Ids:
         prepared = await self.builder.prepare(self.session, body, DIALECT, {})

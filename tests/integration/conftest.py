@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.store.database import Database
+from ratchet.store.migration import migrate
 from ratchet.store.schema import Base
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database
@@ -29,19 +30,13 @@ def postgres_url() -> Iterator[str]:
         "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
     )
 
-    async def create_tables() -> None:
-        await ensure_database(port, timeout_seconds=600)
-        database = Database(database_url(port))
-        async with database.begin() as connection:
-            await connection.run_sync(Base.metadata.create_all)
-        await database.close()
-
     with tempfile.TemporaryDirectory(prefix="ratchet-postgres-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)  # the embedded server runs as another user
         command = [sys.executable, "-c", program, f"{directory}/data", str(port)]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            asyncio.run(create_tables())
+            asyncio.run(ensure_database(port, timeout_seconds=600))
+            migrate(database_url(port))  # adapters and other processes wait for the schema's revision
             yield database_url(port)
         finally:
             server.terminate()

@@ -26,6 +26,7 @@ EXIT_DONE = 0
 EXIT_TURN_LIMIT = 10
 EXIT_CONTEXT_FULL = 11
 EXIT_STARVED = 12
+EXIT_REFUSED = 13
 
 RETRIED_STATUSES = (408, 409, 425, 429)
 FIRST_BACKOFF_SECONDS = 0.25
@@ -56,6 +57,10 @@ class TurnsSpentError(Exception):
 
 class StarvedError(Exception):
     """The adapter could not be reached, or kept answering with errors."""
+
+
+class RefusedError(Exception):
+    """The adapter refused the conversation for what it contains."""
 
 
 class Config:
@@ -233,11 +238,20 @@ class Adapter:
         problem = f"HTTP {status}: {data[:300].decode('utf-8', 'replace')}"
         if status in RETRIED_STATUSES or status >= 500:
             return None, problem, pause
-        if b"context_length_exceeded" in data:
+        if b"context_length_exceeded" in data or status == 413:
             raise ContextFullError(problem)
         if b"turn_limit_reached" in data:
             raise TurnsSpentError(problem)
-        raise StarvedError(problem)
+        if status == 401 or error_message(data).startswith("the engine refused"):
+            raise StarvedError(problem)
+        raise RefusedError(problem)
+
+
+def error_message(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 # ---------------------------------------------------------------- the loop
@@ -320,6 +334,8 @@ def run_bash_agent(config_path: str) -> int:
         exit_code, detail = EXIT_TURN_LIMIT, str(error)
     except StarvedError as error:
         exit_code, detail = EXIT_STARVED, str(error)
+    except RefusedError as error:
+        exit_code, detail = EXIT_REFUSED, str(error)
     write_event("exit", exit_code=exit_code, detail=detail)
     if detail:
         print(detail.replace("\n", " "), file=sys.stderr)

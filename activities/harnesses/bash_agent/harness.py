@@ -31,6 +31,7 @@ EXIT_KINDS = {
     agent.EXIT_TURN_LIMIT: AgentExit.TURN_LIMIT,
     agent.EXIT_CONTEXT_FULL: AgentExit.CONTEXT_FULL,
     agent.EXIT_STARVED: AgentExit.STARVED,
+    agent.EXIT_REFUSED: AgentExit.CRASHED,
 }
 
 

@@ -167,7 +167,7 @@ def cli_settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa
     return adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", ping_seconds=1.0, lease_seconds=3.0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 async def testbed(
     postgres_url: str,  # noqa: F811
     model_dir: Path,  # noqa: F811

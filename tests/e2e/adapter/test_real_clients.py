@@ -101,7 +101,7 @@ async def test_a_full_context_is_recognised(cli: Cli, testbed: Testbed, director
 
 
 @pytest.mark.parametrize(
-    ("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 26_500, 1)], ids=["claude_code", "codex"]
+    ("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 31_500, 1)], ids=["claude_code", "codex"]
 )
 async def test_a_program_that_compacts_continues(
     cli: Cli, limit: int, words: int, testbed: Testbed, directory: Path
@@ -113,14 +113,17 @@ async def test_a_program_that_compacts_continues(
     running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()
     rows = await testbed.rows(opened)
-    assert read_end(cli, running) is AgentExit.DONE and "All done." in str(events[-2:]), events[-3:]
+    assert read_end(cli, running) is AgentExit.DONE and "All done." in str(events[-2:]), [
+        row.prompt_tokens for row in rows
+    ]
     assert [(row.fork_cause, row.kind) for row in rows] == [
         ("root", "main"),
         (None, "main"),
         ("compaction", "compaction"),
         ("compaction", "main"),
     ]
-    assert rows[3].prompt_tokens < rows[2].prompt_tokens < limit
+    # Codex asks for the summary without its tools, so the request before it may be the longest.
+    assert rows[3].prompt_tokens < max(row.prompt_tokens for row in rows[:3]) < limit
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 

@@ -18,6 +18,7 @@ import uvicorn
 from sqlalchemy import func, insert, select, text
 
 from adapter.app import create_adapter_app
+from adapter.http_limits import LimitedHttpProtocol
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
@@ -153,7 +154,12 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     database = Database(settings.database_url, settings.pool_size)
     app = create_adapter_app(settings, database)
     config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_level="warning", timeout_graceful_shutdown=1
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+        http=LimitedHttpProtocol,
     )
     server = uvicorn.Server(config)
     # type: ignore[method-assign, assignment]  # signals stay with pytest

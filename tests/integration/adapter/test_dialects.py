@@ -246,8 +246,6 @@ async def test_bad_requests_are_400_and_the_session_stays_usable(
             ):
                 reply = await http.post(path, content=body)
                 assert reply.status_code == 400 and reply.json()["error"]["message"], (path, body)
-        image = {"role": "user", "content": [{"type": "image", "source": {}}]}
-        assert (await http.post("/v1/messages", json={"messages": [image], "max_tokens": 5})).status_code == 400
         late_system = [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]
         assert (await http.post("/v1/messages", json={"messages": late_system, "max_tokens": 5})).status_code == 200
         assert (await http.get("/v1/models")).json()["data"][0]["id"] == "policy"

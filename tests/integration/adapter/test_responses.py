@@ -140,6 +140,51 @@ async def test_fields_that_clients_omit_from_the_items_change_nothing(
     assert [turn.fork_cause for turn in await opened.wait_delivered(2)] == ["root", None]
 
 
+NAMESPACES: Any = [
+    {
+        "type": "namespace",
+        "name": "mcp__calc",
+        "description": "a calculator",
+        "tools": [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": False}],
+    },
+    {
+        "type": "namespace",
+        "name": "files",
+        "description": "",
+        "tools": [{"type": "custom", "name": "apply_patch", "description": "edit files"}],
+    },
+    *TOOLS,
+]
+
+
+async def test_tools_of_a_namespace_are_offered_and_called_by_both_names(
+    thinking: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Equal names in different namespaces stay apart, in the answer and when the call comes back."""
+    spaced = CALL.replace("=bash", "=mcp__calc__bash") + "\n" + PATCH.replace("=apply_patch", "=files__apply_patch")
+    await engine.say(spaced + "\n" + CALL, "Done.")
+    history: list[Any] = [user_item("go")]
+    async with chat_client(thinking, opened.token) as client:
+        async with client.responses.stream(model="policy", input=history, tools=NAMESPACES) as stream:
+            first = await stream.get_final_response()
+        calls = [item for item in first.output if item.type.endswith("_call")]
+        assert [(item.namespace, item.name) for item in calls] == [
+            ("mcp__calc", "bash"),
+            ("files", "apply_patch"),
+            (None, "bash"),
+        ]
+        assert [item.type for item in calls] == ["function_call", "custom_tool_call", "function_call"]
+        history += [item.model_dump(exclude_none=True) for item in first.output]
+        history += [
+            {"type": f"{item.type}_output", "call_id": item.call_id, "output": f"result {at}"}
+            for at, item in enumerate(calls)
+        ]
+        await client.responses.create(model="policy", input=history, tools=NAMESPACES)
+    assert [turn.fork_cause for turn in await opened.wait_delivered(2)] == ["root", None]
+    prompt = engine.renderer.tokenizer.decode((await engine.seen())["calls"][1]["ids"])
+    assert all(name in prompt for name in ('"name": "mcp__calc__bash"', '"name": "files__apply_patch"'))
+
+
 async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
     adapter: str, engine: ScriptedEngine, database: Database
 ) -> None:
@@ -162,10 +207,10 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
     ("changes", "word"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "keeps no responses"),
+        ({"background": True}, "background"),
         (
-            {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "text only",
+            {"input": [{"type": "message", "role": "user", "content": [{"type": "hologram"}]}]},
+            "hologram",
         ),
         (
             {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, user_item("x")]},
@@ -174,6 +219,8 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "no corresponding tool call"),
         ({"input": []}, "at least one message"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "must have type 'object'"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]}, "a namespace has"),
+        ({"tools": [{"type": "local_shell"}]}, "declare the tool as a function"),
         ({"model": "gpt-9"}, "not served here"),
     ],
 )

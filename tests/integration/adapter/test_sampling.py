@@ -1,4 +1,4 @@
-"""Client options act on the text and never on the sampler; an output is trained only if its logprobs are complete.
+"""Client options act on the text and never on what is sampled; an output is trained only if its logprobs are complete.
 
 An option that reached the sampler, or a clamped logprob, would change what the recorded numbers mean. vLLM's parsers
 are imported once for the process (about 13 CPU seconds).
@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from adapter.turns.loss_mask import build_chains
 from ratchet.store import turns
+from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, SCHEMA
 
@@ -55,13 +56,14 @@ async def post(address: str, opened: Opened, path: str, body: dict[str, Any]) ->
 async def test_client_options_never_reach_the_sampler(
     adapter: str, engine: ScriptedEngine, opened: Opened, path: str, body: dict[str, Any]
 ) -> None:
-    """The sampler gets the session's temperature, the client's limit of tokens and the model's stop ids; all else is
-    off.
+    """The engine gets the session's temperature, the client's limit of tokens, its stop sequences and the model's stop
+    ids; all else is off.
     """
     assert (await post(adapter, opened, path, body)).status_code == 200
     (call,) = (await engine.seen())["calls"]
     stop_ids = call["sampling"].pop("stop_token_ids")
     assert set(stop_ids) >= {engine.renderer.tokenizer.plain.token_to_id("<|im_end|>")}
+    stops = bool({"stop", "stop_sequences"} & body.keys())
     assert call["sampling"] == {
         **{
             "max_tokens": 20,
@@ -70,39 +72,68 @@ async def test_client_options_never_reach_the_sampler(
             "top_k": 0,
             "min_p": 0.0,
             "logprobs": 0,
-            "detokenize": False,
+            "detokenize": stops,
             "seed": None,
         },
+        **({"stop": ["x"], "skip_special_tokens": False} if stops else {}),
         **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     }
 
 
-async def test_a_stop_sequence_cuts_the_text_and_not_the_tokens(
+async def test_what_lies_behind_a_stop_sequence_is_neither_context_nor_target(
     adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    await engine.say("one STOP two", "three", "one STOP two")
-    stopped = (
-        await post(
-            adapter, opened, "/v1/messages", {"messages": ASK, "max_tokens": 50, "stop_sequences": ["no", "STOP"]}
-        )
-    ).json()
+    """A ReAct agent stops its model before an observation, which the model would invent.
+
+    The engine of this test ignores stop sequences, as one may that decodes several tokens at once.
+    """
+    await engine.say("Act: look\nObservation: made up", "done", "one STOP two")
+    body = {"messages": ASK, "max_tokens": 50, "stop_sequences": ["no", "Observation:"]}
+    stopped = (await post(adapter, opened, "/v1/messages", body)).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"], stopped["content"][0]["text"]) == (
         "stop_sequence",
-        "STOP",
-        "one ",
+        "Observation:",
+        "Act: look\n",
     )
-    messages = [*ASK, {"role": "assistant", "content": stopped["content"]}, {"role": "user", "content": "on"}]
+    messages = [*ASK, {"role": "assistant", "content": stopped["content"]}, {"role": "user", "content": "real"}]
     assert (await post(adapter, opened, "/v1/messages", {"messages": messages, "max_tokens": 50})).status_code == 200
     rows = await opened.wait_delivered(2)
-    # the answer came back as it was sent, so its sampled ids are used
-    assert [row.fork_cause for row in rows] == ["root", None]
-    assert rows[0].num_sampled == len(engine.ids("one STOP two"))
+    kept = ids_from_bytes(rows[0].sampled_ids)
+    text = engine.renderer.tokenizer.decode(kept)
+    assert text.endswith("Observation:") and rows[0].num_sampled == len(kept) == stopped["usage"]["output_tokens"]
+    assert len(logprobs_from_bytes(rows[0].logprobs)) == len(kept) and rows[0].logprobs_valid
+    assert rows[0].version_spans[-1]["end"] == len(kept)
+    prompt = engine.renderer.tokenizer.decode((await engine.seen())["calls"][1]["ids"])
+    assert "made up" not in prompt and text + "<|im_end|>" in prompt
+    # the answer came back as it was sent, so its sampled ids are used; the template's end token is context
+    assert [row.fork_cause for row in rows] == ["root", "stop"] and rows[1].kept_tokens == rows[0].prompt_tokens + len(
+        kept
+    )
+    async with opened.database.begin() as conn:
+        (chain,) = build_chains(await turns.load_metas(conn, opened.rollout_id, 1))
+    assert chain.num_trained == sum(row.num_sampled for row in rows)
     chat = (
         await post(
             adapter, opened, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stop": "STOP"}
         )
     ).json()
     assert (chat["choices"][0]["finish_reason"], chat["choices"][0]["message"]["content"]) == ("stop", "one ")
+
+
+async def test_a_token_that_goes_on_behind_the_stop_sequence_is_kept_whole(
+    adapter: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """One sampled token ends one text and begins the next: it stays a target, and its text is cut for the client."""
+    tokenizer = engine.renderer.tokenizer
+    ids = engine.ids("if message.content tail", stop=False)
+    at, token = next((at, tokenizer.decode([one])) for at, one in enumerate(ids) if len(tokenizer.decode([one])) > 4)
+    inner = token[1:-1]
+    await engine.script({"ids": [*ids, *engine.ids(" more")]})
+    body = {"messages": ASK, "max_tokens": 50, "stop_sequences": [inner]}
+    stopped = (await post(adapter, opened, "/v1/messages", body)).json()
+    (row,) = await opened.wait_delivered(1)
+    assert ids_from_bytes(row.sampled_ids).tolist() == ids[: at + 1]
+    assert stopped["content"][0]["text"] == tokenizer.decode(ids[: at + 1]).partition(inner)[0]
 
 
 async def test_tool_options_act_on_the_sampled_text(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:

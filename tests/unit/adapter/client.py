@@ -21,9 +21,10 @@ from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
+from adapter.prompt.request_parser import HistoryRepairs
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
-from adapter.turns.tree import TurnGrowth
+from adapter.turns.tree import TurnGrowth, TurnTree
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -44,8 +45,9 @@ DIALECT = MessagesDialect()
 class SessionsWithoutStore(SessionCache):
     """All turns are made in this process, so there is nothing to load."""
 
-    async def load(self, session: LiveSession) -> None:
+    async def load(self, session: LiveSession) -> bool:
         session.loaded = True
+        return False
 
 
 def builder_of(renderer: Renderer) -> PromptBuilder:
@@ -53,10 +55,13 @@ def builder_of(renderer: Renderer) -> PromptBuilder:
     return PromptBuilder(renderer, EngineRouter(database), SessionsWithoutStore(database, renderer, 1))
 
 
-def new_session() -> LiveSession:
+def new_session(restores: bool = False) -> LiveSession:
     limits = {"max_context_tokens": 10**6, "max_response_tokens": 100}
     row = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", limits)
-    return LiveSession(row, IncrementalParser(PreambleCache()), loaded=True)
+    tree = TurnTree()
+    repairs = HistoryRepairs(tree.with_reasoning if restores else None, orders_results=True)
+    parser = IncrementalParser(PreambleCache(), repairs)
+    return LiveSession(row, parser, tree, loaded=True)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Client:
         )
         self.history = [self.question()]
         self.number = 0
+        self.sends_reasoning = True
+        self.wire_order: dict[tuple[Message, ...], float] = {}
         self.thoughts = ["", "", "thought {}", "deep\n{}"]
 
     # ------------------------------------------------------------ messages
@@ -97,6 +104,7 @@ class Client:
         parts = [Message("tool", self.text(), tool_call_id=call.id) for call in calls]
         if calls and self.rng.random() < 0.3:
             parts.append(Message("user", "note " + self.text(), beside_tool=True))
+        self.wire_order[tuple(parts)] = self.rng.random()
         messages = [WireMessage("user", tuple(parts))] if parts else [self.question()]
         if self.rng.random() < 0.15:
             messages.append(WireMessage("system", (Message("system", "reminder " + self.text()),)))
@@ -130,11 +138,11 @@ class Client:
         """
         mark = {"cache_control": {"type": "ephemeral"}} if last else {}
         blocks: list[dict[str, Any]] = []
-        for part in message.parts:
+        for part in self.sent_parts(message):
             if part.role == "tool":
                 blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": part.text})
                 continue
-            if part.reasoning:
+            if part.reasoning and self.sends_reasoning:
                 blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": str(self.rng.random())})
             if part.text or not part.tool_calls:
                 blocks.append({"type": "text", "text": part.text})
@@ -145,6 +153,12 @@ class Client:
         if len(blocks) == 1 and blocks[0]["type"] == "text" and not last and blocks[0]["text"]:
             return {"role": message.role, "content": blocks[0]["text"]}
         return {"role": message.role, "content": [*blocks[:-1], blocks[-1] | mark]}
+
+    def sent_parts(self, message: WireMessage) -> tuple[Message, ...]:
+        """The parts as they are sent: results of parallel calls come in any order, the same one each time."""
+        if all(part.role == "tool" for part in message.parts) and self.wire_order.get(message.parts, 1) < 0.4:
+            return message.parts[::-1]
+        return message.parts
 
     def sample(self, prepared: PreparedCall) -> WireMessage:
         """Add a turn to the tree: an answer in ids that no tokenizer would choose, ended in one of the ways that models

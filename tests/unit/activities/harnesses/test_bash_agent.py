@@ -143,7 +143,10 @@ def test_arguments_that_are_no_command_are_answered(arguments: str) -> None:
         ([says("and so on and", "length")], agent.EXIT_CONTEXT_FULL),
         ([refuses(403, "turn_limit_reached")], agent.EXIT_TURN_LIMIT),
         ([refuses(401)], agent.EXIT_STARVED),
-        ([refuses(400, "bad_request")], agent.EXIT_STARVED),
+        ([refuses(400, "bad_request")], agent.EXIT_REFUSED),
+        ([refuses(404)], agent.EXIT_REFUSED),
+        ([refuses(413)], agent.EXIT_CONTEXT_FULL),
+        ([(400, {"error": {"message": "the engine refused this call: x"}})], agent.EXIT_STARVED),
         ([refuses(503)], agent.EXIT_STARVED),
         ([DROP], agent.EXIT_STARVED),
         ([(200, {"no": "choices"})], agent.EXIT_STARVED),
@@ -211,6 +214,7 @@ async def test_exit_kinds(host_box: HostBox, agent_user: str) -> None:
         10: AgentExit.TURN_LIMIT,
         11: AgentExit.CONTEXT_FULL,
         12: AgentExit.STARVED,
+        13: AgentExit.CRASHED,
         137: AgentExit.CRASHED,
     }
     for exit_code, kind in codes.items():

@@ -28,7 +28,7 @@ def test_a_parser_with_earlier_bodies_gives_the_requests_of_a_new_parser(
     preambles = PreambleCache()
     parser = IncrementalParser(preambles)
     messages = [{"role": "user", "content": "q"}]
-    system = dialect.preamble_fields[0] if dialect.name != "chat" else "ignored"
+    system = dialect.preamble_fields[0] if dialect.name != "chat" else "user"
     for number, (step, text) in enumerate(steps):
         if step == "cut":
             del messages[max(1, len(messages) // 2) :]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from adapter.conversation import Message, MessageRun
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
+from ratchet.types import ForkCause
 from tests.standins.tiny_model import TEMPLATE, make_tokenizer
 from tests.unit.adapter.client import DIALECT, Client, new_session
 
@@ -47,6 +48,33 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
 async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], name: str, seed: int) -> None:
     client = Client(renderers[name], seed)
     assert renderers[name].full_render_reason is None
+    for _ in range(12):
+        prepared = await client.ask()
+        assert np.array_equal(prepared.ids, client.expected()), client.history
+        client.go_on(client.sample(prepared))
+
+
+class ForgetfulClient(Client):
+    """A client that sends no reasoning back; an answer that it edits has none any more."""
+
+    def __init__(self, renderer: Renderer, seed: int) -> None:
+        super().__init__(renderer, seed)
+        self.session = new_session(restores=True)
+        self.sends_reasoning = False
+
+    def edit(self, at: int) -> None:
+        super().edit(at)
+        message = self.history[at]
+        self.history[at] = replace(message, parts=tuple(replace(part, reasoning="") for part in message.parts))
+
+
+@pytest.mark.parametrize("name", ["drops thinking", "keeps thinking"])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+async def test_a_client_that_sends_no_reasoning_gets_the_prompts_of_one_that_does(
+    renderers: dict[str, Renderer], name: str, seed: int
+) -> None:
+    client = ForgetfulClient(renderers[name], seed)
     for _ in range(12):
         prepared = await client.ask()
         assert np.array_equal(prepared.ids, client.expected()), client.history
@@ -113,14 +141,20 @@ async def test_the_oracle_notices(renderers: dict[str, Renderer]) -> None:
 async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_full(
     tmp_path: Path, template: str, why: str
 ) -> None:
+    """What follows a stored stream is the end of the full text; without a token behind answers, all is full text."""
     renderer = renderer_of(tmp_path, template)
     assert renderer.full_render_reason is not None and why in renderer.full_render_reason
     client = Client(renderer, 1)
     client.history = [client.question()]
+    client.thoughts = [""]
     for _ in range(4):
-        prepared = await client.ask()
+        prepared = await client.builder.prepare(client.session, client.body(), DIALECT, {})
         full = renderer.full(prepared.request.preamble, prepared.request.runs)
-        assert prepared.request.num_skipped == 0 and np.array_equal(prepared.ids, full)
+        stream = client.session.tree.stream(client.number) if client.number and "END" not in template else full[:0]
+        assert prepared.request.num_skipped == 0 and np.array_equal(prepared.ids[: len(stream)], stream)
+        tail = prepared.ids[len(stream) :]
+        assert np.array_equal(tail, full[len(full) - len(tail) :])
+        assert client.number == 0 or "END" not in template or prepared.fork_cause is ForkCause.DRIFT
         answer = client.sample(prepared)
         client.history += [answer, *client.after(answer)]
 

@@ -65,6 +65,20 @@ def test_drop_leaves_out_only_what_drifted() -> None:
     assert [chain.num_trained for chain in held] == [9, 4]
 
 
+def test_an_answer_that_came_back_was_delivered() -> None:
+    """A child that holds the whole output proves it, one that holds a part does not."""
+    lost = turn(1, None, 0, 10, 5, delivered=False)
+    assert [chain.num_trained for chain in build_chains([lost])] == [0]
+    assert [chain.num_trained for chain in build_chains([lost, turn(2, 1, 15, 3, 4)])] == [9]
+    assert [chain.num_trained for chain in build_chains([lost, turn(2, 1, 14, 3, 4)])] == [0, 4]
+    # The child itself need not be trained: it was asked for with the answer in its prompt.
+    child = turn(2, 1, 15, 3, 4, delivered=False)
+    assert [chain.num_trained for chain in build_chains([lost, child])] == [5]
+    # Without logprobs it stays context.
+    broken = turn(1, None, 0, 10, 5, delivered=False, logprobs_valid=False)
+    assert [chain.num_trained for chain in build_chains([broken, turn(2, 1, 15, 3, 4)])] == [4]
+
+
 @pytest.mark.parametrize("cause", [ForkCause.DRIFT, ForkCause.THINKING])
 def test_drift_over_skipped_turns(cause: ForkCause) -> None:
     """The cut is in an output two turns back: what followed it is left out under `drop`, and is a chain of its own
@@ -168,7 +182,17 @@ def test_under_branch_every_trainable_token_is_trained_exactly_once(turns: list[
     trained = [
         token for chain in chains for span in chain.spans if span.trained for token in expand(TokenChain(0, (span,)))
     ]
-    expected = {(one.id, True, at) for one in turns if is_trainable(one) for at in range(one.num_sampled)}
+    came_back = {
+        one.parent_turn_id
+        for one in turns
+        if one.parent_turn_id and one.kept_tokens == len(streams[one.parent_turn_id])
+    }
+    expected = {
+        (one.id, True, at)
+        for one in turns
+        if one.num_sampled and (one.delivered or one.id in came_back)
+        for at in range(one.num_sampled)
+    }
     assert len(trained) == len(set(trained)) and set(trained) == expected
     for chain in chains:
         assert expand(chain) == streams[chain.leaf_turn_id]

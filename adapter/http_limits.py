@@ -1,0 +1,87 @@
+"""Limits of a connection: how large a request's head may be, how slowly it may arrive, how long a client may not read.
+
+The sandbox is not trusted, and uvicorn has no such limits: a head of any size is kept in memory, and a connection that
+sends nothing, or reads nothing, stays open.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""Largest request line with all headers. Real clients send 2 KiB."""
+HEAD_SECONDS = 20.0
+"""From the first byte of a request to the end of its headers."""
+WRITE_SECONDS = 120.0
+"""For which a client may read nothing of an answer that does not fit into the socket's buffers."""
+
+_TOO_LARGE_BODY = (  # with the fields of both vendors: nothing is known of the client yet
+    b'{"type":"error","error":{"type":"invalid_request_error","code":null,'
+    b'"message":"invalid request: the headers are too large"}}'
+)
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_TOO_LARGE_BODY), _TOO_LARGE_BODY)
+)
+
+
+class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol with the limits above. A body's limits are in `adapter/app.py`, which knows the vendor."""
+
+    head_seconds = HEAD_SECONDS
+    write_seconds = WRITE_SECONDS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        in_body = before is not None and before.more_body
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if in_body or self.cycle is not before:
+            self._end_head()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._end_head()
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser; what is raised here makes it answer 400. (uvicorn's other parser has a limit.)"""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise ValueError("the headers are too large")
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        self._end_write_stall()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_write_stall()
+        super().resume_writing()
+
+    def _end_head(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_write_stall(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

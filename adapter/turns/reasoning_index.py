@@ -1,0 +1,47 @@
+"""The reasoning of stored answers, found by what a client that omits reasoning sends of them.
+
+Some agents send an answer back without its reasoning. If the template shows reasoning, the prompt would then differ
+from the stored stream at every answer, and each turn would fork. The reasoning is known here, so it can be put back.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from adapter.conversation import Message, MessageRun, extend_key
+
+
+@dataclass(slots=True)
+class ReasoningIndex:
+    """Answers with reasoning, by the keys of the same answers without it.
+
+    Keys alone are those of an answer; keys that follow a history's are those of an answer to that history.
+    """
+
+    _reasoning: dict[int, str] = field(default_factory=dict)
+    _by_visible: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, turn_id: int, request_key: bytes, answer: Message) -> None:
+        """Add the answer that a turn gave to the history `request_key`; one without reasoning is left out."""
+        if not answer.reasoning:
+            return
+        self._reasoning[turn_id] = answer.reasoning
+        visible = MessageRun.of([replace(answer, reasoning="")])
+        keys = {visible.key, extend_key(request_key, visible.key), extend_key(request_key, visible.loose_key)}
+        for key in keys:
+            self._by_visible[key] = (*self._by_visible.get(key, ()), turn_id)
+
+    def find(self, history_key: bytes, run: MessageRun) -> str:
+        """The reasoning of an answer that came back without it, "" if there is none or if it is not certain which.
+
+        Looked up as an answer to exactly this history, else by its tool-call ids or its text alone.
+        """
+        if not self._reasoning or not run.assistant or run.messages[0].reasoning:
+            return ""
+        for key in (extend_key(history_key, run.key), extend_key(history_key, run.loose_key), run.key):
+            found = {self._reasoning[turn_id] for turn_id in self._by_visible.get(key, ())}
+            if found:
+                return found.pop() if len(found) == 1 else ""
+        return ""
+
+    def knows(self, history_key: bytes, run: MessageRun) -> bool:
+        """Whether an answer with reasoning that is otherwise loosely equal was given to this history."""
+        return extend_key(history_key, run.loose_key) in self._by_visible

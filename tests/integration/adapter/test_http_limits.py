@@ -1,0 +1,186 @@
+"""Connections of clients that send too much, too slowly, read nothing, or leave: each ends, without a traceback.
+
+The sandbox is not trusted; a connection of one session must not cost the others memory or time.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from structlog.testing import capture_logs
+
+from adapter import http_limits
+from adapter.http_limits import LimitedHttpProtocol
+from ratchet.store.database import Database
+from stack.ports import free_port
+from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
+
+BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "go"}], "max_tokens": 9}).encode()
+
+
+@pytest.fixture
+async def address(
+    postgres_url: str, model_dir: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[str]:
+    monkeypatch.setattr(LimitedHttpProtocol, "head_seconds", 0.3)
+    monkeypatch.setattr(LimitedHttpProtocol, "write_seconds", 0.3)
+    async with adapter_here(adapter_settings(postgres_url, model_dir, body_seconds=0.3)) as served:
+        yield served
+
+
+async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = httpx.URL(address)
+    return await asyncio.open_connection(url.host, url.port)
+
+
+def head(opened: Opened, length: int, path: str = "/v1/messages") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {opened.token}\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """All that the server sends until it ends the connection."""
+    try:
+        return await asyncio.wait_for(reader.read(), 60)
+    except ConnectionError:
+        return b""
+
+
+async def is_served(address: str, opened: Opened) -> bool:
+    async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=60) as http:
+        return (await http.post("/v1/messages", content=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"x-%d: " + b"a" * 1000 + b"\r\n", b"a" * 1000, b"GET /" + b"a" * 1000],
+    ids=["many headers", "one endless line", "an endless path"],
+)
+async def test_a_head_without_end_is_refused(address: str, engine: ScriptedEngine, opened: Opened, part: bytes) -> None:
+    reader, writer = await connect(address)
+    sent = 0
+    writer.write(b"" if part.startswith(b"GET") else b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx: ")
+    try:
+        while sent < 12_000_000 and not reader.at_eof():
+            writer.write(part.replace(b"%d", str(sent).encode()))
+            sent += len(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+    except ConnectionError:
+        pass
+    assert sent < 8_000_000 and await ended(reader) in (b"", http_limits._TOO_LARGE)
+    writer.close()
+    assert await is_served(address, opened)
+
+
+async def test_a_large_head_in_one_piece_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
+    async with httpx.AsyncClient(base_url=address, timeout=60) as http:
+        headers = {"x-api-key": opened.token, "x-long": "a" * 100_000}
+        with pytest.raises(httpx.HTTPError):
+            (await http.post("/v1/messages", content=BODY, headers=headers)).raise_for_status()
+    assert await opened.turns() == [] and await is_served(address, opened)
+
+
+@pytest.mark.parametrize("sent", [b"P", b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_slow_head_ends_the_connection(
+    address: str, engine: ScriptedEngine, opened: Opened, sent: bytes
+) -> None:
+    reader, writer = await connect(address)
+    writer.write(sent)
+    assert await ended(reader) == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_a_slow_body_gets_the_vendors_error(
+    address: str, engine: ScriptedEngine, opened: Opened, path: str
+) -> None:
+    reader, writer = await connect(address)
+    writer.write(head(opened, 100, path) + BODY[:5])
+    answer = await ended(reader)
+    assert answer.startswith(b"HTTP/1.1 408") and b"request timed out" in answer
+    writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is larger than all buffers between the two processes."""
+    monkeypatch.setattr(LimitedHttpProtocol, "write_seconds", 0.3)
+    size = 64 << 20
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    config = uvicorn.Config(app, port=free_port(), http=LimitedHttpProtocol, lifespan="off", log_level="warning")
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    reader, writer = await connect(f"http://127.0.0.1:{config.port}")
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    async with asyncio.timeout(60):
+        while not server.server_state.connections:
+            await asyncio.sleep(0.01)
+        while server.server_state.connections:
+            await asyncio.sleep(0.01)
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert len(await ended(reader)) < size
+    writer.close()
+    server.should_exit = True
+    await task
+
+
+LEAVE: dict[str, Any] = {
+    "in the head": (30, False),
+    "in the body": (None, False),
+    "while it waits": (0, False),
+    "while it waits for a stream": (0, True),
+}
+
+
+@pytest.mark.parametrize("when", list(LEAVE))
+async def test_a_client_that_leaves_causes_no_traceback(
+    address: str, engine: ScriptedEngine, opened: Opened, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    length, stream = LEAVE[when]
+    body = BODY[:-1] + b', "stream": true}' if stream else BODY
+    whole = head(opened, len(body)) + body
+    await engine.script({"ids": engine.ids("late"), "hold": "gate"})
+    with capture_logs() as logs, caplog.at_level(logging.WARNING):
+        for reset in (False, True):
+            _, writer = await connect(address)
+            writer.write(whole[:length] if length else whole[:-5] if length is None else whole)
+            await writer.drain()
+            if length == 0:
+                await engine.wait_for_calls(1)
+            if reset:
+                writer.transport.abort()
+            writer.close()
+        await engine.release("gate")
+        await asyncio.sleep(0)
+        assert await is_served(address, opened)
+    assert [log for log in logs if log["log_level"] == "error"] == []
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+async def test_sixty_thousand_tiny_messages(address: str, engine: ScriptedEngine, database: Database) -> None:
+    """Those that cannot fit are refused before anything is rendered; the others have their prompt."""
+    roomy = await open_rollout(database, 1, max_context_tokens=10**7)
+    small = await open_rollout(database, 2, max_context_tokens=32_000)
+    users = [{"role": "user", "content": "x"}] * 60_000
+    mixed = [{"role": "assistant" if at % 2 else "user", "content": "x"} for at in range(60_001)]
+    async with httpx.AsyncClient(base_url=address, timeout=300) as http:
+        for opened, messages, status in ((roomy, users, 200), (roomy, mixed, 200), (small, mixed, 400)):
+            body = {"model": "policy", "messages": messages, "max_tokens": 9}
+            reply = await http.post("/v1/messages", json=body, headers={"x-api-key": opened.token})
+            assert reply.status_code == status, reply.text[:300]
+    assert "prompt is too long" in reply.json()["error"]["message"]
+    assert await small.turns() == []

@@ -1,0 +1,49 @@
+"""Which reasoning belongs to an answer that came back without it; never a wrong one."""
+
+from adapter.conversation import Message, MessageRun, ToolCall
+from adapter.turns.reasoning_index import ReasoningIndex
+from adapter.turns.tree import TurnTree
+from ratchet.types import TurnKind
+from tests.unit.adapter.turns.test_tree import grow, ids
+
+
+def answer(text: str, reasoning: str = "", *call_ids: str) -> Message:
+    return Message("assistant", text, reasoning, tuple(ToolCall(one, "bash", {}) for one in call_ids))
+
+
+def run(message: Message) -> MessageRun:
+    return MessageRun.of([message])
+
+
+def test_an_answer_is_found_by_its_history_its_calls_or_its_text() -> None:
+    index = ReasoningIndex()
+    index.add(1, b"h1", answer("Done.", "first"))
+    index.add(2, b"h2", answer("Done.", "second"))
+    index.add(3, b"h1", answer("", "third", "c3"))
+    index.add(4, b"h1", answer("Once.", "fourth"))
+    assert [index.find(key, run(answer("Done."))) for key in (b"h1", b"h2", b"h3")] == ["first", "second", ""]
+    assert index.find(b"h1", run(answer(" Done.\n"))) == "first"
+    assert [index.find(key, run(answer("", "", "c3"))) for key in (b"h1", b"h9")] == ["third", "third"]
+    assert index.find(b"h9", run(answer("", "", "c4"))) == ""
+    assert index.find(b"h9", run(answer("Once."))) == "fourth"
+    assert index.find(b"h1", run(answer("Done.", "own"))) == ""
+    assert index.find(b"h1", run(Message("user", "Done."))) == ""
+
+
+def test_two_samples_with_equal_texts_are_not_confused() -> None:
+    """Without tool-call ids it is not certain which of them came back."""
+    index = ReasoningIndex()
+    index.add(1, b"h", answer("Done.", "one"))
+    index.add(2, b"h", answer("Done.", "two"))
+    assert index.find(b"h", run(answer("Done."))) == "" and index.knows(b"h", run(answer("Done.")))
+    index.add(3, b"h", answer("", "three", "c3"))
+    index.add(4, b"h", answer("", "four", "c4"))
+    assert [index.find(b"h", run(answer("", "", one))) for one in ("c3", "c4")] == ["three", "four"]
+
+
+def test_an_answer_that_was_sampled_without_reasoning_stays_so() -> None:
+    tree = TurnTree()
+    grow(tree, 1, ids(1), ids(2), answer("Done.", "thought"), key=b"h")
+    grow(tree, 2, ids(1), ids(3), answer("Done."), key=b"h")
+    assert tree.with_reasoning(b"h", run(answer("Done."))).messages[0].reasoning == ""
+    assert tree.last_answers[""] == (TurnKind.MAIN, "Done.")
