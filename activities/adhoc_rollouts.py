@@ -20,6 +20,7 @@ from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
 from ratchet.store.rollouts import AdhocRollout
 from ratchet.store.tasks import NumberedTask
+from ratchet.stored_config import config_digest
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import JsonObject, Purpose
 
@@ -40,7 +41,7 @@ class AdhocRolloutActivities:
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
         config = _config_of(input)
-        run_id = self.settings.own(f"{runs.ADHOC}-{config.digest()[:8]}")
+        run_id = self.settings.own(f"{runs.ADHOC}-{config_digest(config)[:8]}")
         async with self.database.begin() as connection:
             exists = await runs.get_run(connection, run_id)
             _require_served(input, config, await engines.list_engines(connection))

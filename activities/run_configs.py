@@ -4,6 +4,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import BugError
 from ratchet.store import rollouts, runs
 from ratchet.store.database import Database
+from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
 
 _MAX_ROLLOUTS = 10_000
@@ -25,7 +26,7 @@ class RunConfigs:
                 row = await runs.get_run(connection, run_id)
             if row is None:
                 raise BugError(f"run {run_id} has no row")
-            self._configs[run_id] = RunConfig.of_row(row.config)
+            self._configs[run_id] = read_stored_config(row.config)
         return self._configs[run_id]
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:

@@ -27,6 +27,7 @@ from ratchet.payloads import (
 from ratchet.store import evaluations, groups, plans, run_pause, runs, tasks, training_groups
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
+from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from training import group_selection
@@ -57,7 +58,7 @@ class RunActivities:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
             if row is not None:
-                config = RunConfig.of_row(row.config)
+                config = read_stored_config(row.config)
             elif input.input.run_id is not None:
                 raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
             else:

@@ -21,11 +21,11 @@ from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
 from ratchet.errors import SandboxBusyError
-from ratchet.payloads import SweepInput, SweepResult
 from ratchet.store import groups, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
+from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, RunState, SandboxState
 

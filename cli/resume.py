@@ -13,10 +13,10 @@ def resume(run_id: Annotated[str, typer.Argument(help="A run of `ratchet runs`."
     import asyncio
 
     from cli.console import say
-    from stack.follow_run import resume_run
+    from stack.follow_run import restart_run
     from stack.parts import Stack
 
-    reason = asyncio.run(resume_run(Stack(), run_id))
+    reason = asyncio.run(restart_run(Stack(), run_id))
     say(f"run {run_id} goes on" if reason else f"run {run_id} was running already")
     if reason:
         say(f"it had stopped: {reason}")

@@ -29,7 +29,7 @@ def sweep(
 async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
     from uuid import uuid4
 
-    from ratchet.payloads import SweepInput, SweepResult
+    from ratchet.sweep_payloads import SweepInput, SweepResult
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
     from stack.startup import connect_stack

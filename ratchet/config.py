@@ -5,15 +5,13 @@ refused. `config_sources.py` reads the values from the file, the environment and
 stored in the run's row, and all parts read it from there.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ratchet.suggestions import did_you_mean
-from ratchet.types import JsonObject, TurnKind
+from ratchet.types import TurnKind
 
 TINY = "tiny"
 
@@ -397,32 +395,3 @@ class RunConfig(Section):
         if self.training.group_size < 2:
             raise ValueError("training.group_size must be at least 2: one rollout has nothing to be compared with")
         return self
-
-    def digest(self) -> str:
-        """Return the sha256 of the values that differ from their defaults; runs with equal digests do the same work.
-
-        Defaults are left out, so that a new key does not make a run's config another one in the middle of the run.
-        """
-        return _digest(self.model_dump(mode="json", exclude_defaults=True))
-
-    def digests(self) -> list[str]:
-        """Return the digests under which an open run with this config may be stored: today's and the earlier one.
-
-        Until migration 0002 the digest covered the defaults, too, of the keys that there were.
-        """
-        values = self.model_dump(mode="json")
-        if self.grading.control_share == 1:
-            del values["grading"]["control_share"]
-        for key, default in (("images", "placeholder"), ("restore_reasoning", None)):
-            if values["engine"][key] == default:
-                del values["engine"][key]
-        return [self.digest(), _digest(values)]
-
-    @classmethod
-    def of_row(cls, values: JsonObject) -> Self:
-        """Read the config that a run's row holds. Keys of other versions of this program are ignored."""
-        return cls.model_validate(values, extra="ignore")
-
-
-def _digest(values: JsonObject) -> str:
-    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -383,21 +383,3 @@ class EndRunInput(Payload):
     run_id: str
     state: RunState
     reason: str = ""
-
-
-class SweepInput(StartInput):
-    """`force`: kill more than `sweep.max_share` of the boxes if needed. `dry_run`: report only."""
-
-    force: bool = False
-    dry_run: bool = False
-
-
-class SweepResult(Payload):
-    """Counts of a sweep. `boxes`: for each killed box a line with the reason."""
-
-    boxes_released: int = 0
-    boxes_unknown: int = 0
-    sessions_closed: int = 0
-    rollouts_ended: int = 0
-    runs_restarted: int = 0
-    boxes: tuple[str, ...] = ()

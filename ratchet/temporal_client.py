@@ -17,7 +17,6 @@ from ratchet.payloads import TrainRunInput
 from ratchet.temporal_settings import TemporalSettings
 
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
-SWEEP_SCHEDULE = "sweep"
 
 
 async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:

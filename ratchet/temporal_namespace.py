@@ -42,9 +42,9 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError
-from ratchet.payloads import SweepInput
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
+from ratchet.sweep_payloads import SweepInput
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SEARCH_ATTRIBUTES
 

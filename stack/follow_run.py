@@ -56,7 +56,7 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     return run_id
 
 
-async def resume_run(stack: Stack, run_id: str) -> str | None:
+async def restart_run(stack: Stack, run_id: str) -> str | None:
     """Let a run that is paused, failed or cancelled go on; return why it had stopped, None if it was running.
 
     If this is interrupted between the two steps, the sweep starts the workflow. Raises ConfigError.

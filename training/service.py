@@ -20,6 +20,7 @@ from ratchet.errors import BugError, StoreUnavailableError
 from ratchet.store import learners, runs
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
+from ratchet.stored_config import read_stored_config
 
 _LOG = structlog.get_logger()
 
@@ -79,7 +80,7 @@ async def _read_config(run_id: str, url: str) -> RunConfig:
             row = await runs.get_run(connection, run_id)
     if row is None:
         raise BugError(f"run {run_id} does not exist")
-    return RunConfig.of_row(row.config)
+    return read_stored_config(row.config)
 
 
 # ---------------------------------------------------------------- the service

@@ -38,6 +38,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import checkpoints, learner_commits, learners, runs, training_groups
 from ratchet.store.run_pause import pause_run
+from ratchet.stored_config import read_stored_config
 from training import plan_loader
 from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
@@ -241,7 +242,7 @@ async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
     initial = await runs.newest_version(connection, run_id, 0)
     assert row is not None
     model_path = Path(initial.uri if initial else row.model_path)
-    return _RunRecord(RunConfig.of_row(row.config), model_path, row.source_run_id is not None)
+    return _RunRecord(read_stored_config(row.config), model_path, row.source_run_id is not None)
 
 
 def _warn_if_size_changed(context: RankContext) -> None:

@@ -8,7 +8,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.sweep import SweepActivities
-    from ratchet.payloads import StageOptions, SweepInput, SweepResult
+    from ratchet.payloads import StageOptions
+    from ratchet.sweep_payloads import SweepInput, SweepResult
     from workflows.activity_options import run_activity
 
 _OPTIONS = StageOptions(queue="", start_to_close_seconds=300, heartbeat_seconds=60, max_tries=3)

@@ -18,6 +18,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import LabelledTask
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
+from ratchet.stored_config import config_digest, known_digests
 from ratchet.types import GroupState, JsonObject, Purpose, RunState
 
 ADHOC = "adhoc"
@@ -64,7 +65,7 @@ class NewRun:
         return cls(
             run_id=run_id,
             config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
+            config_digest=config_digest(config),
             config_name=name,
             seed=config.seed,
             model_path=str(model),
@@ -100,7 +101,7 @@ async def newest_unfinished_run(
 ) -> str | None:
     """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
-        RunTable.config_digest.in_(config.digests())
+        RunTable.config_digest.in_(known_digests(config))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_not_distinct_from(source_run_id)
     )
@@ -116,7 +117,9 @@ async def newest_done_run(connection: AsyncConnection, config_digest: str) -> st
 async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
     """Return the newest training run with this config if it failed or was cancelled; `ratchet resume` continues it."""
     statement = select(RunTable.run_id, RunTable.state).where(
-        RunTable.config_digest.in_(config.digests()), RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None)
+        RunTable.config_digest.in_(known_digests(config)),
+        RunTable.config_name != ADHOC,
+        RunTable.source_run_id.is_(None),
     )
     row = (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).one_or_none()
     return row.run_id if row is not None and row.state in (RunState.FAILED, RunState.CANCELLED) else None

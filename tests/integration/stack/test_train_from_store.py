@@ -14,6 +14,7 @@ from ratchet.errors import ConfigError
 from ratchet.store import engines, learners, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable, RunTable
+from ratchet.stored_config import config_digest
 from stack import train_from_store
 from stack.parts import Stack
 from tests.integration.training.ranks import supervise
@@ -175,7 +176,7 @@ async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_i
     by_hand = runs.NewRun(
         run_id=f"{runs.ADHOC}-{run_id}",
         config=config.model_dump(mode="json"),
-        config_digest=config.digest(),
+        config_digest=config_digest(config),
         config_name=runs.ADHOC,
         seed=config.seed,
         model_path="",

@@ -27,6 +27,7 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.stored_config import config_digest
 from ratchet.types import BatchState, GroupState, Purpose, policy_version
 from training import planner
 
@@ -58,7 +59,7 @@ async def make_run(
         row = NewRun(
             run_id=run_id,
             config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
+            config_digest=config_digest(config),
             config_name="test",
             seed=config.seed,
             model_path=str(model or ""),

@@ -21,9 +21,9 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
-from ratchet.payloads import SweepInput
 from ratchet.store import rollouts, sandboxes
 from ratchet.store.schema import SandboxTable, TurnTable
+from ratchet.sweep_payloads import SweepInput
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call, finish
 

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import select, update
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from ratchet.payloads import SweepInput, SweepResult
 from ratchet.store import run_pause, runs
 from ratchet.store.schema import RolloutGroupTable, RunTable
+from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import start_train_run
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training

@@ -5,13 +5,13 @@ import inspect
 import pytest
 from pydantic import ValidationError
 
-from ratchet import grading_payloads, payloads
+from ratchet import grading_payloads, payloads, sweep_payloads
 from ratchet.payloads import Payload, Planned, RolloutInput, StartInput, TrainRunInput
 
 PAYLOADS = sorted(
     {
         found
-        for module in (payloads, grading_payloads)
+        for module in (payloads, grading_payloads, sweep_payloads)
         for _, found in inspect.getmembers(module, inspect.isclass)
         if issubclass(found, Payload)
     },
