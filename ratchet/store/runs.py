@@ -109,8 +109,9 @@ async def newest_unfinished_run(
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
 
-async def newest_done_run(connection: AsyncConnection, config_digest: str) -> str | None:
-    statement = select(RunTable.run_id).where(RunTable.config_digest == config_digest, RunTable.state == RunState.DONE)
+async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str | None:
+    is_same = RunTable.config_digest.in_(known_digests(config))
+    statement = select(RunTable.run_id).where(is_same, RunTable.state == RunState.DONE)
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
 

@@ -20,7 +20,6 @@ from cli.store_access import query
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.store import reports, runs
-from ratchet.stored_config import config_digest
 from stack.curve import draw, summary
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
@@ -53,7 +52,7 @@ def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]
     """
     config = load_config(CONFIG, overrides)
     bring_up(stack, config, say)
-    run_id = query(lambda connection: runs.newest_done_run(connection, config_digest(config)))
+    run_id = query(lambda connection: runs.newest_done_run(connection, config))
     cost = None
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
