@@ -3,7 +3,7 @@
 
 def env() -> None:
     """Print `export` lines. After eval "$(ratchet env)", psql and the E2B SDK find the stack, and so does temporal:
-    PATH gets the directory of the program that `ratchet setup` has installed, unless PATH has a temporal already.
+    PATH gets the directory of the CLI if it is in the cache, unless PATH has a temporal already.
     """
     import shlex
     import shutil
