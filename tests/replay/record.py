@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ NAMES = ("rollout", "rollout_group", "evaluate", "train_run", "sweep", "admit_ta
 
 
 def _without_machine(text: str, stack: Stack) -> str:
-    for here, there in ((str(stack.home), "/state"), (str(Path.cwd()), "/checkout"), (socket.gethostname(), "host")):
+    names = {
+        str(stack.home): "/state",
+        str(Path.cwd()): "/checkout",
+        sys.base_prefix: "/python",
+        socket.gethostname(): "host",
+    }
+    for here, there in names.items():
         text = text.replace(here, there)
     return re.sub(r"\d+@host", "1@host", text)
 

@@ -103,6 +103,11 @@ class Loop:
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/script", json={"outputs": outputs})
 
+    async def forget_script(self) -> None:
+        """Drop the answers that no agent has asked for, because it was ended before."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/reset")
+
     async def release(self, hold: str) -> None:
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/release", json={"hold": hold})

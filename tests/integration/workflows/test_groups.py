@@ -89,6 +89,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())
 
     await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
+    await loop.forget_script()
     async with loop.database.begin() as connection:
         assert (
             await connection.execute(select(RunTable.state).where(RunTable.run_id == found.run_id))

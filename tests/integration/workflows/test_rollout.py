@@ -310,7 +310,7 @@ async def test_the_sweep_ends_what_a_terminated_workflow_left(loop: Loop) -> Non
     row = await loop.rollout(handle)
     assert (row.outcome, row.outcome_reason, row.reward) == ("infra_failed", "workflow_terminated", None)
     again = await loop.client.execute_workflow("Sweep", {}, id="sweep/again", task_queue="control")
-    assert again == {"boxes_released": 0, "boxes_unknown": 0, "sessions_closed": 0, "rollouts_ended": 0, "boxes": []}
+    assert not any(again.values()), again
 
 
 @pytest.mark.parametrize(
