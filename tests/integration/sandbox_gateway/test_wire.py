@@ -139,7 +139,7 @@ def odd_files(gateway: GatewayProcess) -> Any:
         (
             "path=/tmp/w",
             {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
-            gzip.compress(b"x" * 99)[:-9],
+            gzip.compress(b"x" * 99, mtime=0)[:-9],
             400,
         ),
         ("path=/tmp/w", {"Content-Type": "application/octet-stream", "Content-Encoding": "br"}, b"x", 400),
