@@ -176,7 +176,8 @@ class AdmitActivities:
             used_by=user,
         )
         async with self.database.begin() as connection:
-            row = await sandboxes.reserve_sandbox(connection, new, SandboxConfig().max_boxes)
+            max_boxes = SandboxConfig().max_boxes
+            row = await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots=max_boxes)
         if row is None:
             raise SandboxBusyError("all boxes are taken", retry_after_seconds=5)
         return row

@@ -6,6 +6,7 @@ same program. A cancelled stage leaves the program running; `diff` ends it.
 
 import asyncio
 import contextlib
+import time
 
 import structlog
 
@@ -18,7 +19,7 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
-from ratchet.errors import RatchetError
+from ratchet.errors import RatchetError, SandboxGoneError
 from ratchet.payloads import AgentResult, StageInput
 from ratchet.store import sessions
 from ratchet.store.database import Database
@@ -51,6 +52,16 @@ class AgentActivities:
 
         Raises SandboxGoneError if the box dies.
         """
+        started = time.monotonic()
+        try:
+            return await self._run_agent(input)
+        except SandboxGoneError as error:
+            # Not the time for which the agent waited for an engine or an adapter.
+            waited_seconds = (await self._session_progress(input)).waited_seconds
+            error.used_seconds = max(0.0, time.monotonic() - started - waited_seconds)
+            raise
+
+    async def _run_agent(self, input: StageInput) -> AgentResult:
         config = await self.configs.of_rollout(input.rollout_id)
         harness = self.harnesses[config.harness.name]
         async with self.database.begin() as connection:

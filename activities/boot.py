@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -46,6 +47,7 @@ class BootActivities:
             row = await self._reserve(input, new, config.sandbox.max_boxes)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)
+            started = time.monotonic()
             provider_id = await self._creator.create(
                 row,
                 new.image,
@@ -54,7 +56,8 @@ class BootActivities:
                 metadata={"ratchet_rollout": str(input.rollout_id)},
                 limits=_limits(config.sandbox),
             )
-            return LiveSandbox(sandbox_id=row.id, provider_id=provider_id)
+            used_seconds = time.monotonic() - started
+            return LiveSandbox(sandbox_id=row.id, provider_id=provider_id, used_seconds=used_seconds)
 
     async def _requested(self, input: StageInput, config: RunConfig) -> NewSandbox:
         """Open the attempt if this is an agent's box, and return the ledger row to be reserved."""
@@ -79,6 +82,7 @@ class BootActivities:
         Waits here for a while, because a failed try of the activity costs more than a query. Only one boot per role
         queries the ledger and the others wait behind it, which makes three queries a second instead of fifty.
         """
+        max_boots = self.configs.settings.queues["boot"].slots
         earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
         async with self.database.begin() as connection:
             row = await sandboxes.unused_sandbox(connection, *earlier_try)
@@ -90,13 +94,14 @@ class BootActivities:
                     async with self.database.begin() as connection:
                         row = await sandboxes.unused_sandbox(connection, *earlier_try)
                         if row is None:
-                            row = await sandboxes.reserve_sandbox(connection, new, max_boxes)
+                            row = await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots)
                     if row is not None:
                         return row
                     await asyncio.sleep(random.uniform(0.2, 0.5))
         except TimeoutError:
             raise SandboxBusyError(
-                f"all {max_boxes} boxes (sandbox.max_boxes) are taken", retry_after_seconds=5
+                f"all {max_boxes} boxes (sandbox.max_boxes) are taken, or {max_boots} (queues.boot.slots) are booting",
+                retry_after_seconds=5,
             ) from None
 
     async def _open_attempt(

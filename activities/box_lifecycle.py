@@ -12,8 +12,9 @@ import structlog
 
 from activities.sandboxes.base import BoxLimits, Sandbox, SandboxProvider
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
+from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, StoreUnavailableError
 from ratchet.store import sandboxes
+from ratchet.store.arrays import storable_text
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
@@ -67,16 +68,22 @@ class BoxCreator:
         """Create the box of a ledger row and return the provider's id that the ledger holds afterwards.
 
         That is the id of another try's box if that try was faster; the box made here is killed then. Raises
-        SandboxGoneError if the box is not wanted any more, and the provider's own errors.
+        SandboxGoneError if the box is not wanted any more, and the provider's own errors, which the ledger then holds.
         """
-        box = await self.provider.create(
-            image,
-            ttl_seconds=ttl_seconds,
-            metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), **(metadata or {})},
-            idempotency_key=str(row.uuid),
-            network=network,
-            limits=limits,
-        )
+        try:
+            box = await self.provider.create(
+                image,
+                ttl_seconds=ttl_seconds,
+                metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), **(metadata or {})},
+                idempotency_key=str(row.uuid),
+                network=network,
+                limits=limits,
+            )
+        except RatchetError as error:
+            with suppress(StoreUnavailableError):  # the provider's error is what the caller has to know
+                async with self.database.begin() as connection:
+                    await sandboxes.set_boot_error(connection, row.id, storable_text(str(error)))
+            raise
         await box.close()
         async with self.database.begin() as connection:
             held = await sandboxes.set_sandbox_live(connection, row.id, box.id)

@@ -23,7 +23,8 @@ from ratchet.errors import GraderFailedError, RatchetError
 from ratchet.payloads import GradeResult, StageInput
 from ratchet.store import admissions, grades, rollouts, sandboxes
 from ratchet.store.admissions import GraderVersion
-from ratchet.store.arrays import pack_text, unpack_bytes
+from ratchet.store.arrays import pack_text, storable_text, unpack_bytes
+from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
 from ratchet.store.schema import PatchTable
@@ -59,7 +60,7 @@ class GradeActivities:
             row = replace(row, sandbox_id=context.sandbox_id, repeat=input.repeat)
             async with self.database.begin() as connection:
                 grade_id = await grades.store_grade(connection, row)
-                await sandboxes.want_sandbox_release(connection, context.sandbox_id, "verdict stored")
+                await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         return GradeResult(
             grade_id=grade_id,
@@ -159,7 +160,7 @@ class GradeActivities:
     async def _release_without_verdict(self, context: StageContext) -> None:
         """Release a box that gave no verdict, so that the next try finds a free one."""
         async with self.database.begin() as connection:
-            await sandboxes.want_sandbox_release(connection, context.sandbox_id, "no verdict")
+            await sandboxes.want_sandbox_release(connection, context.sandbox_id, NO_VERDICT)
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
 
 
@@ -184,8 +185,3 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatc
         log=pack_text(verdict.log),
         duration_seconds=verdict.duration_seconds,
     )
-
-
-def storable_text(text: str) -> str:
-    """Return the text without what Postgres refuses: NUL and lone surrogates, written as escapes."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

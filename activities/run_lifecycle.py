@@ -5,11 +5,13 @@ from pathlib import Path
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from activities.evaluations import planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.stage import activity_stage, heartbeating
+from ratchet import temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, LearnerLostError
@@ -18,19 +20,22 @@ from ratchet.payloads import (
     EndRunInput,
     PauseRunInput,
     PrepareRunInput,
+    RunInput,
+    RunningGroups,
     RunPlan,
     RunView,
     StageResult,
     StartedGroup,
     ViewRunInput,
 )
-from ratchet.store import evaluations, groups, plans, run_pause, runs, tasks, training_groups
+from ratchet.store import box_failures, evaluations, groups, plans, run_pause, runs, tasks, training_groups
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
-from training import group_selection
+from training import circuit_breaker, group_selection
+from training.quarantine import quarantined_tasks
 from training.task_selection import TaskRate, choose_tasks
 
 _LOG = structlog.get_logger()
@@ -42,10 +47,11 @@ _POLL_SECONDS = 0.3
 class RunActivities:
     """Prepare, advance and end a training run."""
 
-    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
+    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs, client: Client) -> None:
         self.database = database
         self.settings = settings
         self.configs = configs
+        self.client = client
 
     @activity_stage("prepare_run")
     async def prepare_run(self, input: PrepareRunInput) -> RunPlan:
@@ -90,6 +96,8 @@ class RunActivities:
             assert row is not None
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await _make_groups(connection, input.run_id, config)
+                row = await runs.get_run(connection, input.run_id)
+                assert row is not None
             plannable = await group_selection.plannable(connection, input.run_id, config.training)
             open_groups = await runs.open_groups(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
@@ -113,6 +121,15 @@ class RunActivities:
             state=RunState(row.state),
             reason=row.state_reason,
         )
+
+    @activity_stage("find_running_groups")
+    async def find_running_groups(self, input: RunInput) -> RunningGroups:
+        """Ask Temporal which workflows of the run's open groups run."""
+        async with self.database.begin() as connection:
+            open_groups = await runs.open_groups(connection, input.run_id)
+        statuses = await temporal_client.workflow_statuses(self.client, {group.workflow_id for group in open_groups})
+        running = [name for name, status in statuses.items() if status is WorkflowExecutionStatus.RUNNING]
+        return RunningGroups(workflow_ids=running)
 
     @activity_stage("pause_run")
     async def pause_run(self, input: PauseRunInput) -> StageResult:
@@ -153,19 +170,28 @@ class RunActivities:
 
 
 async def _make_groups(connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
-    """Make as many groups as `group_selection.groups_to_start` allows."""
+    """Make as many groups as `group_selection.groups_to_start` and the circuit breaker allow.
+
+    The run's row then says why groups are held back. If every task is in quarantine, the run is paused.
+    """
     training = config.training
     counts = await runs.count_groups(connection, run_id)
     planned = await plans.newest_planned_step(connection, run_id)
     published = await runs.published_step(connection, run_id)
     seen = await training_groups.count_consumed_groups(connection, run_id, planned + 1)
-    missing = group_selection.groups_to_start(
+    wanted = group_selection.groups_to_start(
         training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
     )
+    reason = circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection)) if wanted else ""
+    await runs.set_waiting_reason(connection, run_id, f"new groups are held back: {reason}" if reason else "")
+    newest_seconds = await training_groups.seconds_since_newest_group(connection, run_id)
+    missing = circuit_breaker.groups_allowed(wanted, reason, newest_seconds)
     if missing == 0:
         return
     first = await runs.take_group_numbers(connection, run_id, missing)
     chosen = await next_tasks(connection, run_id, config, published, first, missing)
+    if not chosen:
+        await run_pause.pause_run(connection, run_id, f"every task is in quarantine; see `ratchet why {run_id}`")
     new = [
         NewGroup(
             run_id=run_id,
@@ -188,17 +214,17 @@ async def next_tasks(
 ) -> list[LabelledTask]:
     """Return the tasks of the next `count` groups, of which `first` is the lowest number.
 
-    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`.
+    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`; in both cases without those
+    in quarantine. Empty if all are.
     """
-    bounds = config.training.solve_rates
-    if bounds is None:
-        num_tasks = await runs.count_run_tasks(connection, run_id, Purpose.TRAIN)
-        return await runs.run_tasks_at(
-            connection, run_id, Purpose.TRAIN, [(first + n) % num_tasks for n in range(count)]
-        )
-    rows = await tasks.recent_solve_rates(connection, run_id, published - config.training.solve_rate_steps + 1)
-    rates = [TaskRate(*row) for row in rows]
-    return [LabelledTask(one.task_id, one.label) for one in choose_tasks(rates, bounds, count)]
+    training = config.training
+    left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
+    if training.solve_rates is None:
+        positions = await runs.positions_in_turn(connection, run_id, Purpose.TRAIN, first, count, left_out)
+        return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
+    rows = await tasks.recent_solve_rates(connection, run_id, published - training.solve_rate_steps + 1)
+    rates = [TaskRate(*row) for row in rows if row.task_id not in left_out]
+    return [LabelledTask(one.task_id, one.label) for one in choose_tasks(rates, training.solve_rates, count)]
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

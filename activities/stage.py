@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -24,7 +25,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _as_application_error(error: RatchetError) -> ApplicationError:
+def _as_application_error(error: RatchetError, seconds: float) -> ApplicationError:
+    """Return the error as Temporal stores it. Its only detail is the time in seconds that counts against the guard."""
     delay = None
     category = ApplicationErrorCategory.UNSPECIFIED
     if isinstance(error, SandboxBusyError):
@@ -33,6 +35,7 @@ def _as_application_error(error: RatchetError) -> ApplicationError:
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
     return ApplicationError(
         str(error),
+        round(seconds if error.used_seconds is None else error.used_seconds, 3),
         type=type(error).__name__,
         non_retryable=not error.retryable,
         next_retry_delay=delay,
@@ -49,13 +52,15 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
     def declare(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @functools.wraps(method)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            started = time.monotonic()
             try:
                 return await method(*args, **kwargs)
             except RatchetError as error:
-                raise _as_application_error(error) from error
+                raise _as_application_error(error, time.monotonic() - started) from error
             except Exception as error:
                 _LOG.exception("bug", stage=name)
-                raise _as_application_error(BugError(f"{name}: {type(error).__name__}: {error}")) from error
+                bug = BugError(f"{name}: {type(error).__name__}: {error}")
+                raise _as_application_error(bug, time.monotonic() - started) from error
 
         return activity.defn(name=name)(run)
 

@@ -6,7 +6,6 @@ other installations are spared. Whether a workflow runs is asked by DescribeWork
 visibility lags.
 """
 
-import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -14,7 +13,7 @@ from uuid import UUID
 import structlog
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
 from activities.sandboxes.base import SandboxProvider
@@ -31,7 +30,6 @@ from ratchet.types import Outcome, RunState, SandboxState
 
 _LOG = structlog.get_logger()
 
-_CONCURRENT_DESCRIBES = 8
 _MAX_RESTARTS = 5
 
 
@@ -162,24 +160,8 @@ class SweepActivities:
         return True
 
     async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
-        statuses = await self._statuses(workflow_ids)
+        statuses = await temporal_client.workflow_statuses(self.client, workflow_ids)
         return {name: status is WorkflowExecutionStatus.RUNNING for name, status in statuses.items()}
-
-    async def _statuses(self, workflow_ids: set[str]) -> dict[str, WorkflowExecutionStatus | None]:
-        """Return the status of the newest execution of each workflow, None if there is none."""
-        limit = asyncio.Semaphore(_CONCURRENT_DESCRIBES)
-
-        async def status(workflow_id: str) -> WorkflowExecutionStatus | None:
-            async with limit:
-                try:
-                    return (await self.client.get_workflow_handle(workflow_id).describe()).status
-                except RPCError as error:
-                    if error.status is RPCStatusCode.NOT_FOUND:
-                        return None
-                    raise
-
-        ordered = sorted(workflow_ids)
-        return dict(zip(ordered, await asyncio.gather(*(status(workflow_id) for workflow_id in ordered)), strict=True))
 
     async def _restart_runs(self, dry_run: bool) -> int:
         """Start the workflow of every running run that has none; return their number.
@@ -189,7 +171,7 @@ class SweepActivities:
         """
         async with self.database.begin() as connection:
             running = await runs.unfinished_runs(connection, running=True)
-        statuses = await self._statuses({f"run/{run_id}" for run_id in running})
+        statuses = await temporal_client.workflow_statuses(self.client, {f"run/{run_id}" for run_id in running})
         closed = [run_id for run_id in running if statuses[f"run/{run_id}"] is not WorkflowExecutionStatus.RUNNING]
         for run_id in [] if dry_run else closed:
             if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.CANCELED:

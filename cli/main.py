@@ -37,6 +37,7 @@ from cli import (
     tiny_policy,
     train,
     up,
+    why,
 )
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, watcher, worker
 from ratchet.errors import RatchetError, UserError
@@ -59,6 +60,7 @@ COMMANDS = (
     logs.logs,
     env.env,
     runs.runs,
+    why.why,
     rollouts.rollouts,
     show.show,
     tiny_policy.make_tiny_policy_command,

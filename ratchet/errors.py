@@ -19,6 +19,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
+    ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     ├── FencedError               a stale try or a replaced process wrote; its write matched no row
@@ -34,6 +35,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | adapter ↔ engine  | EngineUnavailableError | the adapter (pings if streaming) | engine wait of the turn            |
 | adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
 | any ↔ Postgres    | StoreUnavailableError  | Temporal / the client's SDK | nothing                            |
+| activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
 | any               | FencedError            | not retried                 | nothing: another try owns the row  |
@@ -44,9 +46,13 @@ from typing import ClassVar
 
 
 class RatchetError(Exception):
-    """Base of all errors. `retryable`: whether Temporal may run the same activity again."""
+    """Base of all errors. `retryable`: whether Temporal may run the same activity again.
+
+    `used_seconds`: how much of the failed try of a stage counts against the rollout's guard; None: all of its time.
+    """
 
     retryable: ClassVar[bool] = False
+    used_seconds: float | None = None
 
 
 class UserError(RatchetError):
@@ -116,6 +122,12 @@ class EngineRejectedError(RatchetError):
 
 class StoreUnavailableError(RatchetError):
     """Postgres cannot be reached, or answers with an error that a healthy server would not give."""
+
+    retryable = True
+
+
+class TemporalUnavailableError(RatchetError):
+    """Temporal does not answer an activity's question about other workflows."""
 
     retryable = True
 

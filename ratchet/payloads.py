@@ -110,13 +110,6 @@ class RolloutRow(Payload):
     stages: dict[str, StageOptions]
 
 
-class LiveSandbox(Payload):
-    """A live row of the sandbox ledger."""
-
-    sandbox_id: int
-    provider_id: str
-
-
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
@@ -137,6 +130,13 @@ class StageResult(Payload):
     """`used_seconds` counts against the guard; the agent stage measures it by the box's clock."""
 
     used_seconds: float = 0.0
+
+
+class LiveSandbox(StageResult):
+    """A live row of the sandbox ledger."""
+
+    sandbox_id: int
+    provider_id: str
 
 
 class AgentResult(StageResult):
@@ -294,11 +294,17 @@ class StartedGroup(Payload):
     step: int
 
 
+class RunningGroups(Payload):
+    """The workflows of a run's open groups that run now."""
+
+    workflow_ids: list[str]
+
+
 class RunView(Payload):
     """The state of a run in Postgres, read each time that TrainRun wakes.
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
-    row can be written, or exists already. `reason`: why the run is paused.
+    row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
     """
 
     step: int

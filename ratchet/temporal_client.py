@@ -1,22 +1,22 @@
 """Connect to Temporal, start the workflow of a run, and read why a workflow failed."""
 
 import asyncio
+from collections.abc import Collection
 from datetime import timedelta
 
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.client import (
-    Client,
-)
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.errors import MachineError
+from ratchet.errors import MachineError, TemporalUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.temporal_settings import TemporalSettings
 
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
+_CONCURRENT_CALLS = 16
 
 
 async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
@@ -39,6 +39,26 @@ async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10)
                     "start it with `ratchet up`, or set TEMPORAL_ADDRESS"
                 ) from error
         await asyncio.sleep(0.5)
+
+
+async def workflow_statuses(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowExecutionStatus | None]:
+    """Return the status of the newest execution of each workflow, None if there is none.
+
+    Asked by describing each, because Temporal's visibility lags. Raises TemporalUnavailableError.
+    """
+    limit = asyncio.Semaphore(_CONCURRENT_CALLS)
+
+    async def status(workflow_id: str) -> WorkflowExecutionStatus | None:
+        async with limit:
+            try:
+                return (await client.get_workflow_handle(workflow_id).describe()).status
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return None
+                raise TemporalUnavailableError(f"Temporal cannot describe {workflow_id}: {error.message}") from error
+
+    ordered = sorted(workflow_ids)
+    return dict(zip(ordered, await asyncio.gather(*(status(workflow_id) for workflow_id in ordered)), strict=True))
 
 
 def root_cause(error: BaseException) -> str:

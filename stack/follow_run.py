@@ -25,6 +25,7 @@ from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
+from stack.probes import RUNS_NEED
 from stack.progress import ReportProgress
 from stack.startup import connect_stack
 from stack.supervisor import Supervisor
@@ -59,9 +60,13 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
 async def restart_run(stack: Stack, run_id: str) -> str | None:
     """Let a run that is paused, failed or cancelled go on; return why it had stopped, None if it was running.
 
-    If this is interrupted between the two steps, the sweep starts the workflow. Raises ConfigError.
+    If this is interrupted between the two steps, the sweep starts the workflow. Raises ConfigError, and MachineError if
+    a part of the stack is given up.
     """
     settings = load_temporal_settings()
+    for name, part in read_health(stack.home).items():
+        if part.state is HealthState.GIVEN_UP and name in RUNS_NEED:
+            raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
     client = await connect_stack(stack, settings)
     async with stack.database() as database, database.begin() as connection:
         reason = await runs.resume_run(connection, run_id)

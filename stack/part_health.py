@@ -24,7 +24,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | restarting | another process runs | starting; counted as a restart |
 | restarting | the same process runs after END_SECONDS | restarting: it is ended again |
 | any but given_up | its process ends by itself | starting; counted as a restart |
-| any | the last of too many short lives ends | given_up |
+| any | the last of too many short lives ends | given_up; runs that need the part are paused with its error |
 | any but given_up | supervisord was told to stop it | stopped |
 | given_up | `ratchet up` starts it | starting, with all counters at zero |
 
@@ -83,7 +83,7 @@ class PartHealth:
     `since`: when the state began. `reason`: why it does not answer. `detail`: what the newest successful probe found.
     `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
     restart. `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
-    giving up.
+    giving up. `runs_paused`: the part is given up, and the runs that need it have been paused.
     """
 
     name: str
@@ -97,6 +97,7 @@ class PartHealth:
     first_answer_at: float | None = None
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
+    runs_paused: bool = False
 
     def enter(self, state: HealthState, now: float, reason: str = "") -> None:
         if state is not self.state:
@@ -127,6 +128,7 @@ class PartHealth:
         self.last_error = ""
         self.first_answer_at = None
         self.short_lives = []
+        self.runs_paused = False
 
     def _see_end(self, pid: int | None, now: float, last_error: str) -> HealthAction:
         """Record that the process has ended; `pid` is the one that has taken its place, if there is one."""

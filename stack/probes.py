@@ -71,6 +71,9 @@ NEEDS = {
 }
 """Part → the parts without which it cannot answer."""
 
+RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learner", "worker"})
+"""Parts without which a run cannot go on. Without Postgres or Temporal nothing can be decided, so nothing is paused."""
+
 _RPC_LIMIT = timedelta(seconds=LIMITS["temporal"].probe_seconds)
 _BOX_SECONDS = 60.0
 _POLL_SECONDS = 180.0

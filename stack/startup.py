@@ -29,6 +29,8 @@ from stack.temporal_server import settle_temporal_kind
 
 _ANSWER_SECONDS = 10.0
 
+_POSTGRES_SECONDS = 300.0
+
 
 def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
     """Start the stack and wait until every part answers. Idempotent; it can be interrupted and called again.
@@ -93,7 +95,8 @@ async def _require_idle(stack: Stack) -> None:
 
 async def _make_ready(stack: Stack, starts: LogSizes, settings: TemporalSettings, say: Callable[[str], None]) -> None:
     if not stack.is_external("RATCHET_DATABASE_URL"):
-        await postgres.ensure_database(stack.ports["postgres"])
+        # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
+        await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS)
     async with stack.database() as database:
         await database.wait()
         await asyncio.to_thread(migrate, database.url)

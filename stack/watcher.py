@@ -14,11 +14,12 @@ import psutil
 import structlog
 
 from ratchet.errors import RatchetError
+from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
-from stack.probes import LIMITS, NEEDS, Probes
+from stack.probes import LIMITS, NEEDS, RUNS_NEED, Probes
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
 
@@ -29,6 +30,7 @@ _OWN_GAP_SECONDS = 3.0
 _WANTED = {"starting", "running", "backoff", "exited"}
 """supervisord's states of a part that runs or that it starts again by itself."""
 _MAX_REASON_CHARS = 200
+_PAUSE_SECONDS = 5.0
 
 
 class Watcher:
@@ -46,6 +48,7 @@ class Watcher:
         self.log_sizes = log_sizes(stack)  # at the newest look
         self.log_starts = dict(self.log_sizes)  # before the lines of the current process
         self.ending: set[asyncio.Task[None]] = set()
+        self.pausing: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set. What it began to end is then ended by the next watcher."""
@@ -59,7 +62,8 @@ class Watcher:
             await self._look()
             write_health(self.stack.home, list(self.health.values()), time.time())
             await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
-        for task in (*self.running.values(), *self.ending):
+        pausing = [self.pausing] if self.pausing is not None else []
+        for task in (*self.running.values(), *self.ending, *pausing):
             task.cancel()
         await self.probes.close()
 
@@ -78,6 +82,8 @@ class Watcher:
             action = health.act(limits, self._missing(name), time.time())
             if action is HealthAction.RESTART and name not in self.external:
                 self._restart(name, health)
+        if self.pausing is None or self.pausing.done():
+            self.pausing = asyncio.create_task(self._pause_runs())
 
     def _see_process(self, name: str, health: PartHealth) -> None:
         state = self.states.get(name)
@@ -138,7 +144,27 @@ class Watcher:
             if pid == health.pid:  # else the answer was that of a process which has ended
                 health.see_success(detail, time.time())
 
-    # ------------------------------------------------------------ restarts
+    # ------------------------------------------------------------ what follows for runs and processes
+
+    async def _pause_runs(self) -> None:
+        """Pause the runs that need a part which was given up, once; as long as Postgres is away it is tried again."""
+        given_up = [health for health in self.health.values() if health.state is HealthState.GIVEN_UP]
+        for health in given_up:
+            if health.runs_paused or health.name not in RUNS_NEED:
+                continue
+            last = f"; its last error: {health.last_error}" if health.last_error else ""
+            try:
+                async with (
+                    asyncio.timeout(_PAUSE_SECONDS),
+                    self.stack.database() as database,
+                    database.begin() as store,
+                ):
+                    await run_pause.pause_all_runs(store, f"{health.name} is given up: {health.reason}{last}")
+            except (RatchetError, TimeoutError) as error:
+                _LOG.warning("runs not paused yet", part=health.name, reason=str(error))
+                return
+            health.runs_paused = True
+            _LOG.warning("runs paused", part=health.name)
 
     def _restart(self, name: str, health: PartHealth) -> None:
         _LOG.warning("part is restarted", part=name, reason=health.reason)

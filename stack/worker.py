@@ -117,7 +117,7 @@ async def _activities(
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
     adhoc = AdhocRolloutActivities(database, settings)
-    run = RunActivities(database, settings, configs)
+    run = RunActivities(database, settings, configs, client)
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, installation)
     grade = GradeActivities(database, provider, configs, GRADERS)
@@ -127,7 +127,7 @@ async def _activities(
         "control": [
             *(record.claim, record.finalise, adhoc.prepare_rollout),
             *(group.plan_group, group.replace_member, group.settle_group, group.cancel_group),
-            *(run.prepare_run, run.advance_run, run.pause_run, run.end_run),
+            *(run.prepare_run, run.advance_run, run.find_running_groups, run.pause_run, run.end_run),
             *(evaluation.begin_evaluation, evaluation.end_evaluation),
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),

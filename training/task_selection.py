@@ -26,8 +26,10 @@ def choose_tasks(rates: Sequence[TaskRate], bounds: tuple[float, float], count: 
     """Return the next `count` tasks with a mean reward within `bounds`, longest-untried first, repeated if too few.
 
     A task without recent groups is included, so a task that was skipped for long enough is tried again. If every task
-    is outside of the bounds, all tasks are used.
+    is outside of the bounds, all tasks are used. Empty without tasks.
     """
+    if not rates:
+        return []
     low, high = bounds
     fit = [one for one in rates if one.mean_reward is None or low <= one.mean_reward <= high] or list(rates)
     waiting = sorted(fit, key=lambda one: (-1 if one.last_group_no is None else one.last_group_no, one.position))

@@ -3,8 +3,9 @@
     claim → boot → workspace → agent → diff → boot → grade → (boot → control_run) → finalise
 
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
-the data. Every stage returns the seconds that it used; their sum is compared with the guard, so that time in queues and
-outages does not count.
+the data. Every stage, also a failed one, reports the seconds that it used, from boots to grades. Their sum is compared
+with the guard before each further box, so that time in queues and outages does not count, and a stored patch is graded
+at least once.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ with workflow.unsafe.imports_passed_through():
         FIRST_STAGE,
         OUTCOME,
         REWARD,
+        failed_seconds,
         failure_cause,
         grading_boot,
         run_activity,
@@ -110,6 +112,7 @@ class Rollout:
                 cause = failure_cause(error)
                 if cause.is_cancellation:
                     raise
+                self._count_failed_try(claim, error)
                 reason = cause.message
                 patch_id = None
             if patch_id is not None:
@@ -140,7 +143,9 @@ class Rollout:
         A solved verdict that needs control runs counts only after them.
         """
         reason = ""
-        for _ in range(claim.grade_tries):
+        for number in range(claim.grade_tries):
+            if number > 0 and workflow.patched("guard-counts-failed-tries"):
+                self._check_guard(claim, reason, "grader_failed")
             try:
                 box = await self._boot(claim, SandboxRole.GRADE)
                 work = StageInput(
@@ -158,6 +163,7 @@ class Rollout:
                 cause = failure_cause(error)
                 if cause.is_cancellation:
                     raise
+                self._count_failed_try(claim, error)
                 reason = cause.message
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
@@ -175,17 +181,24 @@ class Rollout:
     async def _boot(self, claim: Claim, role: SandboxRole) -> LiveSandbox:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
-        return await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
+        box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
+        self._count_seconds("boot", box)
+        return box
 
     def _count_seconds(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
 
-    def _check_guard(self, claim: Claim, reason: str) -> None:
+    def _count_failed_try(self, claim: Claim, error: ActivityError) -> None:
+        if workflow.patched("guard-counts-failed-tries"):  # rollouts that began before decide as they did
+            name = error.activity_type
+            self.used_seconds[name] = self.used_seconds.get(name, 0.0) + failed_seconds(error, claim.stages)
+
+    def _check_guard(self, claim: Claim, reason: str, failure: str = "infra_failed") -> None:
         """Raise NoVerdictError if the stages have used the guard's seconds."""
         used = sum(self.used_seconds.values())
         if used >= claim.guard_seconds:
             raise NoVerdictError(
-                "infra_failed", f"{used:.0f} s of the rollout's {claim.guard_seconds:.0f} s are used up: {reason}"
+                failure, f"{used:.0f} s of the rollout's {claim.guard_seconds:.0f} s are used up: {reason}"
             )
 
     async def _end(self, claim: Claim, failure: str | None, reason: str) -> RolloutResult:

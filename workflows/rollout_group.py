@@ -9,7 +9,12 @@ from datetime import timedelta
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import (
+    ApplicationError,
+    ChildWorkflowError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from activities.group_members import GroupRecordActivities
@@ -36,6 +41,9 @@ with workflow.unsafe.imports_passed_through():
 
 
 CHECK_AGAIN_DELAY = timedelta(seconds=15)
+MAX_ROUNDS = 20
+"""A group whose members have ended so often without an outcome fails: five minutes, in which a sweep has given them
+one unless something is broken."""
 
 
 async def run_member(member: GroupMember, run_id: str, task: str, harness: str, step: int) -> RolloutResult | None:
@@ -79,11 +87,17 @@ class RolloutGroup:
     async def run(self, input: GroupInput) -> GroupResult:
         plan: GroupPlan | None = None
         try:
+            rounds = 0
             while True:
                 plan = await self._plan(input)
                 result = await self._run_members(plan)
                 if result.state is not GroupState.OPEN:
                     break
+                rounds += 1
+                if rounds >= MAX_ROUNDS and workflow.patched("group-rounds"):
+                    raise ApplicationError(
+                        f"members of the group have ended {rounds} times without an outcome", type="GroupStuck"
+                    )
                 # A member's workflow ended without an outcome, for example terminated in the UI; the sweep sets one.
                 await workflow.sleep(CHECK_AGAIN_DELAY)
         except BaseException as error:

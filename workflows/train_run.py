@@ -11,7 +11,8 @@ resume` lets it go on. `ratchet.types.RunState` lists the states and who changes
 
 import asyncio
 import contextlib
-from datetime import timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
+    from activities.evaluations import EvaluationActivities
     from activities.learning import LearnActivities
     from activities.run_lifecycle import RunActivities
     from ratchet.payloads import (
@@ -61,26 +63,28 @@ with workflow.unsafe.imports_passed_through():
     from workflows.rollout_group import RolloutGroup
 
 
-MAX_GROUP_FAILURES = 5
-"""A run is paused if the workflow of one group fails so often within one execution of TrainRun."""
+MAX_FAILURES = 5
+"""A run is paused if the workflow of one group fails so often, or that of one evaluation ends so often without a
+result, within one execution of TrainRun."""
 
 _GroupHandle = workflow.ChildWorkflowHandle[RolloutGroup, GroupResult]
 
 
-class GroupFailedError(Exception):
-    """The workflow of a group fails again and again; the message is the reason."""
+class ChildFailedError(Exception):
+    """The workflow of a group or an evaluation ends again and again; the message is the reason."""
 
 
 @workflow.defn(name="TrainRun", failure_exception_types=[ValidationError])
 class TrainRun:
-    """State: whether a signal has come, and which groups this execution has started, with the handles of those that it
-    did not adopt, and how often each has failed.
+    """State: whether a signal has come; which groups this execution has started, with the handles of those that it did
+    not adopt; how often each child has failed; when it last looked for groups whose workflow is missing.
     """
 
     def __init__(self) -> None:
         self.woken = False
         self.started: dict[str, _GroupHandle | None] = {}
         self.failures: dict[str, int] = {}
+        self.looked_at: datetime | None = None
 
     @workflow.signal
     def wake(self) -> None:
@@ -112,7 +116,7 @@ class TrainRun:
             try:
                 await self._end(plan, await self._run_steps(plan), "")
                 return
-            except (ActivityError, ChildWorkflowError, ValidationError, GroupFailedError) as error:
+            except (ActivityError, ChildWorkflowError, ValidationError, ChildFailedError) as error:
                 # Executions that began before this version fail instead, so that their histories replay.
                 if is_cancelled_exception(error) or not workflow.patched("errors-pause"):
                     raise
@@ -189,9 +193,10 @@ class TrainRun:
         return view
 
     def _display(self, plan: RunPlan, view: RunView) -> None:
-        paused = f"paused: {view.reason}\n\n" if view.state is RunState.PAUSED else ""
+        paused = "paused: " if view.state is RunState.PAUSED else ""
+        reason = f"{paused}{view.reason}\n\n" if view.reason else ""
         workflow.set_current_details(
-            f"{paused}step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
+            f"{reason}step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
         )
 
     async def _sleep(self, plan: RunPlan) -> None:
@@ -199,28 +204,56 @@ class TrainRun:
         try:
             await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
         except TimeoutError:
-            # After an outage the workflow of a group may be missing: start all again, which adopts running ones.
-            self.started.clear()
+            if not workflow.patched("look-before-start"):
+                self.started.clear()  # executions that began before start all groups again, which adopts running ones
 
     async def _start_groups(self, plan: RunPlan, view: RunView) -> None:
         """Start the workflow of every open group that has none, also of one that closed although its group is open."""
         open_groups = {group.workflow_id: group for group in view.open_groups}
         self.started = {key: handle for key, handle in self.started.items() if key in open_groups}
-        for key, group in open_groups.items():
+        for key in open_groups:
             handle = self.started.get(key)
             if handle is not None and handle.done() and workflow.patched("errors-pause"):
                 self._count_failure(key, handle)
                 del self.started[key]
-            if key not in self.started:
-                self.started[key] = await self._start_group(plan, group)
+        if not workflow.patched("look-before-start"):
+            for key, group in open_groups.items():
+                if key not in self.started:
+                    self.started[key] = await self._start_group(plan, group)
+            return
+        await self._adopt_groups(plan, open_groups)
+        missing = [group for key, group in open_groups.items() if key not in self.started]
+        handles = await asyncio.gather(*(self._start_group(plan, group) for group in missing))
+        self.started |= {group.workflow_id: handle for group, handle in zip(missing, handles, strict=True)}
+
+    async def _adopt_groups(self, plan: RunPlan, open_groups: Mapping[str, StartedGroup]) -> None:
+        """At the start of an execution, and then once per poll, look which groups have a workflow that runs.
+
+        It may have been started by an earlier execution, or be lost after an outage although it was started here.
+        """
+        now = workflow.now()
+        if self.looked_at is not None and now - self.looked_at < timedelta(seconds=plan.poll_seconds):
+            return
+        self.looked_at = now
+        run = RunInput(run_id=plan.run_id)
+        found = await run_activity(RunActivities.find_running_groups, run, plan.stages["record"])
+        running = set(found.workflow_ids)
+        for key in open_groups:
+            if key in running:
+                self.started.setdefault(key, None)
+            else:
+                self.started.pop(key, None)
 
     def _count_failure(self, key: str, handle: _GroupHandle) -> None:
-        """Raise GroupFailedError if this group's workflow has failed too often. Its end by hand is no failure."""
+        """Raise ChildFailedError if this group's workflow has failed too often. Its end by hand is no failure."""
         error = handle.exception()
         if isinstance(error, ChildWorkflowError) and not isinstance(error.cause, CancelledError | TerminatedError):
-            self.failures[key] = self.failures.get(key, 0) + 1
-            if self.failures[key] >= MAX_GROUP_FAILURES:
-                raise GroupFailedError(f"{key} has failed {self.failures[key]} times: {failure_cause(error).message}")
+            self._count(key, "failed", failure_cause(error).message)
+
+    def _count(self, key: str, what: str, reason: str) -> None:
+        self.failures[key] = self.failures.get(key, 0) + 1
+        if self.failures[key] >= MAX_FAILURES:
+            raise ChildFailedError(f"{key} has {what} {self.failures[key]} times: {reason}")
 
     async def _start_group(self, plan: RunPlan, group: StartedGroup) -> _GroupHandle | None:
         searchable = search_attributes(plan.run_id, group.task, group.harness, group.step)
@@ -264,13 +297,11 @@ class TrainRun:
 
     async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
         searchable = search_attributes(plan.run_id, step=evaluation.step)
-        options = child_options(
-            f"evaluate/{plan.run_id}/{evaluation.label}", searchable, f"evaluation {evaluation.label}"
-        )
+        workflow_id = f"evaluate/{plan.run_id}/{evaluation.label}"
+        options = child_options(workflow_id, searchable, f"evaluation {evaluation.label}")
+        input = EvaluateInput(run_id=plan.run_id, evaluation=evaluation)
         try:
-            await workflow.execute_child_workflow(
-                Evaluate.run, EvaluateInput(run_id=plan.run_id, evaluation=evaluation), **options
-            )
+            await workflow.execute_child_workflow(Evaluate.run, input, **options)
         except WorkflowAlreadyStartedError:  # the child of a terminated execution of this run; it is being cancelled
             return False
         except ChildWorkflowError as error:
@@ -278,7 +309,13 @@ class TrainRun:
                 raise asyncio.CancelledError from error
             if not isinstance(error.cause, CancelledError | TerminatedError):
                 raise
-            return False  # cancelled or terminated by hand: run it again
+            if not workflow.patched("ended-evaluations"):
+                return False
+            if isinstance(error.cause, TerminatedError):
+                self._count(workflow_id, "been terminated", "by hand")
+                return False
+            # Cancelled by a person: it ends with the verdicts that it has.
+            await run_activity(EvaluationActivities.end_evaluation, input, plan.stages["record"])
         return True
 
     async def _cancel_groups(self, view: RunView) -> None:

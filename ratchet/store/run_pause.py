@@ -1,8 +1,9 @@
-"""Pause a run. Every pause goes through this one statement; `ratchet.store.runs.resume_run` is its opposite."""
+"""Pause runs. Every pause is one of these two statements; `ratchet.store.runs.resume_run` is its opposite."""
 
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store.runs import ADHOC
 from ratchet.store.schema import RunTable
 from ratchet.types import RunState
 
@@ -16,4 +17,10 @@ async def pause_run(connection: AsyncConnection, run_id: str, reason: str, epoch
     statement = update(RunTable).where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
     if epoch is not None:
         statement = statement.where(RunTable.epoch == epoch)
+    await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
+
+
+async def pause_all_runs(connection: AsyncConnection, reason: str) -> None:
+    """Pause every running training run, because a part that all of them need does not work."""
+    statement = update(RunTable).where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))

@@ -4,7 +4,7 @@ State changes are single statements with the expected old state in the WHERE cla
 are listed at `ratchet.types.RunState`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -146,6 +146,14 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
                 f"(`temporal workflow cancel --workflow-id run/{other}`, or in the UI), "
                 "or train this one in a checkout of its own"
             )
+
+
+async def newest_run(connection: AsyncConnection) -> str | None:
+    """Return the newest training run that has not ended, or else the newest; None without any."""
+    is_open = RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
+    statement = select(RunTable.run_id).where(RunTable.config_name != ADHOC)
+    ordered = statement.order_by(is_open.desc(), RunTable.created_at.desc()).limit(1)
+    return (await connection.execute(ordered)).scalar_one_or_none()
 
 
 async def create_run(connection: AsyncConnection, new: NewRun) -> bool:
@@ -298,6 +306,35 @@ async def take_group_numbers(connection: AsyncConnection, run_id: str, count: in
         .returning(RunTable.next_group_no)
     )
     return int((await connection.execute(statement)).scalar_one()) - count
+
+
+async def positions_in_turn(
+    connection: AsyncConnection, run_id: str, purpose: Purpose, first: int, count: int, left_out: Collection[int]
+) -> list[int]:
+    """Return the positions of `count` tasks, the group number `first` deciding where in the run's order to begin.
+
+    The tasks in `left_out`, by id, are skipped. Empty if no task is left.
+    """
+    num_tasks = await count_run_tasks(connection, run_id, purpose)
+    skipped: list[int] = []
+    if left_out:
+        statement = select(RunTaskTable.position).where(
+            RunTaskTable.run_id == run_id, RunTaskTable.purpose == purpose, RunTaskTable.task_id.in_(left_out)
+        )
+        skipped = sorted((await connection.execute(statement)).scalars())
+    num_left = num_tasks - len(skipped)
+    positions = [(first + n) % num_left for n in range(count)] if num_left else []
+    for one in skipped:  # ascending, so that each moves the places behind it by one
+        positions = [position + (position >= one) for position in positions]
+    return positions
+
+
+async def set_waiting_reason(connection: AsyncConnection, run_id: str, reason: str) -> None:
+    """Record why a running run starts no new groups; empty if it does."""
+    statement = update(RunTable).where(
+        RunTable.run_id == run_id, RunTable.state == RunState.RUNNING, RunTable.state_reason != reason
+    )
+    await connection.execute(statement.values(state_reason=reason))
 
 
 async def run_tasks_at(

@@ -105,16 +105,24 @@ async def unused_sandbox(
     return LedgerRow(*row) if row else None
 
 
-async def reserve_sandbox(connection: AsyncConnection, new: NewSandbox, max_boxes: int) -> LedgerRow | None:
-    """Insert a ledger row, or return None if `max_boxes` boxes of the provider are in use.
+async def reserve_sandbox(
+    connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int
+) -> LedgerRow | None:
+    """Insert a ledger row, or return None if `max_boxes` boxes of the provider are in use or `max_boots` are booting.
 
     A rollout keeps its place from the agent's box to the verdict: an agent's box is granted only if every rollout that
-    waits for its grading box could get one, too, and a tenth of the boxes is reserved for grading. An advisory lock
-    serialises concurrent boots.
+    waits for its grading box could get one, too, and a tenth of the boxes is reserved for grading. Agents' and grading
+    boxes share the limit of boots; a boot whose newest try failed does not count. An advisory lock serialises
+    concurrent boots.
     """
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": new.provider})
-    held = select(func.count()).where(SandboxTable.provider == new.provider, SandboxTable.state.in_(_HELD))
-    taken = (await connection.execute(held)).scalar_one()
+    booting = (SandboxTable.state == SandboxState.CREATING) & SandboxTable.boot_error.is_(None)
+    held = select(func.count(), func.count().filter(booting)).where(
+        SandboxTable.provider == new.provider, SandboxTable.state.in_(_HELD)
+    )
+    taken, num_booting = (await connection.execute(held)).one()
+    if num_booting >= max_boots:
+        return None
     allowed = max_boxes
     if new.role is SandboxRole.AGENT:
         taken += (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one()
@@ -133,7 +141,7 @@ async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provide
         SandboxTable.id == sandbox_id, SandboxTable.state == SandboxState.CREATING, SandboxTable.provider_id.is_(None)
     )
     result = await connection.execute(
-        statement.values(provider_id=provider_id, state=SandboxState.LIVE, live_at=func.now())
+        statement.values(provider_id=provider_id, state=SandboxState.LIVE, live_at=func.now(), boot_error=None)
     )
     if result.rowcount == 1:
         return provider_id
@@ -143,6 +151,12 @@ async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provide
         )
     ).one()
     return row.provider_id if row.state == SandboxState.LIVE else None
+
+
+async def set_boot_error(connection: AsyncConnection, sandbox_id: int, error: str) -> None:
+    """Record why a try to create the box failed."""
+    statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state == SandboxState.CREATING)
+    await connection.execute(statement.values(boot_error=error))
 
 
 async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, user: str) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
-from ratchet.store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable
+from ratchet.store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcome, Purpose
 
 
@@ -177,6 +178,72 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
     )
     commonest = (await connection.execute(reasons)).one_or_none()
     return FailedGroups(count, f"{commonest.outcome}: {commonest.outcome_reason}" if commonest else None)
+
+
+@dataclass(slots=True, frozen=True)
+class FailedGroup:
+    """A training group that failed. `others_succeeded`: a group of another task that was made at about the same time
+    got its verdicts, so the failure is the task's own and no outage's.
+    """
+
+    task_id: int
+    task_label: str
+    group_no: int
+    others_succeeded: bool
+    reason: str
+
+
+async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, nearby: int) -> list[FailedGroup]:
+    """Return the failed groups of each task after its last success, since the run began or was last resumed.
+
+    `nearby`: how far away in group numbers a group of another task counts as made at about the same time.
+    """
+    succeeded = (GroupState.READY, GroupState.CONSUMED)
+    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
+    other = aliased(RolloutGroupTable)
+    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN, other.state.in_(succeeded))
+    neighbour = exists().where(
+        *of_run,
+        other.task_id != RolloutGroupTable.task_id,
+        other.group_no.between(RolloutGroupTable.group_no - nearby, RolloutGroupTable.group_no + nearby),
+    )
+    later_success = exists().where(
+        *of_run, other.task_id == RolloutGroupTable.task_id, other.group_no > RolloutGroupTable.group_no
+    )
+    reason = (
+        select(RolloutTable.outcome_reason)
+        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.outcome.not_in(REWARDED_OUTCOMES))
+        .order_by(RolloutTable.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    statement = (
+        select(
+            RolloutGroupTable.task_id,
+            TaskTable.label,
+            RolloutGroupTable.group_no,
+            neighbour,
+            func.coalesce(reason, ""),
+        )
+        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+        .where(
+            RolloutGroupTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.TRAIN,
+            RolloutGroupTable.state == GroupState.FAILED,
+            RolloutGroupTable.group_no >= since,
+            ~later_success,
+        )
+        .order_by(RolloutGroupTable.group_no)
+    )
+    return [FailedGroup(*row) for row in await connection.execute(statement)]
+
+
+async def seconds_since_newest_group(connection: AsyncConnection, run_id: str) -> float | None:
+    """Return the age of the run's newest group; None if it has none."""
+    age = func.extract("epoch", func.now() - RolloutGroupTable.created_at)
+    statement = select(age).where(RolloutGroupTable.run_id == run_id).order_by(RolloutGroupTable.group_no.desc())
+    found = (await connection.execute(statement.limit(1))).scalar_one_or_none()
+    return None if found is None else float(found)
 
 
 async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> list[ConsumedGroup]:

@@ -227,7 +227,8 @@ class TurnTable(Base):
 class SandboxTable(Base):
     """The ledger of boxes, written before the box exists.
 
-    `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission.
+    `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission. `boot_error`: why the newest try to
+    create the box failed; NULL during the first one and when the box is live.
     """
 
     __tablename__ = "sandbox"
@@ -243,11 +244,13 @@ class SandboxTable(Base):
     state: Mapped[str] = mapped_column(server_default="creating")
     used_by: Mapped[str | None]
     release_reason: Mapped[str] = mapped_column(server_default="")
+    boot_error: Mapped[str | None]
     created_at: Mapped[datetime] = now()
     live_at: Mapped[datetime | None]
     released_at: Mapped[datetime | None]
     __table_args__ = (
         Index("ix_sandbox_not_released", "provider", "state", postgresql_where=text("state <> 'released'")),
+        Index("ix_sandbox_created_at", "created_at", postgresql_using="brin"),
     )
 
 

@@ -15,13 +15,17 @@ import asyncpg
 import pytest
 
 from ratchet.errors import MachineError
+from ratchet.store import runs
+from ratchet.store.database import Database
 from stack import probes
+from stack.follow_run import restart_run
 from stack.part_health import HealthLimits, HealthState, PartHealth, read_health
 from stack.parts import Part, Stack, free_ports
 from stack.ports import is_free
 from stack.readiness import log_sizes, wait_until_answering
 from stack.supervisor import Supervisor
 from stack.watcher import Watcher
+from tests.integration.training.records import make_config, make_run
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120.0
@@ -185,6 +189,32 @@ async def test_a_part_that_dies_at_every_start_is_given_up_with_its_error_until_
         await asyncio.to_thread(supervisor.up)
         found = await wait_for(stack, "egress", answers, "answers")
         assert (found.restarts, found.last_error) == (0, "")
+
+
+async def test_runs_are_paused_once_if_a_part_that_they_need_is_given_up(
+    home: Path, database: Database, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if Postgres is away when it happens. A person who resumes the run too early is told why it cannot go on."""
+    await make_run(database, run_id, make_config())
+    stack = FewParts(home, Part("learner", ["sh", "-c", "echo 'OSError: no GPU'; exit 1"], 40))
+    monkeypatch.setenv("RATCHET_DATABASE_URL", "postgresql://ratchet@127.0.0.1:9/ratchet")
+    async with watched(stack):
+        await wait_for(stack, "learner", lambda part: part.state is HealthState.GIVEN_UP, "is given up")
+        await asyncio.sleep(2)
+        assert not read_health(home)["learner"].runs_paused
+        monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
+        await wait_for(stack, "learner", lambda part: part.runs_paused, "pauses the runs")
+        async with database.begin() as connection:
+            row = await runs.get_run(connection, run_id)
+            assert row is not None and row.state == "paused"
+            assert row.state_reason.startswith("learner is given up: it ended") and "OSError" in row.state_reason
+            await runs.resume_run(connection, run_id)
+        await asyncio.sleep(2)
+        async with database.begin() as connection:
+            again = await runs.get_run(connection, run_id)
+        assert again is not None and again.state == "running", "what a person has resumed is not paused again"
+        with pytest.raises(MachineError, match=r"learner is given up .* run `ratchet up` first"):
+            await restart_run(stack, run_id)
 
 
 async def test_a_part_waits_for_the_part_that_it_needs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

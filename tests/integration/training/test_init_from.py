@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlalchemy import update
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
@@ -45,7 +47,7 @@ async def prepare(database: Database, tmp_path: Path, run_id: str, init_from: st
         "grading": {"admission": "ignored"},
     }
     settings = load_temporal_settings()
-    activities = RunActivities(database, settings, RunConfigs(database, settings))
+    activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None))
     await ActivityEnvironment().run(
         activities.prepare_run, PrepareRunInput(run_id=run_id, input=TrainRunInput(config=config))
     )

@@ -1,12 +1,13 @@
 """Plan rows: which groups enter a step, once, in an order that the run's seed fixes."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio.client import Client
 
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities, next_tasks
@@ -207,7 +208,7 @@ async def test_a_run_ends_after_its_last_checkpoint(database: Database, run_id: 
     config = make_config()
     await make_run(database, run_id, config)
     settings = load_temporal_settings()
-    activities = RunActivities(database, settings, RunConfigs(database, settings))
+    activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None))
 
     async def state() -> str:
         async with database.begin() as connection:

@@ -16,13 +16,13 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     provider, run_id = f"provider-{uuid4().hex[:8]}", f"room-{uuid4().hex[:8]}"
     await make_run(loop.database, run_id, make_config())
 
-    async def ask(role: SandboxRole, rollout_id: int, max_boxes: int = 3) -> Any:
+    async def ask(role: SandboxRole, rollout_id: int, max_boxes: int = 3, max_boots: int = 9) -> Any:
         """Ask for a box; of three boxes one is reserved for grading, so two agents may run."""
         new = sandboxes.NewSandbox(
             provider=provider, role=role, rollout_id=rollout_id, attempt=1, workflow_id=run_id, image="host"
         )
         async with loop.database.begin() as connection:
-            return await sandboxes.reserve_sandbox(connection, new, max_boxes)
+            return await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots)
 
     async with loop.database.begin() as connection:
         await make_group(connection, run_id, 0, [0.0, 0.0, 0.0])

@@ -1,0 +1,71 @@
+"""`ratchet why`: print what a run waits for, on one screen."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from stack.diagnosis import Diagnosis
+
+_WIDTH = 79
+_HEIGHT = 24
+_MAX_LINES = 3
+
+
+def why(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Say what a run waits for, and since when: a part, a box, a grader, the learner or a person.
+
+    It also works while parts of the stack are away.
+    """
+    import asyncio
+
+    from cli.console import print_json
+    from stack.diagnosis import diagnose
+    from stack.parts import Stack
+
+    found = asyncio.run(diagnose(Stack(), run_id))
+    if json:
+        print_json(found.as_json())
+        return
+    for line in lines_of(found):
+        print(line)
+
+
+def lines_of(found: "Diagnosis") -> list[str]:
+    """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
+    lines = [f"run {found.run_id} is {found.state}, step {found.step} of {found.num_steps}"]
+    lines += _wrap("waits for: ", found.answer)
+    if found.stages:
+        lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")
+        lines += [f"  {one.stage:<22} {one.count:>6} {_duration(one.longest_seconds):>9}" for one in found.stages]
+    if found.groups:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
+        lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")
+    lines += _wrap("learner: ", found.learner) if found.learner else []
+    lines += [line for words in found.engines[:_MAX_LINES] for line in _wrap("", words)]
+    for name, words in list(found.parts.items())[:_MAX_LINES]:
+        lines += _wrap(f"{name} does not answer: ", words)
+    for one in found.retried[:_MAX_LINES]:
+        lines += _wrap(f"{one.activity} is retried in {one.count} workflows: ", f"try {one.tries}: {one.error}")
+    for task in found.quarantined[:_MAX_LINES]:
+        lines += _wrap(f"{task.label} is in quarantine: ", f"{task.num_failures} groups failed: {task.reason}")
+    if len(found.quarantined) > _MAX_LINES:
+        lines.append(f"{len(found.quarantined) - _MAX_LINES} more tasks are in quarantine (--json lists them)")
+    lines += [line for words in found.notes for line in _wrap("not looked at: ", words)]
+    return lines if len(lines) <= _HEIGHT else [*lines[: _HEIGHT - 1], "… `ratchet why --json` shows everything"]
+
+
+def _wrap(title: str, text: str) -> list[str]:
+    """Return at most three lines, the later ones indented."""
+    import textwrap
+
+    return textwrap.wrap(title + " ".join(text.split()), _WIDTH, subsequent_indent="  ", max_lines=3, placeholder=" …")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,73 @@
+"""Where the open rollouts of a run are: which stage each is in, and for how long."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import case, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
+from ratchet.types import SandboxRole, SandboxState
+
+NOT_STARTED = "not started"
+WAITS_FOR_BOX = "waits for a box"
+BOOT_FAILS = "boot fails"
+BOOTS = "box boots"
+AGENT_WORKS = "agent works"
+WAITS_FOR_GRADING_BOX = "waits for a grading box"
+IS_GRADED = "is graded"
+ENDS = "ends"
+
+
+@dataclass(slots=True, frozen=True)
+class StageCount:
+    """How many open rollouts of a run are in one stage; `longest_seconds`: since when the slowest of them is."""
+
+    stage: str
+    count: int
+    longest_seconds: float
+
+
+async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[StageCount]:
+    """Return the stages in which the run has open rollouts, the slowest first."""
+    held = SandboxTable.state != SandboxState.RELEASED
+    newest = (
+        select(SandboxTable.role, SandboxTable.state, SandboxTable.boot_error, SandboxTable.created_at)
+        .where(SandboxTable.rollout_id == RolloutTable.id, held)
+        .order_by(SandboxTable.id.desc())
+        .limit(1)
+        .lateral()
+    )
+    creating = newest.c.state == SandboxState.CREATING
+    stage = case(
+        (RolloutTable.owner.is_(None), NOT_STARTED),
+        (creating & newest.c.boot_error.is_not(None), BOOT_FAILS),
+        (creating, BOOTS),
+        (newest.c.state == SandboxState.RELEASE_WANTED, ENDS),
+        (newest.c.role == SandboxRole.GRADE, IS_GRADED),
+        (newest.c.role == SandboxRole.AGENT, AGENT_WORKS),
+        (exists().where(PatchTable.rollout_id == RolloutTable.id), WAITS_FOR_GRADING_BOX),
+        else_=WAITS_FOR_BOX,
+    )
+    since = func.coalesce(newest.c.created_at, RolloutTable.claimed_at, RolloutTable.created_at)
+    open_rollouts = (
+        select(stage.label("stage"), func.extract("epoch", func.now() - since).label("seconds"))
+        .select_from(RolloutTable)
+        .outerjoin(newest, newest.c.role.is_not(None))
+        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
+        .subquery()
+    )
+    longest = func.max(open_rollouts.c.seconds)
+    statement = select(open_rollouts.c.stage, func.count(), longest).group_by(open_rollouts.c.stage)
+    rows = await connection.execute(statement.order_by(longest.desc()))
+    return [StageCount(row[0], row[1], float(row[2])) for row in rows]
+
+
+async def oldest_open_workflows(connection: AsyncConnection, run_id: str, limit: int) -> list[str]:
+    """Return the workflow ids of the run's rollouts that have been open for longest."""
+    statement = (
+        select(RolloutTable.workflow_id)
+        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None), RolloutTable.owner.is_not(None))
+        .order_by(RolloutTable.id)
+        .limit(limit)
+    )
+    return list((await connection.execute(statement)).scalars())

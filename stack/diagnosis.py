@@ -1,0 +1,180 @@
+"""Find out what a run waits for: its state, its rollouts by stage, the parts that do not answer, what is retried.
+
+Every source may be away, and the diagnosis says so instead of failing; the parts' health is a file.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.store import box_failures, engines, learners, open_rollouts, plans, runs
+from ratchet.store.open_rollouts import StageCount
+from ratchet.stored_config import read_stored_config
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import EngineState, JsonObject, RunState
+from stack.part_health import STALE_SECONDS, health_age_seconds, read_health
+from stack.part_logs import without_password
+from stack.parts import Stack
+from stack.startup import connect_stack
+from training import circuit_breaker
+from training.quarantine import QuarantinedTask, quarantined_tasks
+
+_MAX_WORKFLOWS = 30
+_TEMPORAL_SECONDS = 8.0
+_LONG_SECONDS = 60.0
+_SILENT_SECONDS = 60.0
+
+
+@dataclass(slots=True, frozen=True)
+class RetriedActivity:
+    """An activity that has failed and is tried again, in `count` of the workflows that were looked at."""
+
+    activity: str
+    count: int
+    tries: int
+    error: str
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """What was found. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not answer.
+
+    `groups`: number by state. `notes`: what could not be looked at.
+    """
+
+    run_id: str
+    state: str = "unknown"
+    reason: str = ""
+    step: int = 0
+    num_steps: int = 0
+    answer: str = ""
+    stages: list[StageCount] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    groups_per_step: int = 0
+    learner: str = ""
+    engines: list[str] = field(default_factory=list)
+    quarantined: list[QuarantinedTask] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)
+    retried: list[RetriedActivity] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> JsonObject:
+        return asdict(self)
+
+
+async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
+    """Look at one run, by default the newest that has not ended, else the newest. Raises ConfigError if it does not
+    exist, or if the store does not answer and no run was named.
+    """
+    found = Diagnosis(run_id or "")
+    _look_at_parts(found, stack)
+    workflows: list[str] = []
+    breaker = ""
+    try:
+        async with stack.database() as database, database.begin() as connection:
+            found.run_id = run_id or await runs.newest_run(connection) or ""
+            breaker = await _look_at_store(connection, found)
+            workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
+    except StoreUnavailableError as error:
+        found.notes.append(f"Postgres: {without_password(str(error))}")
+    if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:
+        await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
+    found.answer = _answer(found, breaker)
+    return found
+
+
+def _look_at_parts(found: Diagnosis, stack: Stack) -> None:
+    age = health_age_seconds(stack.home)
+    if age is None or age > STALE_SECONDS:
+        found.notes.append("the stack's parts are not probed: no watcher runs (`ratchet up` starts it)")
+        return
+    now = time.time()
+    found.parts = {name: words for name, part in read_health(stack.home).items() if (words := part.summary(now))}
+
+
+async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> str:
+    """Fill in what the store knows; return why new groups are held back."""
+    row = await runs.get_run(connection, found.run_id)
+    if row is None:
+        raise ConfigError(f"there is no run {found.run_id!r}; `ratchet runs` lists those that there are")
+    training = read_stored_config(row.config).training
+    found.state, found.reason = row.state, row.state_reason
+    found.step, found.num_steps, found.groups_per_step = row.step, training.steps, training.groups_per_step
+    found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
+    found.groups = await runs.count_groups(connection, found.run_id)
+    found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
+    planned = await plans.unfinished_step(connection, found.run_id)
+    learner = await learners.get_learner(connection, found.run_id)
+    if learner is not None:
+        work = f"step {planned} is planned" if planned is not None else "no step is planned"
+        found.learner = f"{learner.phase} {learner.step}, heartbeat {learner.silent_seconds:.0f} s ago; {work}"
+        if learner.silent_seconds > _SILENT_SECONDS and found.state == RunState.RUNNING:
+            found.parts.setdefault("learner", f"silent for {learner.silent_seconds:.0f} s")
+    for engine in await engines.list_engines(connection):
+        silent = "" if engine.silent_seconds < engines.SILENT_SECONDS else f", silent for {engine.silent_seconds:.0f} s"
+        found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}")
+        if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent:
+            found.parts.setdefault("engine", found.engines[-1])
+    return circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection))
+
+
+async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[str]) -> None:
+    try:
+        async with asyncio.timeout(_TEMPORAL_SECONDS):
+            client = await connect_stack(stack, load_temporal_settings(), wait_seconds=2)
+            pending = await asyncio.gather(*(_pending_activities(client, name) for name in workflow_ids))
+    except (MachineError, RPCError, TimeoutError) as error:
+        found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'no answer'}")
+        return
+    if pending[0] is None and found.state == RunState.RUNNING:
+        found.notes.append(f"run/{found.run_id} has no workflow; the sweep starts it within two minutes")
+    counts: Counter[tuple[str, str]] = Counter()
+    tries: dict[tuple[str, str], int] = {}
+    for activity in (one for listed in pending for one in listed or []):
+        if activity.attempt > 1 and activity.HasField("last_failure"):
+            key = (activity.activity_type.name, activity.last_failure.message)
+            counts[key] += 1
+            tries[key] = max(tries.get(key, 0), activity.attempt)
+    found.retried = [
+        RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()
+    ]
+
+
+async def _pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
+    """Return the activities of a running workflow that have not ended; None if it does not run."""
+    try:
+        described = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status.name == "NOT_FOUND":
+            return None
+        raise
+    return list(described.raw_description.pending_activities) if described.close_time is None else None
+
+
+def _answer(found: Diagnosis, breaker: str) -> str:
+    """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
+    if found.state == RunState.PAUSED:
+        return f"it is paused: {found.reason}; `ratchet resume {found.run_id}` when it is mended"
+    if found.state not in (RunState.RUNNING, "unknown"):
+        return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
+    if found.parts:
+        name, words = next(iter(found.parts.items()))
+        return f"{name}: {words}"
+    if found.notes and found.state == "unknown":
+        return found.notes[0]
+    if breaker:
+        return f"new groups are held back: {breaker}"
+    if found.retried:
+        first = found.retried[0]
+        return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"
+    if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
+        slowest = found.stages[0]
+        return f"the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"
+    return "nothing is stuck"

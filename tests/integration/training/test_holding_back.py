@@ -1,0 +1,163 @@
+"""New groups are held back while boots or grades fail, and tasks that always fail are left out."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import func, insert, update
+from temporalio.client import Client
+
+from activities.run_configs import RunConfigs
+from activities.run_lifecycle import RunActivities
+from ratchet.payloads import RunView, ViewRunInput
+from ratchet.store import box_failures, runs, sandboxes
+from ratchet.store.box_failures import BoxCounts
+from ratchet.store.database import Database
+from ratchet.store.sandboxes import NewSandbox
+from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, SandboxTable, TaskTable
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import Purpose, SandboxRole, SandboxState
+from tests.integration.training.records import make_config, make_run
+
+_TRAINING = {"group_size": 2, "min_graded": 2, "max_groups_seen": 1000, "max_staleness": 0}
+
+
+async def make_boxes(database: Database, count: int, *, minutes_ago: float = 0.5, **values: Any) -> None:
+    """Insert rows of the ledger as boxes of other rollouts leave them."""
+    then = datetime.now(UTC) - timedelta(minutes=minutes_ago)
+    row = {"provider": "p", "role": SandboxRole.AGENT, "attempt": 1, "workflow_id": "w", "image": "host"}
+    times = {name: then for name in ("live_at", "released_at") if values.pop(name, False)}
+    async with database.begin() as connection:
+        await connection.execute(insert(SandboxTable), [row | {"created_at": then} | times | values] * count)
+
+
+class View:
+    """A run of four tasks, as TrainRun sees it."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self.database = database
+        self.run_id = run_id
+        settings = load_temporal_settings()
+        self.activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None))
+
+    async def make(self, num_tasks: int = 4, groups_per_step: int = 2) -> None:
+        training = _TRAINING | {"groups_per_step": groups_per_step}
+        await make_run(self.database, self.run_id, make_config(training=training))
+        task = {"dataset": "d", "dataset_digest": self.run_id, "image": "host", "workdir": "/w", "grader": "g"}
+        async with self.database.begin() as connection:
+            for number in range(num_tasks):
+                named = {"row_digest": str(number), "row_no": number, "label": f"task {number}", "spec": {}}
+                adding = insert(TaskTable).values(**task, **named).returning(TaskTable.id)
+                placed = {"run_id": self.run_id, "purpose": Purpose.TRAIN, "position": number}
+                task_id = (await connection.execute(adding)).scalar_one()
+                await connection.execute(insert(RunTaskTable).values(**placed, task_id=task_id))
+
+    async def look(self) -> RunView:
+        return await self.activities.advance_run(ViewRunInput(run_id=self.run_id))
+
+    async def settle(self, failing: set[str], outcome: str = "infra_failed") -> list[str]:
+        """Make groups and end them: those of the tasks in `failing` without verdicts. Return the tasks."""
+        groups = (await self.look()).open_groups
+        async with self.database.begin() as connection:
+            for group in groups:
+                fails = group.task in failing
+                mine = update(RolloutTable).where(RolloutTable.group_id == group.group_id)
+                ended = {"outcome": outcome, "outcome_reason": "no such image"} if fails else {"outcome": "graded"}
+                await connection.execute(mine.values(**ended, reward=None if fails else 1.0, ended_at=func.now()))
+                state = {"state": "failed"} if fails else {"state": "consumed"}
+                one = update(RolloutGroupTable).where(RolloutGroupTable.id == group.group_id)
+                await connection.execute(one.values(**state))
+        return [group.task for group in groups]
+
+    async def grow_older(self, seconds: float) -> None:
+        async with self.database.begin() as connection:
+            older = RolloutGroupTable.created_at - timedelta(seconds=seconds)
+            await connection.execute(update(RolloutGroupTable).values(created_at=older))
+
+
+@pytest.fixture
+async def view(database: Database, run_id: str) -> View:
+    found = View(database, run_id)
+    await found.make()
+    return found
+
+
+async def test_boxes_are_counted_by_what_became_of_them(database: Database) -> None:
+    creating, released = SandboxState.CREATING, SandboxState.RELEASED
+    await make_boxes(database, 1, state=creating)  # at its first try
+    await make_boxes(database, 2, state=creating, boot_error="refused")
+    await make_boxes(database, 4, state=creating, minutes_ago=4)  # its call hangs
+    await make_boxes(database, 8, state=creating, minutes_ago=75, boot_error="refused")  # tried for 75 minutes
+    await make_boxes(database, 16, state=released, boot_error="refused", released_at=True)
+    await make_boxes(database, 32, state=SandboxState.LIVE, live_at=True)
+    await make_boxes(database, 64, state=SandboxState.LIVE, live_at=True, minutes_ago=6)
+    graded = {"role": SandboxRole.GRADE, "state": released, "released_at": True}
+    await make_boxes(database, 3, **graded, release_reason=box_failures.NO_VERDICT)
+    await make_boxes(database, 5, **graded, release_reason=box_failures.VERDICT_STORED)
+    await make_boxes(database, 7, **graded, release_reason="rollout ended")
+    await make_boxes(database, 9, **graded, release_reason=box_failures.NO_VERDICT, minutes_ago=6)
+    async with database.begin() as connection:
+        found = await box_failures.count_boxes(connection)
+    assert found == BoxCounts(2 + 4 + 8 + 16 + 32, 2 + 4 + 8 + 16, 8, 3, "refused")
+
+
+async def test_new_groups_are_held_back_while_boots_fail(view: View, database: Database) -> None:
+    await make_boxes(database, 7, state=SandboxState.CREATING, boot_error="refused")
+    first = await view.look()
+    assert len(first.open_groups) == 1, "one tries whether it works again"
+    assert first.reason == "new groups are held back: 7 of the 7 newest boots of boxes failed; the last error: refused"
+    assert len((await view.look()).open_groups) == 1, "within a minute no further one"
+    await view.grow_older(61)
+    assert len((await view.look()).open_groups) == 2
+    async with database.begin() as connection:
+        await connection.execute(update(SandboxTable).values(state=SandboxState.LIVE, boot_error=None))
+    await view.settle(set())
+    mended = await view.look()
+    assert (len(mended.open_groups), mended.reason, mended.state) == (2, "", "running")
+
+
+async def test_a_task_that_always_fails_is_left_out_until_the_run_is_resumed(view: View, database: Database) -> None:
+    tasks = [task for _ in range(10) for task in await view.settle({"task 1"})]
+    assert tasks.count("task 1") == 3
+    assert all(tasks.count(f"task {number}") >= 5 for number in (0, 2, 3))
+    async with database.begin() as connection:
+        await connection.execute(update(RunTable).values(state="paused"))
+        await runs.resume_run(connection, view.run_id)
+    assert "task 1" in [task for _ in range(3) for task in await view.settle({"task 1"})]
+
+
+async def test_an_outage_that_hits_every_task_puts_none_into_quarantine(view: View) -> None:
+    everything = {f"task {number}" for number in range(4)}
+    for _ in range(8):
+        await view.settle(everything)
+    tasks = [task for _ in range(4) for task in await view.settle(set())]
+    assert set(tasks) == everything
+
+
+async def test_a_run_whose_every_task_is_in_quarantine_is_paused(database: Database, run_id: str) -> None:
+    view = View(database, run_id)
+    await view.make(num_tasks=2, groups_per_step=4)
+    await view.settle(set())
+    for _ in range(2):
+        assert len(await view.settle({"task 0", "task 1"})) == 4, "at about the time of the groups that succeeded"
+    paused = await view.look()
+    assert (paused.open_groups, paused.state) == ([], "paused")
+    assert paused.reason == f"every task is in quarantine; see `ratchet why {run_id}`"
+
+
+async def test_agents_and_graders_share_the_limit_of_boots(database: Database) -> None:
+    async def reserve(role: SandboxRole) -> int | None:
+        new = NewSandbox(provider="p", role=role, rollout_id=None, attempt=1, workflow_id="w", image="host")
+        async with database.begin() as connection:
+            row = await sandboxes.reserve_sandbox(connection, new, max_boxes=20, max_boots=2)
+        return row.id if row else None
+
+    agent, grade = await reserve(SandboxRole.AGENT), await reserve(SandboxRole.GRADE)
+    assert agent is not None and grade is not None
+    assert await reserve(SandboxRole.AGENT) is None and await reserve(SandboxRole.GRADE) is None
+    async with database.begin() as connection:
+        await sandboxes.set_boot_error(connection, agent, "refused")
+    assert await reserve(SandboxRole.GRADE) is not None, "a failed try holds no place"
+    async with database.begin() as connection:
+        await sandboxes.set_sandbox_live(connection, grade, "box")
+    assert await reserve(SandboxRole.AGENT) is not None

@@ -1,0 +1,96 @@
+"""What `ratchet why` finds out about a run: at work, held by its boxes, paused, and without the services."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.why import lines_of
+from ratchet.errors import ConfigError
+from ratchet.store import open_rollouts, run_pause
+from ratchet.store.open_rollouts import StageCount
+from stack.diagnosis import Diagnosis, RetriedActivity, diagnose
+from stack.parts import Stack
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_groups import Training, training
+from training.quarantine import QuarantinedTask
+
+pytestmark = pytest.mark.timeout(600)
+__all__ = ["training"]
+
+
+def shown(found: Diagnosis) -> str:
+    lines = lines_of(found)
+    assert len(lines) <= 24 and max(map(len, lines)) <= 79
+    return "\n".join(lines)
+
+
+async def test_agents_at_work_and_a_pause(training: Training, loop: Loop) -> None:
+    await loop.until(training.working, "both agents work")
+
+    async def both_work() -> bool:
+        found = await diagnose(loop.stack, training.run_id)
+        return [(one.stage, one.count) for one in found.stages] == [(open_rollouts.AGENT_WORKS, 2)]
+
+    await loop.until(both_work, "both agents are in their boxes")
+    found = await diagnose(loop.stack, training.run_id)
+    assert (found.state, found.step, found.num_steps, found.groups) == ("running", 0, 1, {"open": 1})
+    assert "agent works                 2" in shown(found)
+    assert "Temporal" not in shown(found), "it was asked and answered"
+    async with loop.database.begin() as connection:
+        await run_pause.pause_run(connection, training.run_id, "somebody wanted it")
+    paused = await diagnose(loop.stack, training.run_id)
+    assert paused.answer.startswith("it is paused: somebody wanted it; `ratchet resume")
+
+
+async def test_the_newest_error_of_what_is_tried_again(training: Training, loop: Loop) -> None:
+    """The gateway is away while the agents end; their boxes live on."""
+    await loop.until(training.working, "both agents work")
+    loop.end("gateway")
+    try:
+        await training.let_go()
+
+        async def is_retried() -> bool:
+            found = await diagnose(loop.stack, training.run_id)
+            return any(one.tries > 1 for one in found.retried)
+
+        await loop.until(is_retried, "a stage is tried again")
+        words = shown(await diagnose(loop.stack, training.run_id))
+        assert "is tried again" in words and "is retried in" in words
+    finally:
+        loop.spawn("gateway")
+
+    async def ended() -> bool:
+        return all(row.outcome is not None for row in (await training.rows())[:2])
+
+    await loop.until(ended, "the members end after the outage")
+
+
+async def test_a_run_that_does_not_exist(loop: Loop) -> None:
+    with pytest.raises(ConfigError, match="no run 'nosuch'"):
+        await diagnose(loop.stack, "nosuch")
+
+
+async def test_without_any_service_the_answer_names_the_missing_one(tmp_path: Path) -> None:
+    found = await diagnose(Stack(tmp_path), "some-run")
+    assert found.state == "unknown"
+    assert any(note.startswith("Postgres: ") for note in found.notes)
+    assert any(note.startswith("Temporal: ") for note in found.notes)
+    assert "Postgres" in shown(found) and "no watcher runs" in shown(found)
+
+
+def test_everything_at_once_fits_on_one_screen() -> None:
+    words = "the service refused the box because " + "x" * 900
+    found = Diagnosis(
+        run_id="r" * 40,
+        state="running",
+        answer=words,
+        stages=[StageCount("waits for a grading box", 12345, 98765.0)] * 7,
+        groups={state: 123456 for state in ("cancelled", "consumed", "failed", "open", "ready")},
+        learner=words,
+        engines=[words] * 9,
+        quarantined=[QuarantinedTask(1, "t" * 90, 3, words)] * 9,
+        parts={f"part {number}": words for number in range(9)},
+        retried=[RetriedActivity("grade", 3, 9, words)] * 9,
+        notes=[words],
+    )
+    assert shown(found).endswith("shows everything")
