@@ -44,7 +44,7 @@ docs: environment
 	@$(RUN)/python scripts/glossary.py
 
 test: setup
-	@$(RUN)/pytest tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
+	@$(RUN)/pytest -n 2 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
 
 # Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents. A broken stack fails each
 # test after minutes, so the third failure is the last that is waited for.

@@ -17,6 +17,7 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
 from ratchet.errors import RatchetError, SandboxGoneError
@@ -102,7 +103,7 @@ class AgentActivities:
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
-            extra_env=config.harness.extra_env,
+            extra_env=secrets.look_up("harness.extra_env", config.harness.extra_env),
             extra=config.harness.all_options(),
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from activities.graders.rewards import find_reward
 from activities.harnesses.registry import Harnesses
+from ratchet import secrets
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
@@ -27,6 +28,7 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
         )
     find_reward(config.grading.reward)
     Harnesses()[config.harness.name].check(config.harness.all_options())
+    secrets.look_up("harness.extra_env", config.harness.extra_env)
     for key, value in (("loss.preset", config.loss.preset), ("training.advantage", config.training.advantage)):
         if ":" in value:
             _require_function(key, value)

@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from ratchet.background_task import running_beside
 from ratchet.errors import BugError, RatchetError, SandboxBusyError
+from ratchet.secrets import without_secrets
 
 _LOG = structlog.get_logger()
 
@@ -34,7 +35,7 @@ def _as_application_error(error: RatchetError, seconds: float) -> ApplicationErr
         # Jitter, so that many refused boots do not come back in the same second.
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
     return ApplicationError(
-        str(error),
+        without_secrets(str(error)),
         round(seconds if error.used_seconds is None else error.used_seconds, 3),
         type=type(error).__name__,
         non_retryable=not error.retryable,

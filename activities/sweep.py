@@ -6,6 +6,7 @@ other installations are spared. Whether a workflow runs is asked by DescribeWork
 visibility lags.
 """
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -30,6 +31,7 @@ from ratchet.types import Outcome, RunState, SandboxState
 
 _LOG = structlog.get_logger()
 
+_CONCURRENT_KILLS = 8
 _MAX_RESTARTS = 5
 
 
@@ -84,7 +86,7 @@ class SweepActivities:
             num_runs = await self._restart_runs(input.dry_run)
             ended = await self._end_orphaned_rollouts(input.dry_run)
             found = self._limited(await self._find_boxes(), input.force)
-            done = found if input.dry_run else [box for box in found if await self._kill(box)]
+            done = found if input.dry_run else await self._kill_all(found)
         if done or ended.num_rollouts:
             _LOG.info(
                 "swept",
@@ -141,6 +143,17 @@ class SweepActivities:
         requested = [box for box in found.boxes if box.requested]
         rest = [box for box in found.boxes if not box.requested]
         return requested + rest[: max(1, int(self.settings.sweep.max_share * found.num_boxes))]
+
+    async def _kill_all(self, boxes: list[_SweptBox]) -> list[_SweptBox]:
+        """Kill the boxes, some at a time, and return those that are dead."""
+        limit = asyncio.Semaphore(_CONCURRENT_KILLS)
+
+        async def kill(box: _SweptBox) -> bool:
+            async with limit:
+                return await self._kill(box)
+
+        killed = await asyncio.gather(*(kill(box) for box in boxes))
+        return [box for box, is_dead in zip(boxes, killed, strict=True) if is_dead]
 
     async def _kill(self, box: _SweptBox) -> bool:
         """Kill one box; if the service is busy, return False and leave it marked for the next sweep."""

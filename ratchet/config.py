@@ -97,7 +97,8 @@ class HarnessConfig(Section):
     (variable VIME_AGENT_CC_EXTRA_ARGS for claude_code)."""
     extra_env: dict[str, str] = {}
     """Environment variables of the agent's program, which override all others (variable VIME_AGENT_CC_EXTRA_ENVS for
-    claude_code). Empty by default."""
+    claude_code). Each value is a reference `${NAME}`, which the worker looks up in secrets.env of the state directory
+    or in its environment, so that no value is stored. Empty by default."""
     options: dict[str, Any] = {}
     """Options that only this harness has. The harness refuses unknown ones when the run starts. Empty by default."""
 

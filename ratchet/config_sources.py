@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from ratchet import secrets
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.suggestions import config_keys, did_you_mean
@@ -26,7 +27,7 @@ BRIEF_VARIABLES = {
 }
 CLAUDE_CODE_VARIABLES = {
     "VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args",
-    "VIME_AGENT_CC_EXTRA_ENVS": "harness.extra_env",
+    secrets.EXTRA_ENVS_VARIABLE: "harness.extra_env",
 }
 """Variables for runs of claude_code only."""
 _TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
@@ -54,7 +55,10 @@ def _from_environment(environment: Mapping[str, str], variables: Mapping[str, st
     tree: dict[str, Any] = {}
     for name, dotted in variables.items():
         if environment.get(name):
-            _put(tree, dotted, environment[name] if name in _TEXTS else _parsed(name, environment[name]))
+            value = environment[name] if name in _TEXTS else _parsed(name, environment[name])
+            if name == secrets.EXTRA_ENVS_VARIABLE and isinstance(value, dict):
+                value = {key: f"${{{key}}}" for key in value}  # the workers find the values where this process did
+            _put(tree, dotted, value)
     sections = {name for name in RunConfig.model_fields if name not in {"model", "seed", "drift", "init_from"}}
     for name, text in sorted(environment.items()):
         dotted = name.removeprefix("RATCHET_").lower().replace("__", ".")
@@ -75,7 +79,7 @@ def _yaml_or_text(text: str) -> Any:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Parse a variable as YAML; the values of an object (VIME_AGENT_CC_EXTRA_ENVS) become text. Raises ConfigError."""
+    """Parse a variable as YAML; the values of an object become text. Raises ConfigError."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -116,6 +120,7 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise explain_validation(error, source) from None
+    secrets.require_references(f"{source}: harness.extra_env", config.harness.extra_env)
 
     def absolute(path: str) -> str:
         expanded = Path(path).expanduser()

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -50,6 +51,8 @@ from workflows.sweep import Sweep
 from workflows.train_run import TrainRun
 
 _LOG = structlog.get_logger()
+
+_HEARTBEAT_INTERVAL = timedelta(seconds=5)
 
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
 
@@ -171,6 +174,9 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 max_concurrent_activities=slots(queue, settings),
                 max_cached_workflows=settings.max_cached_workflows,
                 graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
+                # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
+                max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
+                default_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
             )
             await stack.enter_async_context(worker)
         _LOG.info("worker ready", queues=list(queues))

@@ -32,6 +32,8 @@ _TERMINATE_SECONDS = 10.0
 _SILENT_SECONDS = 20.0
 """A driver that ended by itself may have been fenced by the driver of another service; it is started again once the
 learner has been silent for this long."""
+_FRESH_SECONDS = 12.0
+"""A learner with a heartbeat as new as this is at work for another service, or died a moment ago; it is left alone."""
 _PR_SET_PDEATHSIG = 1
 _RAY_DEFAULTS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray makes an environment per `uv run`
@@ -106,9 +108,8 @@ async def run_learner_service(url: str) -> None:
             keepers.pop(run_id).result()
             ended.add(run_id)
         for run_id, silent_seconds in wanted.items():
-            if run_id not in keepers and (
-                run_id not in ended or silent_seconds is None or silent_seconds > _SILENT_SECONDS
-            ):
+            patience_seconds = _SILENT_SECONDS if run_id in ended else _FRESH_SECONDS
+            if run_id not in keepers and (silent_seconds is None or silent_seconds > patience_seconds):
                 keepers[run_id] = asyncio.create_task(_keep_driver(run_id, url))
         await _sleep_or_stop(stopping)
     for keeper in keepers.values():

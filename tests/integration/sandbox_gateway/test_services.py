@@ -40,6 +40,13 @@ async def test_a_terminal(gateway: GatewayProcess, shared_box: Sandbox) -> None:
     await says(b"50 120")
     await says(b"of-agent")
     await box.pty.send_stdin(terminal.pid, b"\x03")
+
+    async def shell_reads() -> bool:
+        # The first lines may still be read by the dying `cat`.
+        await box.pty.send_stdin(terminal.pid, b"echo back-$((1 + 1))\n")
+        return b"back-2" in shown
+
+    await eventually(shell_reads)
     await box.pty.send_stdin(terminal.pid, b"exit 4\n")
     try:
         await terminal.wait()

@@ -5,11 +5,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
+from ratchet.store.schema import BatchItemTable, EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK, Training, training
 
@@ -32,7 +32,14 @@ class Evaluating:
             "model": str(self.loop.model),
             "datasets": [{"path": path}, {"path": path, "use": "eval"}],
             "grading": {"admission": "ignored"},
-            "training": {"steps": 1, "groups_per_step": 1, "group_size": 2, "max_groups_seen": 1, "min_groups": 1},
+            "training": {
+                "steps": 1,
+                "groups_per_step": 1,
+                "group_size": 2,
+                "max_groups_seen": 1,
+                "min_groups": 1,
+                "max_replacements": 20,
+            },
             "limits": {"agent_seconds": 120, "eval_seconds": 20},
             "evaluation": {"at": ["start"], "temperatures": [0.0], "start_temperatures": []},
         }
@@ -62,6 +69,9 @@ class Evaluating:
             mine = statement.where(RolloutTable.run_id == self.run_id, RolloutTable.purpose == purpose)
             return list(await connection.execute(mine.order_by(RolloutTable.id)))
 
+    async def trains(self) -> bool:
+        return any(row.claimed_at is not None for row in await self.rollouts("train"))
+
     async def row(self) -> Any:
         async with self.loop.database.begin() as connection:
             return (await connection.execute(select(RunTable).where(RunTable.run_id == self.run_id))).one()
@@ -89,11 +99,12 @@ async def test_a_cancelled_evaluation_ends_and_the_run_goes_on(evaluating: Evalu
     handle = await evaluating.evaluation()
     await handle.cancel()
 
-    async def trains() -> bool:
-        return bool(await evaluating.rollouts("train"))
+    await loop.until(evaluating.trains, "the run starts its first group")
 
-    await loop.until(trains, "the run makes its first group")
-    assert [row.outcome for row in await evaluating.rollouts("eval")] == ["cancelled"]
+    async def is_cancelled() -> bool:
+        return [row.outcome for row in await evaluating.rollouts("eval")] == ["cancelled"]
+
+    await loop.until(is_cancelled, "the evaluation's rollout is cancelled")
     async with loop.database.begin() as connection:
         statement = select(EvaluationTable.ended_at).where(EvaluationTable.run_id == evaluating.run_id)
         assert (await connection.execute(statement)).scalar_one() is not None
@@ -112,7 +123,7 @@ async def test_an_evaluation_that_is_terminated_again_and_again_pauses_the_run(
 
     await loop.until(is_paused, "the run is paused")
     assert "has been terminated 5 times" in (await evaluating.row()).state_reason
-    assert not await evaluating.rollouts("train")
+    assert not await evaluating.trains(), "its first group waits for the evaluation"
 
 
 async def test_a_group_whose_workflow_has_ended_although_its_row_is_open(training: Training, loop: Loop) -> None:
@@ -128,7 +139,10 @@ async def test_a_group_whose_workflow_has_ended_although_its_row_is_open(trainin
     group = loop.client.get_workflow_handle(f"group/{training.run_id}/0")
     await loop.result(group)
     async with loop.database.begin() as connection:
-        mine = update(RolloutGroupTable).where(RolloutGroupTable.workflow_id == group.id)
-        await connection.execute(mine.values(state="open", ready_at=None, ready_seq=None))
+        mine = RolloutGroupTable.workflow_id == group.id
+        of_group = select(RolloutGroupTable.id).where(mine).scalar_subquery()
+        await connection.execute(delete(BatchItemTable).where(BatchItemTable.group_id == of_group))
+        reopen = update(RolloutGroupTable).where(mine)
+        await connection.execute(reopen.values(state="open", ready_at=None, ready_seq=None))
     await loop.until(is_settled, "the group is settled once more")
     assert [(row.id, row.outcome, row.num_turns) for row in (await training.rows())[:2]] == before

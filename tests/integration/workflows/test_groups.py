@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import select
 from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
 
 from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.workflows.conftest import Loop
@@ -82,8 +83,9 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     await found.let_go()
     handle = loop.client.get_workflow_handle(f"run/{found.run_id}")
     await handle.cancel()
-    with pytest.raises(WorkflowFailureError):
+    with pytest.raises(WorkflowFailureError) as ended:
         await loop.result(handle, 240)
+    assert isinstance(ended.value.cause, CancelledError), ended.value.cause
 
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())

@@ -1,0 +1,79 @@
+"""Values that are never stored: a config holds `${NAME}`, and the worker that needs the value looks it up.
+
+Configs are rows in Postgres and arguments in Temporal's histories, which many people can read. A name is looked up in
+`secrets.env` of the state directory (lines NAME=value), then in the worker's environment, then in the JSON object of
+VIME_AGENT_CC_EXTRA_ENVS.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+
+from ratchet import paths
+from ratchet.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+EXTRA_ENVS_VARIABLE = "VIME_AGENT_CC_EXTRA_ENVS"
+MIN_SECRET_CHARS = 6
+"""Shorter values are not replaced in messages: they would match by chance."""
+
+_used: set[str] = set()
+
+
+def require_references(key: str, values: Mapping[str, str]) -> None:
+    """Raise ConfigError for a value that is written out instead of a reference. The message does not repeat it."""
+    for name, value in values.items():
+        if not _REFERENCE.fullmatch(value):
+            raise ConfigError(
+                f"{key}.{name}: configs are stored in Postgres and in Temporal's histories, so write ${{{name}}} here, "
+                f"and the value as {name}=… into {paths.home() / 'secrets.env'} or the workers' environment"
+            )
+
+
+def look_up(key: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the mapping with every reference replaced by its value. Raises ConfigError for a name without one.
+
+    A value without a reference, in the config of a run that began before references were required, stays as it is.
+    """
+    return {name: _without_references(f"{key}.{name}", text) for name, text in values.items()}
+
+
+def _without_references(key: str, text: str) -> str:
+    return _REFERENCE.sub(lambda match: _value(key, match[1]), text)
+
+
+def _value(key: str, name: str) -> str:
+    for source in (_from_file(), os.environ, _from_extra_envs()):
+        if name in source:
+            if len(source[name]) >= MIN_SECRET_CHARS:
+                _used.add(source[name])
+            return source[name]
+    raise ConfigError(
+        f"{key}: ${{{name}}} has no value; write {name}=… into {paths.home() / 'secrets.env'}, "
+        "or set it in the workers' environment"
+    )
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with every value that this process has looked up replaced by `***`."""
+    for value in _used:
+        text = text.replace(value, "***")
+    return text
+
+
+def _from_file() -> dict[str, str]:
+    try:
+        lines = (paths.home() / "secrets.env").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _from_extra_envs() -> dict[str, str]:
+    try:
+        values = json.loads(os.environ.get(EXTRA_ENVS_VARIABLE) or "{}")
+    except ValueError:
+        return {}
+    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

@@ -1,0 +1,67 @@
+"""Values of secrets stay outside of configs, and are found where the worker runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ratchet import secrets
+from ratchet.config_sources import load_config, resolve_config
+from ratchet.errors import ConfigError
+
+PLANTED = "planted-5b1c"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+    monkeypatch.setattr(secrets, "_used", set())
+    for name in ("KEY", secrets.EXTRA_ENVS_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("value", [PLANTED, "", "$KEY", "${KEY}x", "${1KEY}", "${}"])
+def test_a_value_in_a_config_is_refused_and_not_repeated(value: str, home: Path) -> None:
+    (home / "tasks.jsonl").write_text("")
+    values = {"datasets": [{"path": str(home / "tasks.jsonl")}], "harness": {"extra_env": {"KEY": value}}}
+    with pytest.raises(ConfigError, match=r"run.yaml: harness.extra_env.KEY: .* write \$\{KEY\} here") as refused:
+        resolve_config(values, "run.yaml", home)
+    assert PLANTED not in str(refused.value)
+
+
+def test_the_file_comes_before_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = {"OTHER": "${KEY}"}
+    monkeypatch.setenv(secrets.EXTRA_ENVS_VARIABLE, json.dumps({"KEY": "third"}))
+    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "third"}
+    monkeypatch.setenv("KEY", "second")
+    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "second"}
+    (home / "secrets.env").write_text("# a comment with KEY=no\n\nKEY = first=1 \n")
+    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "first=1"}
+
+
+def test_a_name_without_a_value_is_named_with_the_remedy() -> None:
+    with pytest.raises(
+        ConfigError, match=r"harness.extra_env.A: \$\{KEY\} has no value; write KEY=… into .*secrets.env"
+    ):
+        secrets.look_up("harness.extra_env", {"A": "${KEY}"})
+
+
+def test_the_config_of_an_older_run_keeps_its_value() -> None:
+    assert secrets.look_up("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
+
+
+def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
+    (home / "tasks.jsonl").write_text("")
+    path = home / "run.yaml"
+    path.write_text(f"datasets: [{{path: {home}/tasks.jsonl}}]\nharness: {{name: claude_code}}\n")
+    environment = {secrets.EXTRA_ENVS_VARIABLE: json.dumps({"KEY": PLANTED, "N": 1})}
+    config = load_config(path, environment=environment)
+    assert config.harness.extra_env == {"KEY": "${KEY}", "N": "${N}"}
+    assert PLANTED not in config.model_dump_json()
+
+
+def test_messages_lose_what_was_looked_up(home: Path) -> None:
+    (home / "secrets.env").write_text(f"KEY={PLANTED}\nN=1\n")
+    secrets.look_up("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
+    assert secrets.without_secrets(f"1: curl -H {PLANTED} failed") == "1: curl -H *** failed"
