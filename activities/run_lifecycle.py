@@ -11,9 +11,10 @@ from activities.evaluations import planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.stage import activity_stage, heartbeating
-from ratchet import temporal_client
+from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
+from ratchet.disk_space import free_space
 from ratchet.errors import ConfigError, LearnerLostError
 from ratchet.grading_payloads import LabelledTask
 from ratchet.payloads import (
@@ -95,7 +96,7 @@ class RunActivities:
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
-                await _make_groups(connection, input.run_id, config)
+                await self._make_groups(connection, input.run_id, config)
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
             plannable = await group_selection.plannable(connection, input.run_id, config.training)
@@ -121,6 +122,35 @@ class RunActivities:
             state=RunState(row.state),
             reason=row.state_reason,
         )
+
+    async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
+        """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.
+
+        The run's row then says why groups are held back. If the disk is almost full, or every task is in quarantine, the
+        run is paused.
+        """
+        space = free_space(paths.home())
+        if space.share < self.settings.train_run.pause_below_free:
+            await run_pause.pause_run(connection, run_id, f"{space} is free; make room, then resume the run")
+            return
+        training = config.training
+        counts = await runs.count_groups(connection, run_id)
+        planned = await plans.newest_planned_step(connection, run_id)
+        published = await runs.published_step(connection, run_id)
+        seen = await training_groups.count_consumed_groups(connection, run_id, planned + 1)
+        wanted = group_selection.groups_to_start(
+            training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
+        )
+        reason = ""
+        if wanted and space.share < self.settings.train_run.hold_back_below_free:
+            reason, wanted = f"only {space} is free", 0
+        elif wanted:
+            reason = circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection))
+        await runs.set_waiting_reason(connection, run_id, f"new groups are held back: {reason}" if reason else "")
+        newest_seconds = await training_groups.seconds_since_newest_group(connection, run_id)
+        count = circuit_breaker.groups_allowed(wanted, reason, newest_seconds)
+        if count:
+            await _create_groups(connection, run_id, config, published, count)
 
     @activity_stage("find_running_groups")
     async def find_running_groups(self, input: RunInput) -> RunningGroups:
@@ -169,27 +199,12 @@ class RunActivities:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _make_groups(connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
-    """Make as many groups as `group_selection.groups_to_start` and the circuit breaker allow.
-
-    The run's row then says why groups are held back. If every task is in quarantine, the run is paused.
-    """
+async def _create_groups(
+    connection: AsyncConnection, run_id: str, config: RunConfig, published: int, count: int
+) -> None:
     training = config.training
-    counts = await runs.count_groups(connection, run_id)
-    planned = await plans.newest_planned_step(connection, run_id)
-    published = await runs.published_step(connection, run_id)
-    seen = await training_groups.count_consumed_groups(connection, run_id, planned + 1)
-    wanted = group_selection.groups_to_start(
-        training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
-    )
-    reason = circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection)) if wanted else ""
-    await runs.set_waiting_reason(connection, run_id, f"new groups are held back: {reason}" if reason else "")
-    newest_seconds = await training_groups.seconds_since_newest_group(connection, run_id)
-    missing = circuit_breaker.groups_allowed(wanted, reason, newest_seconds)
-    if missing == 0:
-        return
-    first = await runs.take_group_numbers(connection, run_id, missing)
-    chosen = await next_tasks(connection, run_id, config, published, first, missing)
+    first = await runs.take_group_numbers(connection, run_id, count)
+    chosen = await next_tasks(connection, run_id, config, published, first, count)
     if not chosen:
         await run_pause.pause_run(connection, run_id, f"every task is in quarantine; see `ratchet why {run_id}`")
     new = [

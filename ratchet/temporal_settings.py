@@ -90,6 +90,10 @@ class TrainRunNumbers(_Section):
     """Seconds after which TrainRun reads Postgres although no signal has come."""
     steps_per_execution: int
     """Number of steps after which TrainRun continues as new, which bounds its history."""
+    hold_back_below_free: float = 0.05
+    """Share of free space on the state directory's disk below which no new groups are started."""
+    pause_below_free: float = 0.02
+    """Share of free space on the state directory's disk below which runs are paused."""
 
 
 class SweepNumbers(_Section):

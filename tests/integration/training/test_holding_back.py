@@ -1,5 +1,6 @@
 """New groups are held back while boots or grades fail, and tasks that always fail are left out."""
 
+import shutil
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -161,3 +162,21 @@ async def test_agents_and_graders_share_the_limit_of_boots(database: Database) -
     async with database.begin() as connection:
         await sandboxes.set_sandbox_live(connection, grade, "box")
     assert await reserve(SandboxRole.AGENT) is not None
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "num_groups", "words"),
+    [
+        (0.06, "running", 2, ""),
+        (0.04, "running", 0, "new groups are held back: only 4.0% (4.0 GB) of the disk of "),
+        (0.01, "paused", 0, "1.0% (1.0 GB) of the disk of "),
+    ],
+)
+async def test_a_disk_that_fills_up_holds_groups_back_and_then_pauses_the_run(
+    view: View, monkeypatch: pytest.MonkeyPatch, free: float, state: str, num_groups: int, words: str
+) -> None:
+    usage = shutil.disk_usage("/")._replace(total=10**11, free=int(free * 10**11))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    seen = await view.look()
+    assert (seen.state, len(seen.open_groups), seen.reason[: len(words)]) == (state, num_groups, words)
+    assert bool(seen.reason) is bool(words)

@@ -10,6 +10,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable
+from ratchet.temporal_client import root_cause
 from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -85,7 +86,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     await handle.cancel()
     with pytest.raises(WorkflowFailureError) as ended:
         await loop.result(handle, 240)
-    assert isinstance(ended.value.cause, CancelledError), ended.value.cause
+    assert isinstance(ended.value.cause, CancelledError), root_cause(ended.value)
 
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())
