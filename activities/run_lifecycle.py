@@ -126,8 +126,8 @@ class RunActivities:
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.
 
-        The run's row then says why groups are held back. If the disk is almost full, or every task is in quarantine, the
-        run is paused.
+        The run's row then says why groups are held back. If the disk is almost full, or every task is in quarantine,
+        the run is paused.
         """
         space = free_space(paths.home())
         if space.share < self.settings.train_run.pause_below_free:

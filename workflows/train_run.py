@@ -11,7 +11,7 @@ resume` lets it go on. `ratchet.types.RunState` lists the states and who changes
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -143,7 +143,7 @@ class TrainRun:
         await self._sync(plan, view.step)
         while True:
             if view.wish is Wish.STOP:
-                await self._cancel_groups(view)
+                await self._cancel_groups(group.workflow_id for group in view.open_groups)
                 return RunState.CANCELLED
             if view.state is RunState.PAUSED:
                 view = await self._wait_until_resumed(plan)
@@ -318,23 +318,32 @@ class TrainRun:
             await run_activity(EvaluationActivities.end_evaluation, input, plan.stages["record"])
         return True
 
-    async def _cancel_groups(self, view: RunView) -> None:
-        for group in view.open_groups:
+    async def _cancel_groups(self, workflow_ids: Iterable[str]) -> None:
+        for workflow_id in workflow_ids:
             try:
-                await workflow.get_external_workflow_handle(group.workflow_id).cancel()
+                await workflow.get_external_workflow_handle(workflow_id).cancel()
             except Exception:
                 workflow.logger.info("group has no workflow to cancel")
 
     async def _stop(self, plan: RunPlan, state: RunState, reason: str) -> None:
-        """Cancel the open groups and end the run before its last step, even if the workflow is cancelled."""
+        """Cancel the open groups and end the run before its last step, even if the workflow is cancelled.
+
+        If the book-keeping itself fails, which may be why a person cancels the run, the groups that this execution
+        knows are cancelled.
+        """
 
         async def stop() -> None:
             self.woken = False
             input = ViewRunInput(run_id=plan.run_id, make_groups=False)
             record = plan.stages["record"]
-            view = await run_activity_even_if_cancelled(RunActivities.advance_run, input, record)
-            self._display(plan, view)
-            await self._cancel_groups(view)
+            try:
+                view = await run_activity_even_if_cancelled(RunActivities.advance_run, input, record)
+            except ActivityError as error:
+                workflow.logger.warning(f"cancelled without book-keeping: {failure_cause(error).message}")
+                await self._cancel_groups(self.started)
+            else:
+                self._display(plan, view)
+                await self._cancel_groups(group.workflow_id for group in view.open_groups)
             await self._end(plan, state, reason)
 
         await shielded(stop())

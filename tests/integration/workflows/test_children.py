@@ -141,6 +141,7 @@ async def test_a_group_whose_workflow_has_ended_although_its_row_is_open(trainin
     async with loop.database.begin() as connection:
         mine = RolloutGroupTable.workflow_id == group.id
         of_group = select(RolloutGroupTable.id).where(mine).scalar_subquery()
+        await connection.execute(select(RolloutGroupTable.id).where(mine).with_for_update())
         await connection.execute(delete(BatchItemTable).where(BatchItemTable.group_id == of_group))
         reopen = update(RolloutGroupTable).where(mine)
         await connection.execute(reopen.values(state="open", ready_at=None, ready_seq=None))

@@ -161,6 +161,25 @@ async def test_a_cancelled_run_comes_back(operator: Operator, training: Training
     assert (await operator.row()).ended_at is None
 
 
+async def test_a_run_whose_book_keeping_fails_can_be_cancelled(
+    operator: Operator, training: Training, loop: Loop
+) -> None:
+    await operator.change(RunTable, wish="nonsense")
+    await operator.state_is("paused")
+    await operator.handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await loop.result(operator.handle, 240)
+    assert (await operator.row()).state == "cancelled"
+
+    async def nothing_works() -> bool:
+        return all(row.outcome is not None for row in (await training.rows())[:2])
+
+    await loop.until(nothing_works, "its rollouts are cancelled, too")
+    await operator.change(RunTable, wish="none")
+    await operator.resume()
+    await operator.begins()
+
+
 async def test_a_workflow_that_fails_at_once_is_started_again_until_the_bound(operator: Operator, loop: Loop) -> None:
     """Without a row of its config the workflow cannot even begin."""
     kept = (await operator.row()).config
