@@ -76,14 +76,13 @@ class Bare:
         command = task.spec["swe_bench"]["test_cmd"] if task.grader == "swe_bench" else task.spec["eval_cmd"]
         self.command = self._here(command, task)
         directory.mkdir(parents=True)
-        for name in ("repository_archive", "tests_archive"):
-            self._unpack(task.spec.get(name) or "")
-            if name == "repository_archive" and gold_of(task):
-                subprocess.run(["git", "apply", "-"], input=gold_of(task), cwd=directory, check=True)
+        self._unpack(task.spec.get("repository_archive") or "")
         for command in task.spec["pre_commands"]:
             subprocess.run(
                 ["bash", "-c", self._here(command, task)], cwd=directory, check=True, stdout=subprocess.DEVNULL
             )
+        subprocess.run(["git", "apply", "-"], input=gold_of(task), cwd=directory, check=True)
+        self._unpack(task.spec.get("tests_archive") or "")
 
     def _here(self, command: str, task: TaskRow) -> str:
         layer = ensure_python_layer(paths.cache()) / "bin" / "python3"
