@@ -15,6 +15,10 @@ from importlib.resources import files
 GIT_STATE = "/run/ratchet"
 BASE_GIT = f"{GIT_STATE}/base.git"
 ORIGINAL_GIT = f"{GIT_STATE}/original.git"
+ORIGINAL_WORK_TREE = f"{GIT_STATE}/original_work_tree"
+"""File with the root of the original repository's working tree, which in a monorepo is above the workdir."""
+REAL_WORKDIR = f"{GIT_STATE}/workdir"
+"""File with the workdir's path without links, so that an image may name it by a link and an agent not replace it."""
 ARCHIVE = f"{GIT_STATE}/repository.tar.gz"
 PATCH = f"{GIT_STATE}/patch"
 TEST_PATCH = f"{GIT_STATE}/test_patch"
@@ -90,6 +94,9 @@ def prepare_script(
         )
     lines += [
         f"cd {directory}",
+        f"pwd -P > {REAL_WORKDIR}",
+        f"git -c safe.directory='*' rev-parse --show-toplevel > {ORIGINAL_WORK_TREE} 2>/dev/null"
+        f" || pwd -P > {ORIGINAL_WORK_TREE}",
         # Files that the repository tracks although it ignores them stay tracked; other ignored files are left out.
         "tracked=$(mktemp)",
         f"git {_SETTINGS} ls-files -z > $tracked 2>/dev/null || : > $tracked",
@@ -97,7 +104,7 @@ def prepare_script(
         # Submodules are repositories of their own: keep their files, drop their history.
         "find . -mindepth 2 -name .git -prune -exec rm -rf {} +",
         # Before the commit, so that the index records the final owner.
-        f"chown -R -h agent: {directory}",
+        "chown -R -h agent: .",
         f"git {_SETTINGS} init -q --template= -b main",
         "mkdir -p .git/info",
         f"echo /{STATEMENT} > .git/info/exclude",
@@ -142,7 +149,8 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             "set -e",
             _ENVIRONMENT,
             # If the agent removed the working tree or replaced it by a link, the diff deletes every file.
-            f"if [ -L {directory} ] || [ ! -d {directory} ]; then rm -rf {directory}; mkdir -p {directory}; fi",
+            f'if [ "$(realpath -eq {directory})" != "$(cat {REAL_WORKDIR})" ] || [ ! -d {directory} ]; then'
+            f" rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
             # With its time, by which git decides which entries it has to compare by content.
@@ -186,7 +194,7 @@ def apply_script(
         )
     for command in test_commands:
         lines.append(
-            f"GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE={directory}"
+            f'GIT_DIR={ORIGINAL_GIT} GIT_WORK_TREE="$(cat {ORIGINAL_WORK_TREE})"'
             f" GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
             f" bash -c {_word(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
         )
@@ -287,6 +295,6 @@ def reset_script(workdir: str) -> str:
             f"{git} read-tree --reset -u HEAD",
             f"{git} checkout-index -f -a",
             f"{git} clean -fdq -e /.git",
-            f"chown -R -h agent: {shlex.quote(workdir)}",
+            "chown -R -h agent: .",
         ]
     )

@@ -15,7 +15,17 @@ from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
-from ratchet.store import engines, fork_report, learners, metrics, plans, run_pause, runs, verdict_report
+from ratchet.store import (
+    engines,
+    fork_report,
+    learners,
+    metrics,
+    missing_verdicts,
+    plans,
+    run_pause,
+    runs,
+    verdict_report,
+)
 from ratchet.store.database import Database
 from ratchet.types import BatchState, EngineState
 from training import planner
@@ -41,7 +51,7 @@ class LearnActivities:
         config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
             step = await planner.plan_step(connection, input.run_id, config)
-            reason = await verdict_report.reason_to_pause(connection, input.run_id)
+            reason = await missing_verdicts.reason_to_pause(connection, input.run_id)
             if reason:
                 await run_pause.pause_run(connection, input.run_id, reason)
         if step is not None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
     from ratchet.grading_payloads import AdmitInput, AdmitResult
     from ratchet.store.tasks import TaskFields
+    from ratchet.types import JsonObject
 
 tasks_app = typer.Typer(
     name="tasks",
@@ -283,7 +284,9 @@ def build(
 
 @tasks_app.command()
 def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dataset.")]) -> None:
-    """Print a dataset's admissions as markdown: per task the result of each patch and the duration of the gold one."""
+    """Print a dataset's admissions as markdown: per task the result of each patch, the duration of the gold one, and
+    how many of the broken oracles that were tried are valid.
+    """
     from cli.store_access import query
     from ratchet.errors import ConfigError
     from ratchet.store import tasks
@@ -295,19 +298,28 @@ def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dat
     admitted = sum(row["admitted"] for row in found)
     print(f"{len(found)} tasks examined: {admitted} admitted, {len(found) - admitted} quarantined.\n")
     print(
-        "| task | grader | gold solved | empty not solved | gold seconds | result |\n"
-        "| --- | --- | --- | --- | --- | --- |"
+        "| task | grader | gold solved | empty not solved | gold seconds | broken oracles | result |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |"
     )
     for row in found:
-        gold, empty = ([trial for trial in row["evidence"] if trial["patch"] == kind] for kind in ("gold", "empty"))
+        gold, empty, broken = (
+            [trial for trial in row["evidence"] if trial["patch"] == kind] for kind in ("gold", "empty", "broken")
+        )
         num_solved = sum(trial["solved"] for trial in gold)
         num_unsolved = sum(not trial["solved"] and not trial["error"] for trial in empty)
         counts = f"{num_solved}/{len(gold)} | {num_unsolved}/{len(empty)}"
         seconds = f"{row['gold_seconds']:.1f}" if row["gold_seconds"] is not None else ""
         print(
             f"| {row['label']} | {row['grader']} {row['grader_version']} | {counts} | {seconds} "
-            f"| {row['reason'] or 'admitted'} |"
+            f"| {_pool_in_words(broken)} | {row['reason'] or 'admitted'} |"
         )
+
+
+def _pool_in_words(trials: "list[JsonObject]") -> str:
+    """Return the size of a pool, with the newest reason why a try was not valid."""
+    valid = sum(trial["solved"] for trial in trials)
+    reasons = [trial["error"] or trial["reason"] for trial in trials if not trial["solved"]]
+    return f"{valid}/{len(trials)}" + (f": {reasons[-1]}" if reasons else "")
 
 
 @tasks_app.command()

@@ -4,7 +4,6 @@ A policy can learn to take over tests, or to fail in a way that gives no verdict
 Both show here first. The report is computed for every planned step.
 """
 
-import math
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -15,12 +14,7 @@ from ratchet.types import Outcome
 
 FLAGGED_SHARE = 0.2
 """Share of flagged verdicts among the solved ones of a step above which an alarm is raised, if there are at least 3."""
-NO_VERDICT_SHARE = 0.02
-"""Share of ended rollouts without a verdict above which a run pauses."""
 _MIN_FLAGGED = 3
-_RECENT_ROLLOUTS = 500
-_Z = 1.96
-"""Number of standard deviations of a 95% confidence interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +66,3 @@ async def verdict_report(connection: AsyncConnection, run_id: str, step: int) ->
         .where(RolloutTable.run_id == run_id, RolloutTable.group_id.in_(consumed))
     )
     return VerdictReport(*(await connection.execute(statement)).one())
-
-
-async def reason_to_pause(connection: AsyncConnection, run_id: str) -> str:
-    """Return why the run must pause for missing verdicts, empty if it need not.
-
-    Counts the newest 500 ended rollouts. The share must be above the limit with 95% confidence, so that a single
-    failure early in a run does not pause it.
-    """
-    newest = (
-        select(RolloutTable.outcome)
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_not(None))
-        .order_by(RolloutTable.id.desc())
-        .limit(_RECENT_ROLLOUTS)
-        .subquery()
-    )
-    failed = func.count().filter(newest.c.outcome == Outcome.GRADER_FAILED)
-    num_ended, num_failed = (await connection.execute(select(func.count(), failed).select_from(newest))).one()
-    if _lower_bound(num_failed, num_ended) <= NO_VERDICT_SHARE:
-        return ""
-    return (
-        f"{num_failed} of the newest {num_ended} rollouts got no verdict (grader_failed), over {NO_VERDICT_SHARE:.0%}: "
-        "their failures would be missing from their groups; `ratchet rollouts` shows the reasons"
-    )
-
-
-def _lower_bound(count: int, total: int) -> float:
-    """Return the lower end of Wilson's 95% interval of a share."""
-    if total == 0:
-        return 0.0
-    share = count / total
-    centre = share + _Z**2 / (2 * total)
-    width = _Z * math.sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
-    return (centre - width) / (1 + _Z**2 / total)

@@ -3,8 +3,9 @@
 `--full` takes more tasks and repeats. Both sides run the same commands on the same files with the same interpreter, in
 turns. `bare`: in a directory of this machine, as the user of the benchmark, output to a pipe. `grade`: boot a box,
 prepare the repository, screen and apply the patch, put the tests in, run them unprivileged under the witness, make the
-verdict, end the box. `control`: the same with broken tests, as a control run. `pool`: the gold run and the tries that
-admission adds to make four broken oracles. Times are wall clock and vary with the machine's load; the ratio varies
+verdict, end the box. `control`: the same with broken tests, as a control run. `trials`: three gold and three empty
+grades, which admission needs without a pool. `pool`: the gold run and the tries that make four broken oracles (the
+quickstart's rows bring theirs). Times are wall clock and vary with the machine's load; the ratio varies
 less.
 """
 
@@ -13,6 +14,7 @@ import base64
 import contextlib
 import io
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -46,6 +48,7 @@ from tests.benchmarks._commit import commit
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2
 POOL_SIZE = 4
+TRIALS = 3
 CONFIG = RunConfig.model_validate({"datasets": [{"path": "unused"}]})
 
 
@@ -73,14 +76,13 @@ class Bare:
         command = task.spec["swe_bench"]["test_cmd"] if task.grader == "swe_bench" else task.spec["eval_cmd"]
         self.command = self._here(command, task)
         directory.mkdir(parents=True)
-        for name in ("repository_archive", "tests_archive"):
-            self._unpack(task.spec.get(name) or "")
-            if name == "repository_archive" and gold_of(task):
-                subprocess.run(["git", "apply", "-"], input=gold_of(task), cwd=directory, check=True)
+        self._unpack(task.spec.get("repository_archive") or "")
         for command in task.spec["pre_commands"]:
             subprocess.run(
                 ["bash", "-c", self._here(command, task)], cwd=directory, check=True, stdout=subprocess.DEVNULL
             )
+        subprocess.run(["git", "apply", "-"], input=gold_of(task), cwd=directory, check=True)
+        self._unpack(task.spec.get("tests_archive") or "")
 
     def _here(self, command: str, task: TaskRow) -> str:
         layer = ensure_python_layer(paths.cache()) / "bin" / "python3"
@@ -115,11 +117,13 @@ async def fresh_box(provider: SandboxProvider, task: TaskRow) -> AsyncIterator[S
         await box.close()
 
 
-async def graded(provider: SandboxProvider, task: TaskRow) -> float:
+async def graded(provider: SandboxProvider, task: TaskRow, patch: bytes | None = None) -> float:
+    """Return the seconds of a grade of the gold patch, or of `patch`, which must not solve the task."""
     started = time.monotonic()
+    diff = gold_of(task) if patch is None else patch
     async with fresh_box(provider, task) as box:
-        verdict = (await judge_of(task).judge(box, gold_of(task))).verdict
-    assert verdict.solved == bool(gold_of(task)), (task.label, verdict.reason)
+        verdict = (await judge_of(task).judge(box, diff)).verdict
+    assert verdict.solved == bool(diff), (task.label, verdict.reason)
     return time.monotonic() - started
 
 
@@ -133,7 +137,9 @@ class Pool:
 
 
 async def make_pool(provider: SandboxProvider, task: TaskRow) -> Pool:
-    """Make four broken oracles, as admission does."""
+    """Make four broken oracles, as admission does, or return those of the row."""
+    if task.spec.get("broken_oracles"):
+        return Pool([BrokenOracle.of_json(one) for one in task.spec["broken_oracles"]], 0, 0.0)
     started = time.monotonic()
     judge = judge_of(task)
     async with fresh_box(provider, task) as box:
@@ -163,32 +169,36 @@ async def controlled(provider: SandboxProvider, task: TaskRow, pool: Pool, numbe
 
 
 async def control_costs(provider: SandboxProvider, tasks: list[TaskRow], size: Size) -> dict[str, Any]:
-    """Compare control runs with grades, in turns."""
+    """Compare control runs with grades, in turns, and the pool with the trials of admission."""
     found = []
     for task in tasks:
         pool = await make_pool(provider, task)
-        if not pool.broken:
-            found.append({"task": task.label, "valid": 0, "tries": pool.tries, "pool_seconds": round(pool.seconds, 3)})
-            continue
+        assert pool.broken, f"{task.label} has no broken oracle"
+        empty = [await graded(provider, task, b"") for _ in range(TRIALS)]
         pairs = [
             (await graded(provider, task), await controlled(provider, task, pool, number))
             for number in range(size.repeats)
         ]
         seconds = [median(side) for side in zip(*pairs, strict=True)]
-        found.append(
-            {
-                "task": task.label,
-                "valid": len(pool.broken),
-                "tries": pool.tries,
-                "pool_seconds": round(pool.seconds, 3),
-                "grade_seconds": round(seconds[0], 3),
-                "control_seconds": round(seconds[1], 3),
-            }
-        )
+        figures = {
+            "grade_seconds": seconds[0],
+            "control_seconds": seconds[1],
+            "trials_seconds": TRIALS * seconds[0] + sum(empty),
+            "pool_seconds": pool.seconds,
+        }
+        rounded = {name: round(value, 3) for name, value in figures.items()}
+        found.append({"task": task.label, "valid": len(pool.broken), "tries": pool.tries, **rounded})
         say(f"{task.label}: {seconds[0]:.2f} s graded, {seconds[1]:.2f} s control run; {pool.tries} tries")
-    timed = [one for one in found if "grade_seconds" in one]
-    grade, control = (sum(float(str(one[name])) for one in timed) for name in ("grade_seconds", "control_seconds"))
-    return {"tasks": found, "control_to_grade": round(control / grade, 3)}
+    grade, control, trials, made = (
+        sum(float(one[name]) for one in found)
+        for name in ("grade_seconds", "control_seconds", "trials_seconds", "pool_seconds")
+    )
+    return {
+        "tasks": found,
+        "control_to_grade": round(control / grade, 3),
+        "mean_control_seconds": round(control / len(found), 3),
+        "pool_to_trials": round(made / trials, 3),
+    }
 
 
 async def compared(provider: SandboxProvider, tasks: list[TaskRow], size: Size, directory: Path) -> dict[str, Any]:
@@ -232,9 +242,16 @@ async def measure(size: Size) -> dict[str, Any]:
             "packages": tasks_of(Path(name) / "packages.jsonl", size.tasks),
             "quickstart": tasks_of(QUICKSTART, size.tasks),
         }
-        results = {kind: await compared(provider, tasks, size, Path(name) / kind) for kind, tasks in sets.items()}
-        results["control_runs"] = await control_costs(provider, sets["packages"], size)
-    facts = {"cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2), "side_by_side": SIDE_BY_SIDE}
+        results: dict[str, Any] = {
+            kind: await compared(provider, tasks, size, Path(name) / kind) for kind, tasks in sets.items()
+        }
+        results["control_runs"] = {kind: await control_costs(provider, tasks, size) for kind, tasks in sets.items()}
+    facts = {
+        "machine": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load, 2),
+        "side_by_side": SIDE_BY_SIDE,
+    }
     return {**facts, "repeats": size.repeats, "grades_for_throughput": size.throughput, **results}
 
 

@@ -1,4 +1,4 @@
-"""Verdicts in the store: control runs, flags, the report of a step, and the pause for missing verdicts."""
+"""Verdicts in the store: control runs, flags, and the report of a step."""
 
 from sqlalchemy import select, update
 
@@ -12,7 +12,7 @@ from ratchet.store.admissions import GraderVersion, NewAdmission
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict
 from ratchet.store.schema import RolloutTable
-from ratchet.store.verdict_report import NO_VERDICT_SHARE, VerdictReport, reason_to_pause, verdict_report
+from ratchet.store.verdict_report import VerdictReport, verdict_report
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step
@@ -69,18 +69,6 @@ async def test_the_report_of_a_step(database: Database, run_id: str) -> None:
     assert found == VerdictReport(3, 3, 3, 0, 4, 0)
     assert found.numbers()["verdict_flagged_share"] == 1.0 and "3 of 3 solved rollouts are flagged" in found.alarms[0]
     assert {row["id"] for row in listed} == set(members[:3]) and len(everything) == 4
-
-
-async def test_missing_verdicts_pause_a_run(database: Database, run_id: str) -> None:
-    await make_run(database, run_id, make_config())
-    failed = {"outcome": "grader_failed", "reward": None}
-    async with database.begin() as connection:
-        assert await reason_to_pause(connection, run_id) == ""
-        await make_group(connection, run_id, 0, [0.0] * 40, members=[failed] * 2)
-        assert await reason_to_pause(connection, run_id) == "", "two of forty may be chance"
-        await make_group(connection, run_id, 1, [0.0] * 40, members=[failed] * 4)
-        reason = await reason_to_pause(connection, run_id)
-    assert "6 of the newest 80 rollouts got no verdict" in reason and NO_VERDICT_SHARE == 0.02
 
 
 async def test_what_admission_knows(database: Database, run_id: str) -> None:

@@ -82,6 +82,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
     command = [sys.executable, "-m", "cli.main", "tasks", "report", path]
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "7 tasks examined: 1 admitted, 6 quarantined." in report
+    assert "| broken oracles | result |" in report
     assert "| good | eval_cmd 3 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 3 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"

@@ -19,6 +19,7 @@ from activities.datasets.formats import check_rows
 from activities.datasets.package_recipes import read_recipes, write_rows
 from activities.datasets.package_sources import source_archive
 from activities.graders.evidence import look_up
+from activities.graders.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError, MachineError
 
@@ -183,3 +184,20 @@ def test_a_name_without_parameters_stands_for_all_of_them() -> None:
         "failed",
         "passed",
     ]
+
+
+def test_every_task_was_admitted_with_broken_oracles() -> None:
+    """By the present grader, as `ratchet tasks report` printed it. A label has the digest of the file with the bug.
+
+    Two tasks are admitted anew in tests/integration/workflows/test_admission.py.
+    """
+    lines = (RECIPES / "ADMISSION.md").read_text().splitlines()
+    rows = {
+        cells[1]: cells[2:] for cells in ([cell.strip() for cell in line.split("|")] for line in lines) if cells[2:]
+    }
+    labels = [bug.label for recipe in read_recipes(RECIPES) for bug in recipe.bugs]
+    assert list(rows)[2:] == labels
+    for label in labels:
+        grader, gold, empty, _, broken, result, _ = rows[label]
+        assert (grader, gold, empty, result) == (f"swe_bench {GRADERS['swe_bench'].version}", "3/3", "3/3", "admitted")
+        assert int(broken.partition("/")[0]) >= 3 or ": " in broken, f"{label} has no pool and gives no reason"

@@ -1,0 +1,96 @@
+"""The test for missing verdicts that depend on rewards, on simulated runs: rarely wrong, and it finds biased ones."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratchet.store.missing_verdicts import FALSE_PAUSE, GroupVerdicts, reward_evidence
+
+LIMIT = -math.log(FALSE_PAUSE)
+SIZE, COMPARED = 8, 6
+Missing = Callable[[random.Random, bool, int], bool]
+
+
+def by_chance(share: float) -> Missing:
+    return lambda rng, solved, group: rng.random() < share
+
+
+def of_failures(share: float) -> Missing:
+    return lambda rng, solved, group: not solved and rng.random() < share
+
+
+def of_successes(share: float) -> Missing:
+    return lambda rng, solved, group: solved and rng.random() < share
+
+
+def in_outages(rng: random.Random, solved: bool, group: int) -> bool:
+    return group % 20 < 2 and rng.random() < 0.15
+
+
+def simulate(seed: int, num_groups: int, missing: Missing, shape: tuple[float, float] = (1, 1)) -> list[GroupVerdicts]:
+    """Simulate groups of 8 whose tasks have solve rates of a beta distribution that rises over the run."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(num_groups):
+        rate = min(1.0, rng.betavariate(*shape) * (0.5 + number / num_groups))
+        rewards, num_missing = [], 0
+        for _ in range(SIZE):
+            solved = rng.random() < rate
+            if missing(rng, solved, number):
+                num_missing += 1
+            else:
+                rewards.append(float(solved))
+        if len(rewards) >= COMPARED:
+            found.append(GroupVerdicts(number // 25, num_missing, sum(rewards[:COMPARED]) / COMPARED))
+    return found
+
+
+SHAPES = [(1.0, 1.0), (0.5, 0.5), (0.3, 3.0), (3.0, 0.3)]
+
+
+@pytest.mark.parametrize("missing", [by_chance(0.02), by_chance(0.1), in_outages], ids=["few", "many", "outages"])
+def test_a_thousand_unbiased_runs_are_not_paused(missing: Missing) -> None:
+    """The level of one test is 1e-5, so not one in a thousand is expected; e-values also have a mean of at most 1."""
+    found = [reward_evidence(simulate(seed, 100, missing, SHAPES[seed % 4])) for seed in range(1000)]
+    assert max(found) < LIMIT
+    assert sum(math.exp(one) > 100 for one in found) <= 10, "an e-value over 100 has a probability of at most 1%"
+
+
+@pytest.mark.parametrize("missing", [of_failures(0.04), of_successes(0.04)], ids=["failures", "successes"])
+@pytest.mark.parametrize("shape", [(1.0, 1.0), (0.5, 0.5)])
+def test_biased_runs_are_found(missing: Missing, shape: tuple[float, float]) -> None:
+    """A share of about 2% of all verdicts, which the other rule lets pass."""
+    found = [reward_evidence(simulate(seed, 1000, missing, shape)) for seed in range(10)]
+    assert sum(one > LIMIT for one in found) >= 6, [round(one, 1) for one in found]
+
+
+GROUPS = st.lists(
+    st.builds(GroupVerdicts, st.just(0), st.integers(0, 100), st.floats(-1e6, 1e6, allow_nan=False)), max_size=40
+)
+
+
+@given(GROUPS, st.floats(0.01, 100), st.floats(-100, 100))
+@settings(max_examples=200, deadline=None)
+def test_the_scale_of_rewards_does_not_matter(groups: list[GroupVerdicts], scale: float, shift: float) -> None:
+    grid = [group._replace(mean_reward=round(group.mean_reward) % 7) for group in groups]
+    moved = [group._replace(mean_reward=group.mean_reward * scale + shift) for group in grid]
+    assert reward_evidence(moved) == pytest.approx(reward_evidence(grid), abs=1e-6)
+    assert math.isfinite(reward_evidence(groups))
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=6), st.lists(st.integers(0, 5), min_size=2, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_the_mean_over_all_assignments_is_at_most_one(rewards: list[int], missing: list[int]) -> None:
+    """The property on which the level rests, computed exactly: over all orders of the missing verdicts."""
+    from itertools import permutations
+
+    size = min(len(rewards), len(missing))
+    values = [
+        math.exp(reward_evidence([GroupVerdicts(0, one, r) for one, r in zip(order, rewards[:size], strict=True)]))
+        for order in permutations(missing[:size])
+    ]
+    assert math.fsum(values) / len(values) <= 1 + 1e-9
