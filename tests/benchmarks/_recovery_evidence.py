@@ -48,7 +48,7 @@ class Store:
 
 @dataclass(slots=True)
 class Call:
-    """One call as the engine saw it. `ended_at` None: it is in flight, or the engine died."""
+    """One call as the engine saw it. `ended_at` None: it is in flight."""
 
     turn: str
     rollout: int
@@ -68,6 +68,11 @@ def read_calls(log: Path) -> list[Call]:
         try:
             event = json.loads(line)
         except ValueError:  # cut by a kill or a full disk
+            continue
+        if event["event"] == "started":  # the calls of the process before died with it
+            for call in (call for waiting in open_calls.values() for call in waiting):
+                call.ended_at = event["at"]
+            open_calls.clear()
             continue
         key = (event["turn"], event["number"])
         if event["event"] == "asked":

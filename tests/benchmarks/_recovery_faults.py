@@ -183,7 +183,7 @@ def single_faults() -> dict[str, Fault]:
         Fault("gateway refuses for 75 s", _refuse_gateway, "boot"),
         Fault("15% of the boxes lost", _lose_boxes),
         Fault("state directory full for 20 s", _fill_disk),
-        Fault("everything killed, boxes live", _kill_all),
+        Fault("everything killed but the boxes", _kill_all),
         Fault("batch job ended and started again", _end_job),
         Fault("postgres away for 5 minutes", _hold("postgres", _POSTGRES_SECONDS)),
     ]

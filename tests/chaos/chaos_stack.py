@@ -42,8 +42,8 @@ class ChaosStack(Stack):
 
     @property
     def engine_log(self) -> Path:
-        """What the seeded engine has seen."""
-        return self.home / "engine_calls.jsonl"
+        """What the seeded engine has seen; beside the state directory, whose disk may be full."""
+        return self.home.parent / "engine_calls.jsonl"
 
 
 def worker_part(queue: str) -> str:

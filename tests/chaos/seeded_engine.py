@@ -4,6 +4,7 @@ So the same member of a group gets the same verdict under every fault. It writes
 answered, one JSON object per line; the benchmark compares the store with these lines. Run as `python -m
 tests.chaos.seeded_engine PORT MODEL LOG SEED DATABASE_URL`.
 
+    started    this process began; the calls of the one before are lost
     asked      a call arrived                {"turn", "rollout", "attempt", "number", "tokens", "at"}
     answered   its answer was sent           the same, `tokens`: of the answer
     dropped    its caller went away before   the same
@@ -83,6 +84,7 @@ class SeededEngine(Engine):
         self.seed = seed
         self.database_url = database_url
         self.num_tokens = 0
+        self._write("started", {})
 
     async def generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
