@@ -30,7 +30,7 @@ from stack.supervisor import Supervisor
 from tests.benchmarks._recovery_evidence import Store
 from tests.chaos.chaos_stack import SEED_VARIABLE, ChaosStack
 from tests.chaos.faults import Faults, wait_until
-from tests.chaos.machine_faults import MissingPrivilegeError, end_disk, make_disk
+from tests.chaos.machine_faults import MissingPrivilegeError, end_disk, kill_everything, make_disk
 from tests.chaos.seeded_engine import SOLVED_FILE, SOLVED_TEXT
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
@@ -102,6 +102,7 @@ class Recovery:
                 asyncio.run(kill_stack_boxes(self.stack.environment()))
         finally:
             Supervisor(self.stack).down()
+            kill_everything(self.stack, with_boxes=True)
             end_disk(self.stack.home, self.image)
             shutil.rmtree(self.stack.home.parent, ignore_errors=True)
 

@@ -237,6 +237,15 @@ def _chosen(options: argparse.Namespace) -> list[Fault]:
     return [known[name] for name in names]
 
 
+def _is_up_again(recovery: Recovery) -> bool:
+    try:
+        recovery.up()
+    except RatchetError as error:
+        say(f"the stack does not start: {error}")
+        return False
+    return True
+
+
 def _report(row: Row) -> None:
     again = f"{row.tokens_again} of {row.tokens_in_flight} tokens again, {row.from_zero} from zero"
     verdict = f"SKIPPED: {row.skipped}" if row.skipped else "; ".join(row.violations) or "nothing lost"
@@ -262,7 +271,7 @@ def run_bench(options: argparse.Namespace) -> dict[str, Any]:
                 rows.append(bench.measure(fault))
             except (AssertionError, RatchetError) as error:
                 rows.append(Row(fault.name, violations=[f"{type(error).__name__}: {error}"]))
-                recovery.up()
+                wait_until(lambda: _is_up_again(recovery), "the stack is up again", 120)
             _report(rows[-1])
         if options.faults is None or _EFFECTIVE in options.faults:
             recovery.wait_until_steady()

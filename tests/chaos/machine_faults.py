@@ -173,15 +173,20 @@ def _run(command: list[str]) -> None:
 
 
 def stack_processes(stack: Stack, with_boxes: bool) -> list[psutil.Process]:
-    """Return the stack's supervisor and the processes that it has started; the processes of boxes only if asked."""
+    """Return the stack's supervisor and the processes that it has started; those that hold boxes only if asked.
+
+    Boxes outlive their gateway and have an empty environment; they are asked for their process.
+    """
     found = []
     with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
         found.append(psutil.Process(int((stack.home / "supervisord.pid").read_text())))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            is_box = "boxd" in " ".join(process.cmdline())
-            if has_mark(process, stack.home) and (with_boxes or not is_box):
+            if has_mark(process, stack.home):
                 found.append(process)
+    boxes = stack.home / "boxes" / "boxes"
+    if with_boxes and boxes.is_dir():
+        found += [process for path in boxes.iterdir() if (process := box_process(stack, path.name)) is not None]
     return found
 
 
