@@ -89,34 +89,36 @@ def read_calls(log: Path) -> list[Call]:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Model tokens around a fault. `again`: of calls that had been asked before, within one attempt. `in_flight`: of
-    the calls that the engine was working on at the fault. `from_zero`: rollouts whose model work was thrown away.
+    the calls that the engine was working on when the fault began, or that it was first asked until the fault was over.
     """
 
     again: int
     in_flight: int
-    from_zero: frozenset[int]
 
 
-def count_tokens(calls: list[Call], began_at: float, ended_at: float) -> Tokens:
-    """Count what was generated again between two moments (seconds since the epoch)."""
+def count_tokens(calls: list[Call], began_at: float, over_at: float, ended_at: float) -> Tokens:
+    """Count what was generated again between the fault's beginning and `ended_at`; the fault was over at `over_at`.
+
+    All are seconds since the epoch.
+    """
     seen: set[tuple[int, int, int]] = set()
-    attempts: dict[int, int] = {}
-    again, from_zero = 0, set()
+    again, in_flight = 0, 0
     for call in calls:
         key = (call.rollout, call.attempt, call.number)
-        is_now = began_at <= call.asked_at <= ended_at
-        if key in seen and is_now:
+        was_open = call.asked_at <= began_at and (call.ended_at is None or call.ended_at > began_at)
+        if was_open or (key not in seen and began_at < call.asked_at <= over_at):
+            in_flight += call.tokens
+        if key in seen and began_at < call.asked_at <= ended_at:
             again += call.tokens
-        if call.attempt > attempts.get(call.rollout, call.attempt) and is_now:
-            from_zero.add(call.rollout)
         seen.add(key)
-        attempts[call.rollout] = max(call.attempt, attempts.get(call.rollout, 0))
-    in_flight = sum(
-        call.tokens
-        for call in calls
-        if call.asked_at <= began_at and (call.ended_at is None or call.ended_at > began_at)
-    )
-    return Tokens(again, in_flight, frozenset(from_zero))
+    return Tokens(again, in_flight)
+
+
+def begun_again(store: Store, calls: list[Call], began_at: float) -> set[int]:
+    """Return the rollouts that gave up an attempt since this moment whose calls the engine had seen."""
+    known = {(call.rollout, call.attempt) for call in calls}
+    rows = store.rows("SELECT rollout_id, n FROM attempt WHERE n > 1 AND created_at > to_timestamp($1)", began_at)
+    return {row["rollout_id"] for row in rows if (row["rollout_id"], row["n"] - 1) in known}
 
 
 # ---------------------------------------------------------------- rollouts

@@ -31,6 +31,7 @@ from tests.benchmarks._commit import commit
 from tests.benchmarks._recovery_effective import measure_effective_time
 from tests.benchmarks._recovery_evidence import (
     Findings,
+    begun_again,
     count_tokens,
     examine,
     leaked_boxes,
@@ -115,6 +116,7 @@ class Bench:
         except MissingPrivilegeError as error:
             row.skipped = str(error)
             return row
+        injury.ended_at = time.time()
         row.outage_seconds = round(injury.outage_seconds, 1)
         over_at = injury.began_at + injury.outage_seconds
         row.progress_seconds = self._wait_for_progress(row, fault, over_at)
@@ -157,7 +159,7 @@ class Bench:
     def _judge(self, row: Row, injury: Injury, live: list[int]) -> None:
         recovery = self.recovery
         calls = read_calls(recovery.stack.engine_log)
-        tokens = count_tokens(calls, injury.began_at, time.time())
+        tokens = count_tokens(calls, injury.began_at, injury.ended_at, time.time())
         found = examine(recovery.store, calls, live, self.seed, self.undisturbed)
         hit = recovery.store.rows(
             "SELECT DISTINCT rollout_id FROM sandbox WHERE provider_id = ANY($1::text[])", list(injury.boxes)
@@ -166,11 +168,12 @@ class Bench:
         if leaked:  # a box that was being ended is gone after a moment
             time.sleep(_MOMENT_SECONDS)
             leaked = sorted(set(leaked) & set(leaked_boxes(recovery.store, list_boxes(recovery.stack))))
-        needless = tokens.from_zero - {one[0] for one in hit}
+        from_zero = begun_again(recovery.store, calls, injury.began_at)
+        needless = from_zero - {one[0] for one in hit}
         row.tokens_again = tokens.again
         row.tokens_in_flight = tokens.in_flight
         row.boxes_ended = len(injury.boxes)
-        row.from_zero = len(tokens.from_zero)
+        row.from_zero = len(from_zero)
         row.leaked_boxes = len(leaked)
         _take_findings(row, found)
         if tokens.again > tokens.in_flight:
