@@ -48,8 +48,8 @@ def listener_of(port: int) -> psutil.Process | None:
 def free_own_port(home: Path, name: str, port: int, directories: Sequence[Path] = ()) -> None:
     """End what an earlier life of this stack has left on its port, and wait until the port is free.
 
-    `directories`: further directories with files of this stack. Raises MachineError, with process id and command, if the
-    port is another program's.
+    `directories`: further directories with files of this stack. Raises MachineError, with process id and command, if
+    the port is another program's.
     """
     deadline = time.monotonic() + _FREE_SECONDS
     while not is_free(port):
