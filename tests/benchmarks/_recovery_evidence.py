@@ -89,7 +89,8 @@ def read_calls(log: Path) -> list[Call]:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Model tokens around a fault. `again`: of calls that had been asked before, within one attempt. `in_flight`: of
-    the calls that the engine was working on when the fault began, or that it was first asked until the fault was over.
+    the calls that the engine was working on when the fault began, and of those that were first asked during the fault
+    and not answered in it.
     """
 
     again: int
@@ -106,7 +107,8 @@ def count_tokens(calls: list[Call], began_at: float, over_at: float, ended_at: f
     for call in calls:
         key = (call.rollout, call.attempt, call.number)
         was_open = call.asked_at <= began_at and (call.ended_at is None or call.ended_at > began_at)
-        if was_open or (key not in seen and began_at < call.asked_at <= over_at):
+        is_cut = began_at < call.asked_at <= over_at and (not call.is_answered or (call.ended_at or 0) > over_at)
+        if was_open or (key not in seen and is_cut):
             in_flight += call.tokens
         if key in seen and began_at < call.asked_at <= ended_at:
             again += call.tokens

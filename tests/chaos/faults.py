@@ -82,7 +82,7 @@ class Faults:
         self.send(part, signal.SIGKILL)
         self.supervisor.stop(part)
         time.sleep(seconds)
-        self.supervisor.up()
+        self.supervisor.start(part)
 
 
 def _children(pid: int) -> list[psutil.Process]:
