@@ -22,6 +22,8 @@ from stack.port_owners import MARK, has_mark
 _STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
 """The other parts write to these while they stop."""
 
+_LOOPBACK = ("127.0.0.1", "localhost")
+
 _PROGRAM = """
 [program:{name}]
 command={command}
@@ -82,9 +84,9 @@ def _quote(value: str) -> str:
 def _render(stack: Stack) -> str:
     """Render the whole config. Every part's working directory is the checkout's root."""
     variables = {**stack.environment(), MARK: str(stack.home), "PYTHONUNBUFFERED": "1"}
-    # Each host once: a provider of this process may have added them already, and another text restarts every part.
-    hosts = [*(os.environ.get("NO_PROXY") or "").split(","), "127.0.0.1", "localhost"]
-    no_proxy = ",".join(dict.fromkeys(filter(None, hosts)))
+    # Loopback last and once: a provider of this process may have added it already, and another text restarts every part.
+    hosts = [host for host in (os.environ.get("NO_PROXY") or "").split(",") if host and host not in _LOOPBACK]
+    no_proxy = ",".join([*hosts, *_LOOPBACK])
     variables |= {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
     environment = ",".join(f"{name}={_quote(value)}" for name, value in variables.items())
     text = _HEAD.format(home=stack.home, environment=environment)
