@@ -84,7 +84,7 @@ def _quote(value: str) -> str:
 def _render(stack: Stack) -> str:
     """Render the whole config. Every part's working directory is the checkout's root."""
     variables = {**stack.environment(), MARK: str(stack.home), "PYTHONUNBUFFERED": "1"}
-    # Loopback last and once: a provider of this process may have added it already, and another text restarts every part.
+    # Loopback last and once: a provider of this process may have added it, and another text restarts every part.
     hosts = [host for host in (os.environ.get("NO_PROXY") or "").split(",") if host and host not in _LOOPBACK]
     no_proxy = ",".join([*hosts, *_LOOPBACK])
     variables |= {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
