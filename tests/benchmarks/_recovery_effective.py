@@ -18,7 +18,7 @@ from tests.benchmarks._recovery_stack import Recovery
 from tests.chaos.machine_faults import kill_boxes
 
 _AWAY_SECONDS, _EVERY_SECONDS = 5.0, 50.0
-_NUM_FAULTS = 3
+_NUM_FAULTS = 2
 _PARTS = ("worker-agent", "adapter", "engine", "gateway", "postgres", "temporal")
 _BOXES = (
     "SELECT s.provider_id, s.rollout_id FROM sandbox s JOIN rollout r ON r.id = s.rollout_id"
