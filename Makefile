@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Once, when the environment is made: otherwise the first run spends most of a minute on it. uv would look at every file each time.
 COMPILE := $(if $(wildcard $(VENV)/pyvenv.cfg),,--compile-bytecode)
 
-.PHONY: setup environment train test check house docs e2e slow bench clean
+.PHONY: setup environment train test check house docs e2e slow bench chaos clean
 
 $(BOOT)/bin/uv:
 	@echo "installing uv into $(BOOT)"
@@ -58,6 +58,11 @@ slow: setup
 
 bench: setup
 	@for file in tests/benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
+
+# Every fault of the recovery table, in the order that SEED draws; exit code 1 if one of them lost or doubled something.
+SEED ?= 0
+chaos: setup
+	@$(RUN)/python -m tests.benchmarks.recovery --seed $(SEED) $(if $(FAULTS),--faults "$(FAULTS)")
 
 clean:
 	rm -rf .ratchet

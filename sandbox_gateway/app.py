@@ -4,10 +4,12 @@ Headers, not paths, decide which of the two a request is for. `create_gateway_ap
 so any ASGI server can run the app.
 """
 
+import errno
 import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandbox_gateway.box_fleet import Fleet
+from sandbox_gateway.box_fleet import RETRY_AFTER, Fleet
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.control_plane import ControlPlane
 from sandbox_gateway.envd import serve_rpc
@@ -28,7 +30,10 @@ from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.signed_urls import is_signed, signed_box
 from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError, unsupported
 
+_log = structlog.get_logger(__name__)
+
 ENVD_PORT = "49983"
+_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 
 
 def create_gateway_app(
@@ -52,6 +57,8 @@ def create_gateway_app(
             BoxFaultError: _on_fault,
             BoxNotFoundError: _on_gone,
             HTTPException: _on_http,
+            OSError: _on_shortage,
+            Exception: _on_failure,
         },
         lifespan=lifespan,
     )
@@ -85,6 +92,8 @@ class BoxDispatch:
             response = await _on_fault(request, error)
         except BoxNotFoundError as error:
             response = await _on_gone(request, error)
+        except OSError as error:
+            response = await _on_shortage(request, error)
         await response(scope, receive, send)
 
     async def _serve(self, request: Request, box_id: str, port: str) -> Response:
@@ -161,6 +170,23 @@ async def _on_gone(_request: Request, error: Exception) -> Response:
     """The SDK recognises a box that does not exist any more by a 502 with this message."""
     assert isinstance(error, BoxNotFoundError)
     return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
+
+
+async def _on_shortage(request: Request, error: Exception) -> Response:
+    """The machine lacks something for now, such as disk space: the caller may ask again. Other errors are raised."""
+    if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
+        raise error
+    _log.error("shortage", call=f"{request.method} {request.url.path[:200]}", reason=str(error))
+    message = f"the gateway's machine: {error.strerror}"
+    return JSONResponse({"code": 503, "message": message}, 503, headers=RETRY_AFTER)
+
+
+async def _on_failure(_request: Request, error: Exception) -> Response:
+    """Answer in the protocol's form, because the SDK cannot read any other; the server logs the exception and closes
+    the connection.
+    """
+    message = f"the gateway failed: {type(error).__name__}"
+    return JSONResponse({"code": 500, "message": message}, 500, headers={"Connection": "close"})
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -37,7 +37,7 @@ _GRACE_SECONDS = 2.0
 _DESTROY_SECONDS = 10.0
 _ADOPT_SECONDS = 5.0
 _REAP_SECONDS = 0.5
-_RETRY_AFTER = {
+RETRY_AFTER = {
     "Retry-After": "5",
     "Should-Retry": "false",
 }  # the caller's retry policy decides, not the SDK's own retries
@@ -204,7 +204,7 @@ class Fleet:
 
     def _take_slot(self) -> int:
         if len(self._slots) >= self._settings.max_boxes:
-            raise RefusalError(503, f"all {self._settings.max_boxes} boxes of this gateway are taken", _RETRY_AFTER)
+            raise RefusalError(503, f"all {self._settings.max_boxes} boxes of this gateway are taken", RETRY_AFTER)
         slot = next(number for number in itertools.count() if number not in self._slots)
         self._slots.add(slot)
         return slot

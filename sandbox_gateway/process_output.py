@@ -59,7 +59,12 @@ def _data_events(data: bytes) -> tuple[bytes, int]:
 
 
 def _last_events(end: dict[str, Any], started_here: bool) -> bytes:
-    """Report a time limit only to the call that set it; elsewhere the end event would race the client's own timer."""
+    """Report a time limit only to the call that set it; elsewhere the end event would race the client's own timer.
+
+    A command whose output was lost has no result, so every caller gets an error that it may repeat.
+    """
+    if "lostOutput" in end:
+        return end_of_stream(BoxFaultError("resource_exhausted", end["lostOutput"]))
     if end["timedOut"] and started_here:
         return end_of_stream(BoxFaultError("deadline_exceeded", "the command ran out of time and was killed"))
     return (

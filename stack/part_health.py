@@ -34,7 +34,7 @@ ended without any watcher.
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -220,10 +220,15 @@ def write_health(home: Path, parts: list[PartHealth], now: float) -> None:
 
 
 def read_health(home: Path) -> dict[str, PartHealth]:
-    """Return the newest state of every watched part, by name; empty without a file, or if it cannot be read."""
+    """Return the newest state of every watched part, by name; empty without a file, or if it cannot be read.
+
+    Fields that a watcher of a later version has added are ignored.
+    """
+    known = {one.name for one in fields(PartHealth)}
     try:
         rows: list[JsonObject] = json.loads(health_path(home).read_text())["parts"]
-        return {row["name"]: PartHealth(**{**row, "state": HealthState(row["state"])}) for row in rows}
+        kept = [{name: value for name, value in row.items() if name in known} for row in rows]
+        return {row["name"]: PartHealth(**{**row, "state": HealthState(row["state"])}) for row in kept}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -94,7 +94,7 @@ class Stack:
         """
         for name, port in self._kept_ports().items():
             if name in self._own_port_names() and not is_free(port):
-                free_own_port(self.home, name, port)
+                free_own_port(self.home, name, port, (self.ray_directory,))
         self.ports = self._ports()
         self.record_ports()
 
@@ -113,6 +113,11 @@ class Stack:
             "ray": ("ray", "ray_client", "ray_agent"),
         }
         return {name for part in self.parts() for name in several.get(part.name, (part.name,))}
+
+    @property
+    def ray_directory(self) -> Path:
+        """Ray's own directory, outside of `home`: the paths of its unix sockets must be shorter than 108 characters."""
+        return Path(f"/tmp/ratchet-ray-{os.getuid()}-{self.ports['ray']}")
 
     @property
     def plan_path(self) -> Path:

@@ -1,12 +1,13 @@
 """Who listens on a port of this stack: a process that an earlier life of the stack has left, or another program.
 
-A listener is the stack's if its environment has the stack's mark, or if its command line names the state directory:
-some programs overwrite their environment with their title.
+A listener is the stack's if its environment has the stack's mark, or if its command line or one of its open files lies
+in a directory of the stack: some programs overwrite their environment and their command line with their title.
 """
 
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -27,9 +28,11 @@ def has_mark(process: psutil.Process, home: Path) -> bool:
     return bool(process.environ().get(MARK) == str(home))
 
 
-def _is_of_stack(process: psutil.Process, home: Path) -> bool:
-    names_home = any(word == str(home) or word.startswith(f"{home}/") for word in process.cmdline())
-    return names_home or has_mark(process, home)
+def _is_of_stack(process: psutil.Process, home: Path, directories: Sequence[Path]) -> bool:
+    if has_mark(process, home):
+        return True
+    names = [*process.cmdline(), *(file.path for file in process.open_files())]
+    return any(Path(name).is_relative_to(directory) for name in names for directory in directories)
 
 
 def listener_of(port: int) -> psutil.Process | None:
@@ -42,17 +45,18 @@ def listener_of(port: int) -> psutil.Process | None:
     return None
 
 
-def free_own_port(home: Path, name: str, port: int) -> None:
+def free_own_port(home: Path, name: str, port: int, directories: Sequence[Path] = ()) -> None:
     """End what an earlier life of this stack has left on its port, and wait until the port is free.
 
-    Raises MachineError, with process id and command, if the port is another program's.
+    `directories`: further directories with files of this stack. Raises MachineError, with process id and command, if
+    the port is another program's.
     """
     deadline = time.monotonic() + _FREE_SECONDS
     while not is_free(port):
         process = listener_of(port)
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if not _is_of_stack(process, home) or process.pid == os.getpid():
+                if not _is_of_stack(process, home, (home, *directories)) or process.pid == os.getpid():
                     raise MachineError(
                         f"port {port} ({name}) is used by another program, "
                         f"process {process.pid} ({_command(process)}); "

@@ -22,6 +22,8 @@ from stack.port_owners import MARK, has_mark
 _STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
 """The other parts write to these while they stop."""
 
+_LOOPBACK = ("127.0.0.1", "localhost")
+
 _PROGRAM = """
 [program:{name}]
 command={command}
@@ -82,7 +84,9 @@ def _quote(value: str) -> str:
 def _render(stack: Stack) -> str:
     """Render the whole config. Every part's working directory is the checkout's root."""
     variables = {**stack.environment(), MARK: str(stack.home), "PYTHONUNBUFFERED": "1"}
-    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+    # Loopback last and once: a provider of this process may have added it, and another text restarts every part.
+    hosts = [host for host in (os.environ.get("NO_PROXY") or "").split(",") if host and host not in _LOOPBACK]
+    no_proxy = ",".join([*hosts, *_LOOPBACK])
     variables |= {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
     environment = ",".join(f"{name}={_quote(value)}" for name, value in variables.items())
     text = _HEAD.format(home=stack.home, environment=environment)
@@ -160,14 +164,18 @@ class Supervisor:
             time.sleep(0.1)
         for part in self.states():
             if part.state in ("stopped", "exited", "fatal"):
-                with contextlib.suppress(xmlrpc.client.Fault):  # it has just been started
-                    self._ask("startProcess", part.name, False)
+                self.start(part.name)
 
     def stop(self, *names: str) -> None:
         """Stop parts and wait until they have ended; they stay down until the next `up`."""
         for name in names:
             with contextlib.suppress(xmlrpc.client.Fault):
                 self._ask("stopProcess", name)
+
+    def start(self, name: str) -> None:
+        """Start one part that was stopped; return before it answers."""
+        with contextlib.suppress(xmlrpc.client.Fault):  # it has just been started
+            self._ask("startProcess", name, False)
 
     def stop_without_waiting(self, name: str) -> None:
         """Stop a part, which stays down until the next `up`; return before it has ended."""

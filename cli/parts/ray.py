@@ -29,7 +29,7 @@ def ray() -> None:
     os.environ |= {"RAY_worker_niceness": "0"}
     program = str(Path(sys.executable).parent / "ray")
     arguments = [program, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
-    arguments += ["--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={_temporary(stack)}"]
+    arguments += ["--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={stack.ray_directory}"]
     # With Ray's fixed default ports two checkouts would connect to each other's cluster.
     arguments += [
         f"--ray-client-server-port={stack.ports['ray_client']}",
@@ -68,8 +68,3 @@ def _children(head: psutil.Process) -> set[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             names.add(child.name())
     return names
-
-
-def _temporary(stack: Stack) -> str:
-    """Return a directory for Ray's unix sockets, whose paths must be shorter than 108 characters."""
-    return f"/tmp/ratchet-ray-{os.getuid()}-{stack.ports['ray']}"

@@ -31,7 +31,9 @@ _READ_BYTES = 65_536
 
 
 class Process:
-    """One command and its state. `end` is the Connect end event, None while it runs."""
+    """One command and its state. `end` is the Connect end event, None while it runs. `lost_output`: why some of its
+    output could not be spooled; empty if all was.
+    """
 
     def __init__(self, request: StartRequest, launched: Launched, spool_path: str) -> None:
         self.request = request
@@ -48,6 +50,7 @@ class Process:
         self.pidfd = os.pidfd_open(launched.host_pid)
         self.kill_at = clock() + request.timeout_seconds if request.timeout_seconds else None
         self.timed_out = False
+        self.lost_output = ""
         self.wait_status: int | None = None
         self.linger_until: float | None = None
         self.end: JsonMessage | None = None
@@ -58,6 +61,7 @@ class Process:
             listener()
 
     def append(self, stream: int, data: bytes) -> None:
+        """Spool output, up to the limit. Raises OSError if the disk is full; the spool then ends before `data`."""
         if self.size >= _MAX_SPOOL_BYTES:
             return
         self._write_frame(stream, data)
@@ -65,8 +69,13 @@ class Process:
             self._write_frame(2, f"\n[output ends here: the limit of {_MAX_SPOOL_BYTES} bytes is reached]\n".encode())
 
     def _write_frame(self, stream: int, data: bytes) -> None:
-        os.write(self.spool, FRAME.pack(stream, len(data)) + data)
-        self.size += FRAME.size + len(data)
+        frame = memoryview(FRAME.pack(stream, len(data)) + data)
+        position = self.size
+        while frame:  # a disk that is almost full takes a part
+            written = os.pwrite(self.spool, frame, position)
+            position += written
+            frame = frame[written:]
+        self.size = position
 
 
 class ProcessTable:
@@ -165,13 +174,25 @@ class ProcessTable:
             except OSError:  # EIO: the last program has closed the terminal
                 data = b""
             if data:
-                process.append(process.outputs[fd], data)
-                process.notify()
+                self._append(process, process.outputs[fd], data)
             else:
                 self._close_output(process, fd)
                 self._finish_if_complete(process)
 
         return read
+
+    def _append(self, process: Process, stream: int, data: bytes) -> None:
+        """Spool output and tell the listeners. A command whose output is lost is ended: its caller must not take what
+        is left for all of it.
+        """
+        if process.lost_output:
+            return
+        try:
+            process.append(stream, data)
+        except OSError as error:
+            process.lost_output = error.strerror or str(error)
+            self.send_signal(process, signal.SIGKILL)
+        process.notify()
 
     def _close_output(self, process: Process, fd: int) -> None:
         self._selector.unregister(fd)
@@ -242,6 +263,16 @@ class ProcessTable:
 def _end_event(process: Process) -> JsonMessage:
     status = process.wait_status
     assert status is not None, "a process ends once, after it was waited for"
+    if process.lost_output:
+        words = f"its output cannot be kept: {process.lost_output}"
+        return {
+            "exitCode": -1,
+            "exited": False,
+            "status": words,
+            "error": words,
+            "timedOut": False,
+            "lostOutput": words,
+        }
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
         words = f"exit status {code}"

@@ -1,5 +1,6 @@
-"""Faults that tests inject: `kill -9` of one part of a running stack, and waiting until it is back."""
+"""Faults in one part of a running stack: `kill -9`, a suspension, a time without the part; waiting until it is back."""
 
+import contextlib
 import os
 import signal
 import time
@@ -40,7 +41,7 @@ class Faults:
         if pid is None:
             return None
         if part == "engine":
-            return next((child.pid for child in _children(pid) if "vllm" in " ".join(child.cmdline())), None)
+            return next((child.pid for child in _children(pid) if _is_engine(child)), None)
         if part == "learner":
             return _rank_pid(self.stack)
         return pid
@@ -56,6 +57,33 @@ class Faults:
         self.killed.append((part, pid))
         wait_until(lambda: self.victim(part) not in (None, pid), f"{part} is back after kill -9 of {pid}")
 
+    def send(self, part: str, number: signal.Signals) -> int:
+        """Send a signal to the part's victim once it exists, and return the victim's pid."""
+        wait_until(lambda: self.victim(part) is not None, f"{part} runs")
+        pid = self.victim(part)
+        assert pid is not None
+        os.kill(pid, number)
+        return pid
+
+    def suspend(self, part: str, seconds: float) -> None:
+        """Suspend the part's victim for this long."""
+        pid = self.send(part, signal.SIGSTOP)
+        time.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):  # the watcher was faster
+            os.kill(pid, signal.SIGCONT)
+
+    def freeze(self, part: str) -> None:
+        """Suspend the part's victim until another process does its work; it is never continued."""
+        pid = self.send(part, signal.SIGSTOP)
+        wait_until(lambda: self.victim(part) not in (None, pid), f"{part} is back after SIGSTOP of {pid}")
+
+    def hold_down(self, part: str, seconds: float) -> None:
+        """Kill the part and keep it down for this long."""
+        self.send(part, signal.SIGKILL)
+        self.supervisor.stop(part)
+        time.sleep(seconds)
+        self.supervisor.start(part)
+
 
 def _children(pid: int) -> list[psutil.Process]:
     """Return living children; a process that ends during the scan is skipped."""
@@ -63,6 +91,11 @@ def _children(pid: int) -> list[psutil.Process]:
         return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.Error:
         return []
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline())
+    return "vllm" in command or "seeded_engine" in command
 
 
 def _rank_pid(stack: Stack) -> int | None:

@@ -13,7 +13,7 @@ import pytest
 
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
-from ratchet.errors import SandboxGoneError
+from ratchet.errors import SandboxBusyError, SandboxGoneError
 from tests.integration.sandbox_gateway.conftest import API_KEY, CHECKOUT, GatewayProcess, boxd_pid, eventually, make_box
 
 _COMMAND = "for i in $(seq 30); do echo line $i; sleep 0.05; done; exit 3"
@@ -176,3 +176,22 @@ def _cgroups_named(box_id: str) -> list[Path]:
     return list(Path("/sys/fs/cgroup").glob(f"*/ratchet-*/{box_id}")) + list(
         Path("/sys/fs/cgroup").glob(f"ratchet-*/{box_id}")
     )
+
+
+async def test_output_that_a_full_disk_does_not_take_is_an_error_and_no_result(
+    gateway: GatewayProcess, box: Sandbox
+) -> None:
+    """The command itself succeeds, with less output than it wrote. Its caller may repeat it."""
+    (gateway.box_directory(box.id) / "spool" / "1").symlink_to("/dev/full")
+    with pytest.raises(SandboxBusyError, match="No space left on device"):
+        await box.exec("echo one; sleep 0.2; echo two")
+    assert (await box.exec("echo three")).stdout == "three\n"
+
+
+async def test_a_full_disk_of_the_gateway_is_a_shortage_and_no_bug(gateway: GatewayProcess, box: Sandbox) -> None:
+    record = gateway.box_directory(box.id) / "box.json.new"
+    record.symlink_to("/dev/full")
+    with pytest.raises(SandboxBusyError, match="No space left on device"):
+        await box.set_ttl(600)
+    record.unlink()
+    await box.set_ttl(600)

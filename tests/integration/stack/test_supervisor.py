@@ -57,6 +57,18 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
     assert {part.name: part.pid for part in supervisor.states()} == pids, "what runs is left alone"
 
 
+def test_up_restarts_nothing_after_loopback_was_added_to_no_proxy(
+    stack: Sleepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox provider adds it to the environment of the process that later calls `up` again."""
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    supervisor = Supervisor(stack)
+    pids = {part.name: part.pid for part in supervisor.states()}
+    monkeypatch.setenv("NO_PROXY", ",".join(filter(None, [os.environ.get("NO_PROXY"), "localhost", "127.0.0.1"])))
+    supervisor.up()
+    assert {part.name: part.pid for part in supervisor.states()} == pids
+
+
 def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> None:
     """The parts serve the plan that they read when they start: until it is written, the next `up` restarts them."""
     stack = Stack(tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,9 +257,17 @@ def test_up_ends_an_orphan_of_its_own_on_a_port_and_names_a_foreign_program(home
     stack.few = [Part("engine", ["sleep", "1000"], 40)]
     own = {**os.environ, "RATCHET_STACK": str(home)}
     foreign = {name: value for name, value in os.environ.items() if name != "RATCHET_STACK"}
-    # The first has the stack's mark; the second has lost it, like a program that has overwritten its environment.
-    for variables, arguments in ((own, []), (foreign, [f"{home}/models"])):
-        orphan = subprocess.Popen([sys.executable, "-c", listen, *arguments], env=variables)
+    stack.ray_directory.mkdir()
+    log = str(stack.ray_directory / "agent.log")
+    opens = f"import os; log = open(os.environ['AGENT_LOG'], 'w'); {listen}"
+    # The first has the stack's mark. The second has overwritten its environment, like some programs; the third its
+    # command line, too, like Ray's agent.
+    for variables, program in (
+        (own, [listen]),
+        (foreign, [listen, f"{home}/models"]),
+        (foreign | {"AGENT_LOG": log}, [opens]),
+    ):
+        orphan = subprocess.Popen([sys.executable, "-c", *program], env=variables)
         _wait_until_listening(stack.ports["engine"])
         stack.keep_ports()
         orphan.wait(30)
@@ -274,6 +283,7 @@ def test_up_ends_an_orphan_of_its_own_on_a_port_and_names_a_foreign_program(home
     finally:
         other.kill()
         other.wait()
+        shutil.rmtree(stack.ray_directory)
 
 
 def _wait_until_listening(port: int) -> None:

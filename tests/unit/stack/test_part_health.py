@@ -12,6 +12,7 @@ from stack.part_health import (
     HealthLimits,
     HealthState,
     PartHealth,
+    health_path,
     read_health,
     write_health,
 )
@@ -148,3 +149,11 @@ def test_the_next_watcher_finds_what_this_one_wrote(part: PartHealth, tmp_path: 
 def test_a_file_that_cannot_be_read_is_no_knowledge(tmp_path: Path, text: str) -> None:
     (tmp_path / "health.json").write_text(text)
     assert read_health(tmp_path) == {}
+
+
+def test_a_field_of_a_later_version_hides_no_part(tmp_path: Path, part: PartHealth) -> None:
+    """`ratchet up` of one version reads the file of a watcher of the next one."""
+    write_health(tmp_path, [part], 82.0)
+    path = health_path(tmp_path)
+    path.write_text(path.read_text().replace('"restarts"', '"mood": "good", "restarts"'))
+    assert read_health(tmp_path) == {"engine": part}
