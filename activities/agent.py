@@ -103,7 +103,7 @@ class AgentActivities:
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
-            extra_env=secrets.look_up("harness.extra_env", config.harness.extra_env),
+            extra_env=secrets.with_secrets("harness.extra_env", config.harness.extra_env),
             extra=config.harness.all_options(),
         )
 

@@ -28,7 +28,7 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
         )
     find_reward(config.grading.reward)
     Harnesses()[config.harness.name].check(config.harness.all_options())
-    secrets.look_up("harness.extra_env", config.harness.extra_env)
+    secrets.with_secrets("harness.extra_env", config.harness.extra_env)
     for key, value in (("loss.preset", config.loss.preset), ("training.advantage", config.training.advantage)):
         if ":" in value:
             _require_function(key, value)

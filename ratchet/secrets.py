@@ -31,7 +31,7 @@ def require_references(key: str, values: Mapping[str, str]) -> None:
             )
 
 
-def look_up(key: str, values: Mapping[str, str]) -> dict[str, str]:
+def with_secrets(key: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return the mapping with every reference replaced by its value. Raises ConfigError for a name without one.
 
     A value without a reference, in the config of a run that began before references were required, stays as it is.

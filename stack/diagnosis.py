@@ -105,8 +105,11 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> str:
     if row is None:
         raise ConfigError(f"there is no run {found.run_id!r}; `ratchet runs` lists those that there are")
     training = read_stored_config(row.config).training
-    found.state, found.reason = row.state, row.state_reason
-    found.step, found.num_steps, found.groups_per_step = row.step, training.steps, training.groups_per_step
+    found.state = row.state
+    found.reason = row.state_reason
+    found.step = row.step
+    found.num_steps = training.steps
+    found.groups_per_step = training.groups_per_step
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
     found.groups = await runs.count_groups(connection, found.run_id)
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)

@@ -2,7 +2,7 @@
 
 | state of a task in a run | condition | chosen for new groups |
 |---|---|---|
-| in use | fewer than MAX_FAILURES groups in a row failed while groups of other tasks got their verdicts | yes |
+| in use | fewer than MAX_FAILED_GROUPS groups in a row failed while groups of other tasks got their verdicts | yes |
 | in quarantine | at least so many did | no, until the run is resumed |
 
 Groups that failed together with those of all other tasks say nothing about their task. The state is computed from the
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.store import training_groups
 from ratchet.store.training_groups import FailedGroup
 
-MAX_FAILURES = 3
+MAX_FAILED_GROUPS = 3
 _NEARBY_STEPS = 2
 
 
@@ -47,5 +47,5 @@ def choose_quarantined(failed: Sequence[FailedGroup]) -> list[QuarantinedTask]:
     return [
         QuarantinedTask(task_id, groups[-1].task_label, len(groups), groups[-1].reason)
         for task_id, groups in by_task.items()
-        if len(groups) >= MAX_FAILURES
+        if len(groups) >= MAX_FAILED_GROUPS
     ]

@@ -63,7 +63,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.rollout_group import RolloutGroup
 
 
-MAX_FAILURES = 5
+MAX_CHILD_FAILURES = 5
 """A run is paused if the workflow of one group fails so often, or that of one evaluation ends so often without a
 result, within one execution of TrainRun."""
 
@@ -252,7 +252,7 @@ class TrainRun:
 
     def _count(self, key: str, what: str, reason: str) -> None:
         self.failures[key] = self.failures.get(key, 0) + 1
-        if self.failures[key] >= MAX_FAILURES:
+        if self.failures[key] >= MAX_CHILD_FAILURES:
             raise ChildFailedError(f"{key} has {what} {self.failures[key]} times: {reason}")
 
     async def _start_group(self, plan: RunPlan, group: StartedGroup) -> _GroupHandle | None:

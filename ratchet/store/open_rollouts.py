@@ -1,4 +1,4 @@
-"""Where the open rollouts of a run are: which stage each is in, and for how long."""
+"""The open rollouts of a run by stage, and for how long."""
 
 from dataclasses import dataclass
 

@@ -33,22 +33,22 @@ def test_a_value_in_a_config_is_refused_and_not_repeated(value: str, home: Path)
 def test_the_file_comes_before_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = {"OTHER": "${KEY}"}
     monkeypatch.setenv(secrets.EXTRA_ENVS_VARIABLE, json.dumps({"KEY": "third"}))
-    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "third"}
+    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "third"}
     monkeypatch.setenv("KEY", "second")
-    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "second"}
+    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "second"}
     (home / "secrets.env").write_text("# a comment with KEY=no\n\nKEY = first=1 \n")
-    assert secrets.look_up("harness.extra_env", reference) == {"OTHER": "first=1"}
+    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "first=1"}
 
 
 def test_a_name_without_a_value_is_named_with_the_remedy() -> None:
     with pytest.raises(
         ConfigError, match=r"harness.extra_env.A: \$\{KEY\} has no value; write KEY=… into .*secrets.env"
     ):
-        secrets.look_up("harness.extra_env", {"A": "${KEY}"})
+        secrets.with_secrets("harness.extra_env", {"A": "${KEY}"})
 
 
 def test_the_config_of_an_older_run_keeps_its_value() -> None:
-    assert secrets.look_up("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
+    assert secrets.with_secrets("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
 
 
 def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
@@ -63,5 +63,5 @@ def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
 
 def test_messages_lose_what_was_looked_up(home: Path) -> None:
     (home / "secrets.env").write_text(f"KEY={PLANTED}\nN=1\n")
-    secrets.look_up("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
+    secrets.with_secrets("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
     assert secrets.without_secrets(f"1: curl -H {PLANTED} failed") == "1: curl -H *** failed"

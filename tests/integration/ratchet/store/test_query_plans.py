@@ -1,4 +1,4 @@
-"""The queries that run for every rollout, turn or decision read no whole table, whatever a store has collected.
+"""The queries that run for every rollout, turn or decision read no whole table, however much a store has collected.
 
 The statements are not listed here: they are those that the real functions send, explained on a store of many runs.
 """
