@@ -20,7 +20,7 @@ from activities.stage_context import StageContext
 from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
-from ratchet.errors import RatchetError, SandboxGoneError
+from ratchet.errors import RatchetError, SandboxGoneError, StoreUnavailableError
 from ratchet.payloads import AgentResult, StageInput
 from ratchet.store import sessions
 from ratchet.store.database import Database
@@ -123,25 +123,33 @@ class AgentActivities:
     ) -> None:
         """Extend the deadline by the time that the agent waits for an engine or an adapter, and end a stalled agent.
 
-        An agent is stalled if it has made no model call for `stall_seconds` of its own time and waits for none; it ends
-        as at its deadline. Runs until it is cancelled.
+        While the store is away, nobody knows for how long the agent has waited, and it can make no call; that time is
+        not the agent's either. An agent is stalled if it has made no model call for `stall_seconds` of its own time and
+        waits for none; it ends as at its deadline. Runs until it is cancelled.
         """
         extended_seconds = 0.0
         num_turns = None
         away_before_call = 0.0  # time without an adapter before the last call, which is not idle time after it
+        looked_at = time.monotonic()
         while True:
             with contextlib.suppress(RatchetError):
-                progress = await self._session_progress(input)
-                if progress.waited_seconds > extended_seconds + 1:
-                    await harness.extend(box, input.attempt, progress.waited_seconds)
-                    extended_seconds = progress.waited_seconds
-                if num_turns not in (None, progress.num_turns):
-                    away_before_call = progress.away_seconds
-                num_turns = progress.num_turns
-                idle_seconds = progress.idle_seconds - (progress.away_seconds - away_before_call)
-                if stall_seconds is not None and idle_seconds > stall_seconds:
-                    _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
-                    await harness.stop(box, input.attempt)
+                waited_seconds = extended_seconds + time.monotonic() - looked_at
+                looked_at = time.monotonic()
+                progress = None
+                with contextlib.suppress(StoreUnavailableError):
+                    progress = await self._session_progress(input)
+                    waited_seconds = progress.waited_seconds
+                if waited_seconds > extended_seconds + 1:
+                    await harness.extend(box, input.attempt, waited_seconds)
+                    extended_seconds = waited_seconds
+                if progress is not None:
+                    if num_turns not in (None, progress.num_turns):
+                        away_before_call = progress.away_seconds
+                    num_turns = progress.num_turns
+                    idle_seconds = progress.idle_seconds - (progress.away_seconds - away_before_call)
+                    if stall_seconds is not None and idle_seconds > stall_seconds:
+                        _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
+                        await harness.stop(box, input.attempt)
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _renew_ttl(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:

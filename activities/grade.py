@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
+from temporalio import activity
+
 from activities.box_lifecycle import connected_box, try_kill_box
 from activities.graders.base import Grader
 from activities.graders.broken_oracles import judge_control
@@ -27,7 +29,7 @@ from ratchet.store.arrays import pack_text, storable_text, unpack_bytes
 from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
-from ratchet.store.schema import PatchTable
+from ratchet.store.schema import GradeTable, PatchTable
 
 
 class GradeActivities:
@@ -43,17 +45,24 @@ class GradeActivities:
 
     @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:
-        """Store a verdict and kill the box. Raises GraderFailedError if no verdict can be given."""
+        """Store a verdict and kill the box. Raises GraderFailedError if no verdict can be given.
+
+        If a rollout's verdict was stored and its answer to the workflow was lost, that verdict is returned.
+        """
         started = time.monotonic()
         async with heartbeating():
             context = await StageContext.load(self.database, self.configs, input, use_box_as="grade", fenced=False)
             patch = await self._patch(input)
             judge = await self._judge(context, patch)
+            stored = await self._stored_grade(patch.id)
+            if stored is not None:
+                await self._release(context, VERDICT_STORED)
+                return _result(stored.id, stored.solved, stored.rejected, judge, time.monotonic() - started)
             try:
                 async with connected_box(self.provider, context.provider_id) as box:
                     judged = await judge.judge(box, unpack_bytes(patch.diff))
             except RatchetError:
-                await self._release_without_verdict(context)
+                await self._release(context, NO_VERDICT)
                 raise
             verdict = judged.verdict
             row = grade_row(input.rollout_id, patch.id, judge.grader, judged)
@@ -62,13 +71,7 @@ class GradeActivities:
                 grade_id = await grades.store_grade(connection, row)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
-        return GradeResult(
-            grade_id=grade_id,
-            solved=verdict.solved,
-            rejected=verdict.rejected,
-            num_control_runs=len(judge.known.control_choices()) if verdict.solved and judge.controlled else 0,
-            used_seconds=time.monotonic() - started,
-        )
+        return _result(grade_id, verdict.solved, verdict.rejected, judge, time.monotonic() - started)
 
     @activity_stage("control_run")
     async def control_run(self, input: StageInput) -> GradeResult:
@@ -88,7 +91,7 @@ class GradeActivities:
             try:
                 verdict = await self._control_verdict(context, judge, input.grade_id, unpack_bytes(patch.diff))
             except RatchetError:
-                await self._release_without_verdict(context)
+                await self._release(context, NO_VERDICT)
                 raise
             async with self.database.begin() as connection:
                 await grades.record_control(connection, input.grade_id, verdict)
@@ -157,11 +160,30 @@ class GradeActivities:
             controlled=drawn and bool(known.broken),
         )
 
-    async def _release_without_verdict(self, context: StageContext) -> None:
-        """Release a box that gave no verdict, so that the next try finds a free one."""
+    async def _stored_grade(self, patch_id: int) -> GradeTable | None:
+        """Return the verdict that an earlier box of this rollout's workflow has given on the patch."""
+        info = activity.info()
+        if info.workflow_type != "Rollout" or info.workflow_id is None:
+            return None  # a regrade is asked for another verdict
         async with self.database.begin() as connection:
-            await sandboxes.want_sandbox_release(connection, context.sandbox_id, NO_VERDICT)
+            return await grades.grade_of_workflow(connection, patch_id, info.workflow_id)
+
+    async def _release(self, context: StageContext, reason: str) -> None:
+        """Release a box that is not needed any more, so that the next try finds a free one."""
+        async with self.database.begin() as connection:
+            await sandboxes.want_sandbox_release(connection, context.sandbox_id, reason)
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
+
+
+def _result(grade_id: int, solved: bool, rejected: bool, judge: PatchJudge, seconds: float) -> GradeResult:
+    needs_control = solved and judge.controlled
+    return GradeResult(
+        grade_id=grade_id,
+        solved=solved,
+        rejected=rejected,
+        num_control_runs=len(judge.known.control_choices()) if needs_control else 0,
+        used_seconds=seconds,
+    )
 
 
 def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatch) -> NewGrade:

@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.grading_payloads import StoredPatch
-from ratchet.store.schema import GradeTable, PatchTable, RolloutTable
+from ratchet.store.schema import GradeTable, PatchTable, RolloutTable, SandboxTable
 from ratchet.types import JsonObject
 
 
@@ -65,6 +65,19 @@ async def record_control(connection: AsyncConnection, grade_id: int, verdict: Co
 
 async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:
     return GradeTable(**(await connection.execute(select(GradeTable).where(GradeTable.id == grade_id))).one()._mapping)
+
+
+async def grade_of_workflow(connection: AsyncConnection, patch_id: int, workflow_id: str) -> GradeTable | None:
+    """Return the verdict on a patch that a box of this workflow has given; None without one."""
+    statement = (
+        select(GradeTable)
+        .join(SandboxTable, SandboxTable.id == GradeTable.sandbox_id)
+        .where(GradeTable.patch_id == patch_id, SandboxTable.workflow_id == workflow_id)
+        .order_by(GradeTable.id)
+        .limit(1)
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    return GradeTable(**row._mapping) if row else None
 
 
 async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> GradeTable | None:

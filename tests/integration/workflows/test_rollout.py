@@ -1,5 +1,6 @@
 """One rollout through real boxes, git and graders: its outcome if all goes well, and if something dies."""
 
+import dataclasses
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
+from temporalio.testing import ActivityEnvironment
 
-from ratchet.store import runs
+from activities.box_lifecycle import BoxCreator
+from activities.grade import GradeActivities
+from activities.graders.registry import GRADERS
+from activities.run_configs import RunConfigs
+from ratchet.payloads import StageInput
+from ratchet.store import rollouts, runs, sandboxes
+from ratchet.store.sandboxes import NewSandbox
 from ratchet.store.schema import (
     AttemptTable,
     ChainSpanTable,
@@ -23,6 +31,7 @@ from ratchet.store.schema import (
     TurnTable,
 )
 from ratchet.temporal_client import root_cause
+from ratchet.types import SandboxRole
 from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -115,6 +124,32 @@ async def test_the_agents_box_has_no_history_and_no_grader(loop: Loop) -> None:
             (await connection.execute(select(GradeTable.log).where(GradeTable.rollout_id == row.id))).scalar_one()
         )
     assert log.split("\n")[:4] == ["1", "0", "0", "make it right"], log
+
+
+async def test_a_stored_verdict_whose_answer_was_lost_is_not_given_again(loop: Loop) -> None:
+    """As when Temporal is away while the verdict is stored: the workflow asks for another grading box."""
+    await loop.script(call("echo two > a.txt"), "Done.")
+    handle = await loop.start(loop.dataset(**TASK))
+    _, row = await finish(loop, handle)
+    provider = loop.provider()
+    configs = RunConfigs(loop.database, loop.settings)
+    async with loop.database.begin() as connection:
+        patch = await rollouts.patch_of_attempt(connection, row.id, 1)
+        assert patch is not None
+        new = NewSandbox(provider.name, SandboxRole.GRADE, row.id, 1, handle.id, "host")
+        box = await sandboxes.reserve_sandbox(connection, new, max_boxes=99, max_boots=99)
+        assert box is not None
+        installation = await sandboxes.installation_id(connection)
+    await BoxCreator(loop.database, provider, installation).create(box, "host", ttl_seconds=600, network=False)
+    environment = ActivityEnvironment()
+    environment.info = dataclasses.replace(environment.info, workflow_id=handle.id, workflow_type="Rollout")
+    again = StageInput(rollout_id=row.id, attempt=1, sandbox_id=box.id, patch_id=patch.id, role=SandboxRole.GRADE)
+    result = await environment.run(GradeActivities(loop.database, provider, configs, GRADERS).grade, again)
+    async with loop.database.begin() as connection:
+        statement = select(GradeTable.id).where(GradeTable.rollout_id == row.id)
+        assert (await connection.execute(statement)).scalars().all() == [result.grade_id] == [row.grade_id]
+        state = select(SandboxTable.state).where(SandboxTable.id == box.id)
+        assert (await connection.execute(state)).scalar_one() == "released"
 
 
 async def test_a_grader_that_cannot_run_gives_no_reward(loop: Loop) -> None:

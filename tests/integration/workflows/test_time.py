@@ -114,6 +114,32 @@ async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:
     assert (row.outcome, row.agent_exit) == ("graded", "done")
 
 
+async def test_a_deadline_moves_on_while_the_store_is_away(loop: Loop) -> None:
+    """The agent can make no call then, and nobody can read for how long it has waited."""
+    await loop.script(call("echo two > a.txt"), hold="store")
+    await loop.script("Done.")
+    handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
+    box = await box_of(loop, handle)
+
+    async def deadline() -> float:
+        return float((await box.exec("cat /run/ratchet/1/deadline")).stdout)
+
+    before = await deadline()
+    loop.end("postgres")
+    try:
+
+        async def has_moved() -> bool:
+            return await deadline() > before + 10
+
+        await loop.until(has_moved, "the deadline is later")
+    finally:
+        loop.spawn("postgres")
+    await loop.database.wait()
+    await loop.release("store")
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "done", 1), row.outcome_reason
+
+
 async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:
     async def seen() -> tuple[timedelta, timedelta, bool]:
         found = (await handle.describe()).schedule
