@@ -115,7 +115,7 @@ async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:
 
 
 async def test_a_deadline_moves_on_while_the_store_is_away(loop: Loop) -> None:
-    """The agent can make no call then, and nobody can read for how long it has waited."""
+    """The agent can make no call then, and the time for which it has waited cannot be read."""
     await loop.script(call("echo two > a.txt"), hold="store")
     await loop.script("Done.")
     handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
