@@ -123,9 +123,9 @@ class AgentActivities:
     ) -> None:
         """Extend the deadline by the time that the agent waits for an engine or an adapter, and end a stalled agent.
 
-        While the store is away, the time for which the agent has waited is unknown, and it can make no call; that time is
-        not the agent's either. An agent is stalled if it has made no model call for `stall_seconds` of its own time and
-        waits for none; it ends as at its deadline. Runs until it is cancelled.
+        While the store is away, the time for which the agent has waited is unknown, and it can make no call; that time
+        is not the agent's either. An agent is stalled if it has made no model call for `stall_seconds` of its own time
+        and waits for none; it ends as at its deadline. Runs until it is cancelled.
         """
         extended_seconds = 0.0
         num_turns = None
