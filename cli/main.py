@@ -13,6 +13,7 @@ import typer
 
 from cli import (
     agents,
+    backup,
     bench,
     checkpoints,
     config,
@@ -24,6 +25,7 @@ from cli import (
     images,
     logs,
     regrade,
+    restore,
     resume,
     rollout,
     rollouts,
@@ -71,6 +73,8 @@ COMMANDS = (
     regrade.regrade,
     export.export,
     forks.forks,
+    backup.backup,
+    restore.restore,
 )
 GROUPS = (
     tasks.tasks_app,

@@ -3,8 +3,14 @@
 It runs unless `RATCHET_DATABASE_URL` names another server.
 """
 
+import asyncio
+import contextlib
 import os
 import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -84,3 +90,19 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
         pass  # another process created it first
     finally:
         await connection.close()
+
+
+@contextlib.contextmanager
+def embedded_server(data: Path, port: int) -> Iterator[None]:
+    """Run the embedded server during the block, with an empty database if it has none."""
+    program = (
+        "import sys, pathlib; from stack.postgres import run_postgres; "
+        "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    )
+    server = subprocess.Popen([sys.executable, "-P", "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL)
+    try:
+        asyncio.run(ensure_database(port, timeout_seconds=300))
+        yield
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)

@@ -1,0 +1,30 @@
+"""`ratchet backup`: save the store with the weights and checkpoints that it refers to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def backup(directory: Annotated[Path, typer.Argument(help="A directory that does not exist yet.")]) -> None:
+    """Save the store, its checkpoints, weights and models into a directory, while runs go on.
+
+    Temporal's histories are not included: `ratchet restore` starts the runs again from the store.
+    """
+    import asyncio
+
+    from cli.console import say
+    from ratchet.errors import MachineError, StoreUnavailableError
+    from stack.backup import Manifest, back_up
+    from stack.parts import Stack
+
+    async def run() -> Manifest:
+        stack = Stack()
+        async with stack.database() as database:
+            return await back_up(database, stack.home, directory.absolute())
+
+    try:
+        made = asyncio.run(run())
+    except StoreUnavailableError as error:
+        raise MachineError(f"{error}; start the stack with `ratchet up`") from None
+    say(f"{directory}: {len(made.runs)} runs, {len(made.files)} directories of weights and checkpoints")
