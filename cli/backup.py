@@ -15,13 +15,13 @@ def backup(directory: Annotated[Path, typer.Argument(help="A directory that does
 
     from cli.console import say
     from ratchet.errors import MachineError, StoreUnavailableError
-    from stack.backup import Manifest, back_up
+    from stack.backup import Manifest, make_backup
     from stack.parts import Stack
 
     async def run() -> Manifest:
         stack = Stack()
         async with stack.database() as database:
-            return await back_up(database, stack.home, directory.absolute())
+            return await make_backup(database, stack.home, directory.absolute())
 
     try:
         made = asyncio.run(run())

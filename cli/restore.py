@@ -16,7 +16,7 @@ def restore(directory: Annotated[Path, typer.Argument(help="A directory that `ra
 
     from cli.console import say
     from ratchet.errors import ConfigError
-    from stack.backup import restore as restore_backup
+    from stack.backup import restore_backup
     from stack.parts import Stack
     from stack.postgres import embedded_server
     from stack.supervisor import Supervisor

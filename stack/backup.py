@@ -57,7 +57,7 @@ class _FileGoneError(Exception):
     """A file was deleted while it was copied."""
 
 
-async def back_up(database: Database, home: Path, target: Path) -> Manifest:
+async def make_backup(database: Database, home: Path, target: Path) -> Manifest:
     """Make a backup. Raises ConfigError if the target exists, MachineError if a program or a file is missing."""
     if target.exists():
         raise ConfigError(f"{target} exists already; name a directory that does not")
@@ -107,7 +107,7 @@ async def _directories(connection: AsyncConnection, home: Path) -> list[str]:
     return sorted(str(path) for path in paths if not any(parent in paths for parent in path.parents))
 
 
-async def restore(url: str, home: Path, source: Path) -> Manifest:
+async def restore_backup(url: str, home: Path, source: Path) -> Manifest:
     """Restore a backup into the database of `url`, which is empty or missing, and into `home`. No part may run.
 
     The store is filled under another name and renamed at the end, so an interrupted restore can be repeated. Raises

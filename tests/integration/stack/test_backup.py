@@ -56,11 +56,11 @@ def fresh_url(postgres_url: str) -> str:
 async def test_a_restored_store_is_the_same_and_its_paths_lead_to_the_restored_files(
     database: Database, made: Path, place: Path, postgres_url: str, run_id: str
 ) -> None:
-    manifest = await backup.back_up(database, made, place / "saved")
+    manifest = await backup.make_backup(database, made, place / "saved")
     assert (manifest.runs, "logs" in manifest.files) == ([run_id], False)
     shutil.rmtree(made)
     new, url = place / "new", fresh_url(postgres_url)
-    await backup.restore(url, new, place / "saved")
+    await backup.restore_backup(url, new, place / "saved")
     async with Database(url, pool_size=1) as restored:
         async with restored.begin() as there, database.begin() as here:
             for table in (RolloutTable, PolicyVersionTable, CheckpointTable):
@@ -76,12 +76,12 @@ async def test_a_restored_store_is_the_same_and_its_paths_lead_to_the_restored_f
 
 
 async def test_nothing_is_replaced(database: Database, made: Path, place: Path, postgres_url: str) -> None:
-    await backup.back_up(database, made, place / "saved")
+    await backup.make_backup(database, made, place / "saved")
     before = sorted(place.rglob("*"))
     with pytest.raises(ConfigError, match="exists already"):
-        await backup.back_up(database, made, place / "saved")
+        await backup.make_backup(database, made, place / "saved")
     with pytest.raises(ConfigError, match="is not empty, and a restore replaces nothing"):
-        await backup.restore(postgres_url, place / "new", place / "saved")
+        await backup.restore_backup(postgres_url, place / "new", place / "saved")
     assert sorted(place.rglob("*")) == before
 
 
@@ -90,23 +90,23 @@ async def test_what_is_interrupted_is_begun_again(
 ) -> None:
     (place / "saved.partial" / "files").mkdir(parents=True)
     with pytest.raises(ConfigError, match="not a complete backup"):
-        await backup.restore(fresh_url(postgres_url), place / "new", place / "saved.partial")
-    await backup.back_up(database, made, place / "saved")
+        await backup.restore_backup(fresh_url(postgres_url), place / "new", place / "saved.partial")
+    await backup.make_backup(database, made, place / "saved")
     assert not (place / "saved.partial").exists()
     url = fresh_url(postgres_url)
     kept = (place / "saved" / "store.dump").read_bytes()
     (place / "saved" / "store.dump").write_bytes(kept[: len(kept) // 2])
     with pytest.raises(Exception, match="pg_restore failed"):
-        await backup.restore(url, place / "new", place / "saved")
+        await backup.restore_backup(url, place / "new", place / "saved")
     (place / "saved" / "store.dump").write_bytes(kept)
-    await backup.restore(url, place / "new", place / "saved")
+    await backup.restore_backup(url, place / "new", place / "saved")
 
 
 async def test_files_that_vanish_each_time_are_no_backup(database: Database, made: Path, place: Path) -> None:
     """As if a learner deleted an old checkpoint each time between the dump and the copy."""
     shutil.rmtree(made / "checkpoints")
     with pytest.raises(MachineError, match="files were deleted each of 3 times while they were copied; pause the runs"):
-        await backup.back_up(database, made, place / "saved")
+        await backup.make_backup(database, made, place / "saved")
     assert not (place / "saved").exists()
 
 
