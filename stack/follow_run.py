@@ -140,6 +140,7 @@ class _Progress:
         self.milestone: tuple[int, list[str]] | None = None
         self.num_ended_before: int | None = None
         self.problems: dict[str, tuple[HealthState, int]] = {}
+        self.reason = ""
 
     def report_parts(self) -> None:
         """Report each part that has not answered for a while, once per state and restart, and that it answers again."""
@@ -163,6 +164,9 @@ class _Progress:
             return
         if row.state == RunState.PAUSED:
             raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command resumes it")
+        if row.state_reason and row.state_reason != self.reason:
+            self.report_line(row.state_reason)
+        self.reason = row.state_reason
         if self.num_ended_before is None:
             self.num_ended_before = found["ended"]
         self.num_ended = found["ended"] - self.num_ended_before
