@@ -80,9 +80,11 @@ class BoxCreator:
                 limits=limits,
             )
         except RatchetError as error:
+            is_waiting = isinstance(error, SandboxBusyError) and error.is_full
             with suppress(StoreUnavailableError):  # the provider's error is what the caller has to know
                 async with self.database.begin() as connection:
-                    await sandboxes.set_boot_error(connection, row.id, storable_text(str(error)))
+                    words = "" if is_waiting else storable_text(str(error))
+                    await sandboxes.set_boot_error(connection, row.id, words)
             raise
         await box.close()
         async with self.database.begin() as connection:

@@ -96,7 +96,7 @@ class GradeActivities:
             async with self.database.begin() as connection:
                 await grades.record_control(connection, input.grade_id, verdict)
                 grade = await grades.get_grade(connection, input.grade_id)
-                await sandboxes.want_sandbox_release(connection, context.sandbox_id, "control run stored")
+                await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
         return GradeResult(grade_id=grade.id, solved=grade.solved, rejected=grade.rejected, used_seconds=used)

@@ -1,5 +1,6 @@
 """The resolved configs of runs, read once per worker process, because a run's config never changes."""
 
+from ratchet import secrets
 from ratchet.config import RunConfig
 from ratchet.errors import BugError
 from ratchet.store import rollouts, runs
@@ -26,7 +27,9 @@ class RunConfigs:
                 row = await runs.get_run(connection, run_id)
             if row is None:
                 raise BugError(f"run {run_id} has no row")
-            self._configs[run_id] = read_stored_config(row.config)
+            config = read_stored_config(row.config)
+            secrets.note_values(config.harness.extra_env)
+            self._configs[run_id] = config
         return self._configs[run_id]
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:

@@ -130,7 +130,9 @@ class RunActivities:
         the run is paused.
         """
         space = free_space(paths.home())
-        if space.share < self.settings.train_run.pause_below_free:
+        limits = self.settings.train_run
+        is_short = space.free_bytes < limits.enough_free_gb * 1e9
+        if is_short and space.share < limits.pause_below_free:
             await run_pause.pause_run(connection, run_id, f"{space} is free; make room, then resume the run")
             return
         training = config.training
@@ -142,7 +144,7 @@ class RunActivities:
             training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
         )
         reason = ""
-        if wanted and space.share < self.settings.train_run.hold_back_below_free:
+        if wanted and is_short and space.share < limits.hold_back_below_free:
             reason, wanted = f"only {space} is free", 0
         elif wanted:
             reason = circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection))

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import random
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -56,12 +57,13 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
             started = time.monotonic()
             try:
                 return await method(*args, **kwargs)
+            # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
-                raise _as_application_error(error, time.monotonic() - started) from error
+                raise _as_application_error(error, time.monotonic() - started) from None
             except Exception as error:
-                _LOG.exception("bug", stage=name)
+                _LOG.error("bug", stage=name, traceback=without_secrets(traceback.format_exc()))
                 bug = BugError(f"{name}: {type(error).__name__}: {error}")
-                raise _as_application_error(bug, time.monotonic() - started) from error
+                raise _as_application_error(bug, time.monotonic() - started) from None
 
         return activity.defn(name=name)(run)
 

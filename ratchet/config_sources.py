@@ -83,6 +83,8 @@ def _parsed(name: str, text: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
+        if name == secrets.EXTRA_ENVS_VARIABLE:
+            raise ConfigError(f"{name} is not a JSON object") from None
         raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {' '.join(str(error).split())}") from None
     return {key: str(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
@@ -110,7 +112,8 @@ def explain_validation(error: ValidationError, source: str, model: type[BaseMode
         elif not item["loc"]:
             problems.append(item["msg"].removeprefix("Value error, "))
         else:
-            problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r:.80})")
+            got = "" if "extra_env" in item["loc"] else f" (got {item['input']!r:.80})"
+            problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')}{got}")
     return ConfigError(f"{source}: " + "; ".join(problems))
 
 

@@ -74,14 +74,16 @@ class MachineError(UserError):
 class SandboxBusyError(RatchetError):
     """The sandbox service is busy, rate-limited or unreachable; the same call may succeed later.
 
-    `retry_after_seconds` is the service's own hint, None if it gave none.
+    `retry_after_seconds` is the service's own hint, None if it gave none. `is_full`: the service works, and has no room
+    or capacity for this call now.
     """
 
     retryable = True
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_seconds: float | None = None, is_full: bool = False) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.is_full = is_full
 
 
 class SandboxGoneError(RatchetError):

@@ -1,14 +1,16 @@
 """Values that are never stored: a config holds `${NAME}`, and the worker that needs the value looks it up.
 
 Configs are rows in Postgres and arguments in Temporal's histories, which many people can read. A name is looked up in
-`secrets.env` of the state directory (lines NAME=value), then in the worker's environment, then in the JSON object of
-VIME_AGENT_CC_EXTRA_ENVS.
+`secrets.env` of the state directory (lines NAME=value), then in the object that VIME_AGENT_CC_EXTRA_ENVS holds, then in
+the worker's environment.
 """
 
-import json
+import contextlib
 import os
 import re
 from collections.abc import Mapping
+
+import yaml
 
 from ratchet import paths
 from ratchet.errors import ConfigError
@@ -27,7 +29,8 @@ def require_references(key: str, values: Mapping[str, str]) -> None:
         if not _REFERENCE.fullmatch(value):
             raise ConfigError(
                 f"{key}.{name}: configs are stored in Postgres and in Temporal's histories, so write ${{{name}}} here, "
-                f"and the value as {name}=… into {paths.home() / 'secrets.env'} or the workers' environment"
+                f"and the value as {name}=… into {paths.home() / 'secrets.env'} or the workers' environment "
+                "(`ratchet resume` continues a run that was started with the value)"
             )
 
 
@@ -44,7 +47,7 @@ def _without_references(key: str, text: str) -> str:
 
 
 def _value(key: str, name: str) -> str:
-    for source in (_from_file(), os.environ, _from_extra_envs()):
+    for source in (_from_file(), _from_extra_envs(), os.environ):
         if name in source:
             if len(source[name]) >= MIN_SECRET_CHARS:
                 _used.add(source[name])
@@ -55,9 +58,16 @@ def _value(key: str, name: str) -> str:
     )
 
 
+def note_values(values: Mapping[str, str]) -> None:
+    """Look the references up only so that `without_secrets` knows their values; those without a value are left out."""
+    for text in values.values():
+        with contextlib.suppress(ConfigError):
+            _without_references("", text)
+
+
 def without_secrets(text: str) -> str:
     """Return the text with every value that this process has looked up replaced by `***`."""
-    for value in _used:
+    for value in sorted(_used, key=len, reverse=True):
         text = text.replace(value, "***")
     return text
 
@@ -73,7 +83,7 @@ def _from_file() -> dict[str, str]:
 
 def _from_extra_envs() -> dict[str, str]:
     try:
-        values = json.loads(os.environ.get(EXTRA_ENVS_VARIABLE) or "{}")
-    except ValueError:
+        values = yaml.safe_load(os.environ.get(EXTRA_ENVS_VARIABLE) or "{}")
+    except yaml.YAMLError:
         return {}
     return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

@@ -94,6 +94,8 @@ class TrainRunNumbers(_Section):
     """Share of free space on the state directory's disk below which no new groups are started."""
     pause_below_free: float = 0.02
     """Share of free space on the state directory's disk below which runs are paused."""
+    enough_free_gb: float = 50
+    """Free space in GB from which on neither share counts, because the disk is large."""
 
 
 class SweepNumbers(_Section):

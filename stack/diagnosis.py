@@ -80,10 +80,14 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
     try:
         async with stack.database() as database, database.begin() as connection:
             found.run_id = run_id or await runs.newest_run(connection) or ""
+            if not found.run_id:
+                raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
             breaker = await _look_at_store(connection, found)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
         found.notes.append(f"Postgres: {without_password(str(error))}")
+        if run_id is None:
+            raise ConfigError(f"name a run, because the store does not answer: {found.notes[-1]}") from None
     if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
     found.answer = _answer(found, breaker)
@@ -177,6 +181,10 @@ def _answer(found: Diagnosis, breaker: str) -> str:
     if found.retried:
         first = found.retried[0]
         return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"
+    if found.reason:
+        return found.reason
+    if found.notes:
+        return found.notes[0]
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
         slowest = found.stages[0]
         return f"the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"

@@ -159,7 +159,8 @@ class Watcher:
                     self.stack.database() as database,
                     database.begin() as store,
                 ):
-                    await run_pause.pause_all_runs(store, f"{health.name} is given up: {health.reason}{last}")
+                    reason = f"{health.name} is given up: {health.reason}{last}"
+                    await run_pause.pause_all_runs(store, reason, health.name not in ("learner", "ray"))
             except (RatchetError, TimeoutError) as error:
                 _LOG.warning("runs not paused yet", part=health.name, reason=str(error))
                 return

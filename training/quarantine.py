@@ -2,7 +2,7 @@
 
 | state of a task in a run | condition | chosen for new groups |
 |---|---|---|
-| in use | fewer than MAX_FAILED_GROUPS groups in a row failed while groups of other tasks got their verdicts | yes |
+| in use | fewer than MAX_FAILED_GROUPS groups in a row failed while most groups of other tasks succeeded | yes |
 | in quarantine | at least so many did | no, until the run is resumed |
 
 Groups that failed together with those of all other tasks say nothing about their task. The state is computed from the
@@ -19,7 +19,7 @@ from ratchet.store import training_groups
 from ratchet.store.training_groups import FailedGroup
 
 MAX_FAILED_GROUPS = 3
-_NEARBY_STEPS = 2
+_NEARBY_STEPS = 1
 
 
 @dataclass(slots=True, frozen=True)

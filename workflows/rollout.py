@@ -3,9 +3,9 @@
     claim → boot → workspace → agent → diff → boot → grade → (boot → control_run) → finalise
 
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
-the data. Every stage, also a failed one, reports the seconds that it used, from boots to grades. Their sum is compared
-with the guard before each further box, so that time in queues and outages does not count, and a stored patch is graded
-at least once.
+the data. Every stage reports the seconds that it used, from boots to grades, and a stage that fails for good those of
+its last try. Their sum is compared with the guard before each further box, so that time in queues and outages does not
+count, and a stored patch is graded at least once.
 """
 
 import asyncio
@@ -182,7 +182,8 @@ class Rollout:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
-        self._count_seconds("boot", box)
+        if workflow.patched("guard-counts-failed-tries"):
+            self._count_seconds("boot", box)
         return box
 
     def _count_seconds(self, stage_name: str, result: StageResult) -> None:

@@ -67,6 +67,9 @@ MAX_CHILD_FAILURES = 5
 """A run is paused if the workflow of one group fails so often, or that of one evaluation ends so often without a
 result, within one execution of TrainRun."""
 
+ASK_SECONDS = 300.0
+"""Time limit of asking Temporal about every open group."""
+
 _GroupHandle = workflow.ChildWorkflowHandle[RolloutGroup, GroupResult]
 
 
@@ -236,12 +239,14 @@ class TrainRun:
             return
         self.looked_at = now
         run = RunInput(run_id=plan.run_id)
-        found = await run_activity(RunActivities.find_running_groups, run, plan.stages["record"])
+        patient = plan.stages["record"].model_copy(update={"start_to_close_seconds": ASK_SECONDS})
+        found = await run_activity(RunActivities.find_running_groups, run, patient)
         running = set(found.workflow_ids)
         for key in open_groups:
+            handle = self.started.get(key)
             if key in running:
                 self.started.setdefault(key, None)
-            else:
+            elif handle is None or not handle.done():  # one that has ended meanwhile is counted at the next wake
                 self.started.pop(key, None)
 
     def _count_failure(self, key: str, handle: _GroupHandle) -> None:

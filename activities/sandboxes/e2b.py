@@ -352,7 +352,9 @@ def _translate(error: Exception, subject: str) -> RatchetError:
     words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"
     if isinstance(error, (sdk.SandboxNotRunningException, sdk.SandboxNotFoundException)):
         return SandboxGoneError(words)
-    if isinstance(error, (sdk.ServiceBusyException, sdk.RateLimitException, sdk.TimeoutException)):
+    if isinstance(error, (sdk.ServiceBusyException, sdk.RateLimitException)):
+        return SandboxBusyError(words, is_full=True)
+    if isinstance(error, sdk.TimeoutException):
         return SandboxBusyError(words)
     if isinstance(error, sdk.AuthenticationException):
         return ConfigError(f"The sandbox service refuses the API key or the user: {words}")

@@ -1,7 +1,7 @@
 """How many boots and grades failed lately, counted from the ledger of boxes.
 
-A failed boot is a box whose newest try failed, or whose create call has not returned for `HANGING`. A failed grade is a
-grading box that was released without a verdict. Waiting for a free box is no boot.
+A failed boot is a box whose newest try failed, or whose first create call has not returned for `HANGING`. A failed
+grade is a box for grading, or for a control run, that was released without a result. Waiting for a free box is no boot.
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,10 @@ async def count_boxes(connection: AsyncConnection) -> BoxCounts:
     """Count the boots and grades of all runs of this installation, because they share the sandbox service."""
     since = func.now() - WINDOW
     is_creating = SandboxTable.state == SandboxState.CREATING
-    hangs = is_creating & (SandboxTable.created_at < func.now() - HANGING)
-    failing = is_creating & SandboxTable.boot_error.is_not(None)
-    given_up = SandboxTable.boot_error.is_not(None) & (SandboxTable.released_at > since)
+    has_failed = SandboxTable.boot_error != ""  # neither NULL nor empty: the service had room and no box came
+    hangs = is_creating & SandboxTable.boot_error.is_(None) & (SandboxTable.created_at < func.now() - HANGING)
+    failing = is_creating & has_failed
+    given_up = has_failed & (SandboxTable.released_at > since)
     failed_boot = hangs | failing | given_up
     graded = (SandboxTable.role == SandboxRole.GRADE) & (SandboxTable.released_at > since)
     failed_grade = graded & (SandboxTable.release_reason == NO_VERDICT)

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.payloads import StartedMember
 from ratchet.store import groups
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.types import Purpose
+from ratchet.types import Outcome, Purpose
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,10 +40,17 @@ async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> b
 
 
 async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -> None:
+    """Mark the evaluation as ended, and as cancelled its rollouts that no workflow has begun."""
     statement = update(EvaluationTable).where(
         EvaluationTable.run_id == run_id, EvaluationTable.label == label, EvaluationTable.ended_at.is_(None)
     )
     await connection.execute(statement.values(ended_at=func.now()))
+    groups_of_it = select(RolloutGroupTable.id).where(_groups_of(run_id, label))
+    unclaimed = update(RolloutTable).where(
+        RolloutTable.group_id.in_(groups_of_it), RolloutTable.owner.is_(None), RolloutTable.outcome.is_(None)
+    )
+    ended = {"outcome": Outcome.CANCELLED, "outcome_reason": "its evaluation was cancelled", "ended_at": func.now()}
+    await connection.execute(unclaimed.values(**ended))
 
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:

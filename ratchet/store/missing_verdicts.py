@@ -23,7 +23,8 @@ FALSE_PAUSE = 1e-5
 _RECENT_ROLLOUTS = 500
 _RECENT_GROUPS = 1000
 _BLOCK = 25
-"""Number of consecutive groups that are compared with each other, so that a trend over the run does not count."""
+"""Number of consecutive groups of one task that are compared with each other, so that neither a trend over the run nor
+a task that is hard and whose tests are flaky counts."""
 _COMPARED_SHARE = 0.75
 _TILTS = (-4.0, -1.5, 1.5, 4.0)
 _MAX_PER_GROUP = 4
@@ -89,8 +90,9 @@ async def _depends_on_rewards(connection: AsyncConnection, run_id: str) -> str:
     complete = [group.mean_reward for group in groups if not group.num_missing]
     return (
         f"verdicts are missing in {len(with_missing)} of the newest {len(groups)} groups, whose other members have a "
-        f"mean reward of {_mean(with_missing):.2f}, and of {_mean(complete):.2f} in complete groups: whether a rollout "
-        "gets a verdict depends on what the policy did; `ratchet rollouts` shows the reasons"
+        f"mean reward of {_mean(with_missing):.2f}, and of {_mean(complete):.2f} in complete groups, more than chance "
+        "gives within a task: a rollout may get no verdict because of what the policy did; `ratchet rollouts` shows "
+        "the reasons"
     )
 
 
@@ -99,14 +101,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 async def recent_groups(connection: AsyncConnection, run_id: str) -> list[GroupVerdicts]:
-    """Return the newest 1000 settled training groups in the order of their numbers.
+    """Return the newest 1000 settled training groups, by task and then in the order of their numbers.
 
     A missing verdict is a member that ended as `grader_failed` or `infra_failed`, replaced or not. The mean reward is
     that of the first three quarters of a group's size of its rewarded members: if it were of all, it would vary more in
     groups with missing verdicts. Groups with fewer rewarded members are left out.
     """
     newest = (
-        select(RolloutGroupTable.id, RolloutGroupTable.group_no, RolloutGroupTable.size)
+        select(RolloutGroupTable.id, RolloutGroupTable.group_no, RolloutGroupTable.size, RolloutGroupTable.task_id)
         .where(
             RolloutGroupTable.run_id == run_id,
             RolloutGroupTable.purpose == Purpose.TRAIN,
@@ -120,22 +122,35 @@ async def recent_groups(connection: AsyncConnection, run_id: str) -> list[GroupV
     has_reward = RolloutTable.reward.is_not(None)
     place = func.row_number().over(partition_by=[RolloutTable.group_id, has_reward], order_by=RolloutTable.member)
     member = (
-        select(newest.c.group_no, newest.c.size, RolloutTable.outcome, RolloutTable.reward, place.label("place"))
+        select(
+            newest.c.task_id,
+            newest.c.group_no,
+            newest.c.size,
+            RolloutTable.outcome,
+            RolloutTable.reward,
+            place.label("place"),
+        )
         .join(newest, newest.c.id == RolloutTable.group_id)
         .subquery()
     )
     num_compared = cast(func.ceil(member.c.size * _COMPARED_SHARE), Integer)
     statement = (
         select(
-            member.c.group_no / _BLOCK,
+            member.c.task_id,
             func.count().filter(member.c.outcome.in_([Outcome.GRADER_FAILED, Outcome.INFRA_FAILED])),
             func.avg(member.c.reward).filter(member.c.place <= num_compared),
         )
-        .group_by(member.c.group_no, member.c.size)
+        .group_by(member.c.task_id, member.c.group_no, member.c.size)
         .having(func.count(member.c.reward) >= num_compared)
-        .order_by(member.c.group_no)
+        .order_by(member.c.task_id, member.c.group_no)
     )
-    return [GroupVerdicts(int(row[0]), row[1], row[2]) for row in await connection.execute(statement)]
+    found: list[GroupVerdicts] = []
+    num_blocks = 0
+    for _, rows in groupby(await connection.execute(statement), key=lambda row: row[0]):
+        of_task = list(rows)
+        found += [GroupVerdicts(num_blocks + n // _BLOCK, row[1], row[2]) for n, row in enumerate(of_task)]
+        num_blocks += 1 + len(of_task) // _BLOCK
+    return found
 
 
 def reward_evidence(groups: Sequence[GroupVerdicts]) -> float:

@@ -40,6 +40,7 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
     creating = newest.c.state == SandboxState.CREATING
     stage = case(
         (RolloutTable.owner.is_(None), NOT_STARTED),
+        (creating & (newest.c.boot_error == ""), WAITS_FOR_BOX),
         (creating & newest.c.boot_error.is_not(None), BOOT_FAILS),
         (creating, BOOTS),
         (newest.c.state == SandboxState.RELEASE_WANTED, ENDS),

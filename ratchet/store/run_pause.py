@@ -20,7 +20,12 @@ async def pause_run(connection: AsyncConnection, run_id: str, reason: str, epoch
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
 
 
-async def pause_all_runs(connection: AsyncConnection, reason: str) -> None:
-    """Pause every running training run, because a part that all of them need does not work."""
+async def pause_all_runs(connection: AsyncConnection, reason: str, only_with_rollouts: bool) -> None:
+    """Pause every running training run, because a part that they need does not work.
+
+    `only_with_rollouts`: not those that train on stored rollouts.
+    """
     statement = update(RunTable).where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
+    if only_with_rollouts:
+        statement = statement.where(RunTable.source_run_id.is_(None))
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))

@@ -154,7 +154,7 @@ async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provide
 
 
 async def set_boot_error(connection: AsyncConnection, sandbox_id: int, error: str) -> None:
-    """Record why a try to create the box failed."""
+    """Record why a try to create the box failed; empty if the service had no room."""
     statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state == SandboxState.CREATING)
     await connection.execute(statement.values(boot_error=error))
 

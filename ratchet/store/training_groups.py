@@ -182,8 +182,8 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
 
 @dataclass(slots=True, frozen=True)
 class FailedGroup:
-    """A training group that failed. `others_succeeded`: a group of another task that was made at about the same time
-    got its verdicts, so the failure is the task's own and no outage's.
+    """A training group that failed. `others_succeeded`: of the groups of other tasks that were made at about the same
+    time more got their verdicts than failed, so the failure is the task's own and no outage's.
     """
 
     task_id: int
@@ -201,14 +201,21 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
     succeeded = (GroupState.READY, GroupState.CONSUMED)
     since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     other = aliased(RolloutGroupTable)
-    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN, other.state.in_(succeeded))
-    neighbour = exists().where(
-        *of_run,
-        other.task_id != RolloutGroupTable.task_id,
-        other.group_no.between(RolloutGroupTable.group_no - nearby, RolloutGroupTable.group_no + nearby),
+    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN)
+    around = (
+        select(func.count().filter(other.state.in_(succeeded)) > func.count().filter(other.state == GroupState.FAILED))
+        .where(
+            *of_run,
+            other.task_id != RolloutGroupTable.task_id,
+            other.group_no.between(RolloutGroupTable.group_no - nearby, RolloutGroupTable.group_no + nearby),
+        )
+        .scalar_subquery()
     )
     later_success = exists().where(
-        *of_run, other.task_id == RolloutGroupTable.task_id, other.group_no > RolloutGroupTable.group_no
+        *of_run,
+        other.state.in_(succeeded),
+        other.task_id == RolloutGroupTable.task_id,
+        other.group_no > RolloutGroupTable.group_no,
     )
     reason = (
         select(RolloutTable.outcome_reason)
@@ -222,7 +229,7 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
             RolloutGroupTable.task_id,
             TaskTable.label,
             RolloutGroupTable.group_no,
-            neighbour,
+            around,
             func.coalesce(reason, ""),
         )
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)

@@ -228,7 +228,7 @@ class SandboxTable(Base):
     """The ledger of boxes, written before the box exists.
 
     `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission. `boot_error`: why the newest try to
-    create the box failed; NULL during the first one and when the box is live.
+    create the box failed, empty if the service had no room; NULL during the first try and when the box is live.
     """
 
     __tablename__ = "sandbox"

@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import func, insert, update
+from sqlalchemy import func, insert, select, update
 from temporalio.client import Client
 
+from activities import run_lifecycle
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import RunView, ViewRunInput
@@ -19,6 +20,7 @@ from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable, RunT
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, SandboxRole, SandboxState
 from tests.integration.training.records import make_config, make_run
+from training.quarantine import QuarantinedTask
 
 _TRAINING = {"group_size": 2, "min_graded": 2, "max_groups_seen": 1000, "max_staleness": 0}
 
@@ -86,6 +88,7 @@ async def view(database: Database, run_id: str) -> View:
 async def test_boxes_are_counted_by_what_became_of_them(database: Database) -> None:
     creating, released = SandboxState.CREATING, SandboxState.RELEASED
     await make_boxes(database, 1, state=creating)  # at its first try
+    await make_boxes(database, 99, state=creating, boot_error="", minutes_ago=9)  # the service had no room
     await make_boxes(database, 2, state=creating, boot_error="refused")
     await make_boxes(database, 4, state=creating, minutes_ago=4)  # its call hangs
     await make_boxes(database, 8, state=creating, minutes_ago=75, boot_error="refused")  # tried for 75 minutes
@@ -127,7 +130,14 @@ async def test_a_task_that_always_fails_is_left_out_until_the_run_is_resumed(vie
     assert "task 1" in [task for _ in range(3) for task in await view.settle({"task 1"})]
 
 
-async def test_an_outage_that_hits_every_task_puts_none_into_quarantine(view: View) -> None:
+@pytest.mark.parametrize("groups_per_step", [2, 4, 8])
+async def test_an_outage_that_hits_every_task_puts_none_into_quarantine(
+    database: Database, run_id: str, groups_per_step: int
+) -> None:
+    """Also shortly after the groups that got their verdicts, and if each task has several groups in a step."""
+    view = View(database, run_id)
+    await view.make(groups_per_step=groups_per_step)
+    await view.settle(set())
     everything = {f"task {number}" for number in range(4)}
     for _ in range(8):
         await view.settle(everything)
@@ -135,15 +145,16 @@ async def test_an_outage_that_hits_every_task_puts_none_into_quarantine(view: Vi
     assert set(tasks) == everything
 
 
-async def test_a_run_whose_every_task_is_in_quarantine_is_paused(database: Database, run_id: str) -> None:
-    view = View(database, run_id)
-    await view.make(num_tasks=2, groups_per_step=4)
-    await view.settle(set())
-    for _ in range(2):
-        assert len(await view.settle({"task 0", "task 1"})) == 4, "at about the time of the groups that succeeded"
+async def test_a_run_whose_every_task_is_in_quarantine_is_paused(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_of_them(*_: object) -> list[QuarantinedTask]:
+        async with view.database.begin() as connection:
+            ids = (await connection.execute(select(TaskTable.id))).scalars()
+            return [QuarantinedTask(one, "t", 3, "") for one in ids]
+
+    monkeypatch.setattr(run_lifecycle, "quarantined_tasks", all_of_them)
     paused = await view.look()
     assert (paused.open_groups, paused.state) == ([], "paused")
-    assert paused.reason == f"every task is in quarantine; see `ratchet why {run_id}`"
+    assert paused.reason == f"every task is in quarantine; see `ratchet why {view.run_id}`"
 
 
 async def test_agents_and_graders_share_the_limit_of_boots(database: Database) -> None:

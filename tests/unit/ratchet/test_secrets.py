@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from temporalio.api.failure.v1 import Failure
+from temporalio.converter import DataConverter
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
+from activities.stage import activity_stage
 from ratchet import secrets
 from ratchet.config_sources import load_config, resolve_config
-from ratchet.errors import ConfigError
+from ratchet.errors import CommandFailedError, ConfigError
 
 PLANTED = "planted-5b1c"
 
@@ -32,9 +37,9 @@ def test_a_value_in_a_config_is_refused_and_not_repeated(value: str, home: Path)
 
 def test_the_file_comes_before_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = {"OTHER": "${KEY}"}
-    monkeypatch.setenv(secrets.EXTRA_ENVS_VARIABLE, json.dumps({"KEY": "third"}))
+    monkeypatch.setenv("KEY", "third")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "third"}
-    monkeypatch.setenv("KEY", "second")
+    monkeypatch.setenv(secrets.EXTRA_ENVS_VARIABLE, "{KEY: second}")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "second"}
     (home / "secrets.env").write_text("# a comment with KEY=no\n\nKEY = first=1 \n")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "first=1"}
@@ -65,3 +70,32 @@ def test_messages_lose_what_was_looked_up(home: Path) -> None:
     (home / "secrets.env").write_text(f"KEY={PLANTED}\nN=1\n")
     secrets.with_secrets("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
     assert secrets.without_secrets(f"1: curl -H {PLANTED} failed") == "1: curl -H *** failed"
+
+
+async def test_an_activitys_failure_holds_the_value_nowhere(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Temporal stores an error with its causes and their stack traces."""
+    (home / "secrets.env").write_text(f"KEY={PLANTED}\n")
+    secrets.note_values({"KEY": "${KEY}", "OTHER": "${NOT_SET}"})
+
+    class Stages:
+        @activity_stage("fails")
+        async def fails(self, kind: str) -> None:
+            if kind == "bug":
+                raise ValueError(f"--token {PLANTED}")
+            raise CommandFailedError(f"curl {PLANTED}", 7, "", PLANTED)
+
+    for kind in ("bug", "command"):
+        with pytest.raises(ApplicationError) as failed:
+            await ActivityEnvironment().run(Stages().fails, kind)
+        failure = Failure()
+        await DataConverter.default.encode_failure(failed.value, failure)
+        assert "***" in str(failure) and PLANTED not in str(failure)
+    assert PLANTED not in capsys.readouterr().out
+
+
+def test_a_malformed_variable_is_not_repeated(home: Path) -> None:
+    path = home / "run.yaml"
+    path.write_text("harness: {name: claude_code}\n")
+    with pytest.raises(ConfigError) as refused:
+        load_config(path, environment={secrets.EXTRA_ENVS_VARIABLE: f"{{{PLANTED}: ["})
+    assert PLANTED not in str(refused.value)
