@@ -223,6 +223,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=16, help="live rollouts before each fault")
     parser.add_argument("--minutes", type=float, default=120.0, help="faults that would begin later are left out")
     parser.add_argument("--sabotage", action="store_true", help="falsify one reward after each fault: must be found")
+    parser.add_argument(
+        "--allow-skipped", action="store_true", help="a fault that this machine cannot make is no error"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the faults and end")
     return parser.parse_args()
 
@@ -305,7 +308,8 @@ def main() -> None:
     found = run_bench(options)
     sys.stdout.buffer.write(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
-    if found["violations"]:
+    num_skipped = sum(bool(row["skipped"]) for row in found["faults"])
+    if found["violations"] or (num_skipped and not options.allow_skipped):
         raise SystemExit(1)
 
 
