@@ -6,7 +6,7 @@ from uuid import uuid4
 from sqlalchemy import insert, select, update
 
 from ratchet.store import sandboxes
-from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
+from ratchet.store.schema import PatchTable, RolloutTable, RunTable, SandboxTable
 from ratchet.types import SandboxRole
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.workflows.conftest import Loop
@@ -49,3 +49,6 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     async with loop.database.begin() as connection:
         await connection.execute(update(RolloutTable).where(RolloutTable.run_id == run_id).values(outcome="cancelled"))
         await connection.execute(update(SandboxTable).where(SandboxTable.provider == provider).values(state="released"))
+        await connection.execute(
+            update(RunTable).where(RunTable.run_id == run_id).values(state="done")
+        )  # or none starts
