@@ -34,6 +34,7 @@ def _without_machine(text: str, stack: Stack) -> str:
     }
     for here, there in names.items():
         text = text.replace(here, there)
+    text = re.sub(r"/tmp/pytest-of-\w+/pytest-\d+", "/pytest", text)
     return re.sub(r"\d+@host", "1@host", text)
 
 

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 
 from activities.sandboxes.e2b import E2BProvider
 from ratchet import temporal_client, temporal_namespace
+from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
 from ratchet.store.schema import EngineTable, RolloutTable
@@ -219,10 +220,11 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
             .on_conflict_do_update(index_elements=["address"], set_=values)
         )
     while True:
-        async with database.begin() as connection:
-            await connection.execute(
-                update(EngineTable).where(EngineTable.address == address).values(heartbeat_at=func.now())
-            )
+        with contextlib.suppress(StoreUnavailableError):
+            async with database.begin() as connection:
+                await connection.execute(
+                    update(EngineTable).where(EngineTable.address == address).values(heartbeat_at=func.now())
+                )
         await asyncio.sleep(2)
 
 
