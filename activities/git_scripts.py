@@ -149,7 +149,8 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             "set -e",
             _ENVIRONMENT,
             # If the agent removed the working tree or replaced it by a link, the diff deletes every file.
-            f'if [ "$(realpath -eq {directory})" != "$(cat {REAL_WORKDIR})" ] || [ ! -d {directory} ]; then'
+            # Not by `realpath`, which images may lack, or have without its options.
+            f'if [ "$(cd {directory} 2>/dev/null && pwd -P)" != "$(cat {REAL_WORKDIR})" ]; then'
             f" rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
