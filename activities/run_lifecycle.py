@@ -149,7 +149,7 @@ class RunActivities:
         elif wanted:
             reason = circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection))
         await runs.set_waiting_reason(connection, run_id, f"new groups are held back: {reason}" if reason else "")
-        newest_seconds = await training_groups.seconds_since_newest_group(connection, run_id)
+        newest_seconds = await training_groups.seconds_since_newest_group(connection, run_id) if reason else None
         count = circuit_breaker.groups_allowed(wanted, reason, newest_seconds)
         if count:
             await _create_groups(connection, run_id, config, published, count)

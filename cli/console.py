@@ -33,3 +33,11 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def duration_in_words(seconds: float) -> str:
+    """Return a duration in its largest fitting unit, for a narrow column of a table."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"

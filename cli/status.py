@@ -9,7 +9,7 @@ _ROW = "{:<12} {:<11} {:>8} {:>8}  {}"
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Print the state of the local stack. A part is `answering` if its newest probe succeeded."""
-    from cli.console import print_json
+    from cli.console import duration_in_words, print_json
 
     found = _collect()
     if json:
@@ -18,7 +18,7 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     print(f"stack in {found['home']}")
     print(_ROW.format("part", "state", "up", "restarts", "address"))
     for part in found["parts"]:
-        up = _duration(part["uptime_seconds"]) if part["uptime_seconds"] else ""
+        up = duration_in_words(part["uptime_seconds"]) if part["uptime_seconds"] else ""
         print(_ROW.format(part["name"], part["state"], up, part["restarts"] or "", part["address"]).rstrip())
     for part in found["parts"]:
         if part["problem"]:
@@ -36,14 +36,13 @@ def _collect() -> dict[str, Any]:
     """Collect what is known without asking any part, so that no part can delay the answer."""
     import time
 
-    from stack.part_health import STALE_SECONDS, PartHealth, health_age_seconds, read_health
+    from stack.part_health import PartHealth, read_fresh_health
     from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()
-    age = health_age_seconds(stack.home)
-    is_fresh = age is not None and age < STALE_SECONDS
-    health = read_health(stack.home) if is_fresh else {}
+    fresh = read_fresh_health(stack.home)
+    health = fresh or {}
     addresses, versions, now = stack.addresses(), _versions(), time.time()
     parts = []
     for process in Supervisor(stack).states():
@@ -65,15 +64,12 @@ def _collect() -> dict[str, Any]:
                 "detail": part.detail,
             }
         )
-    note = "" if is_fresh or not any(part["pid"] for part in parts) else "the parts are not probed: no watcher runs"
+    note = (
+        ""
+        if fresh is not None or not any(part["pid"] for part in parts)
+        else "the parts are not probed: no watcher runs"
+    )
     return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts}
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
 
 
 def _versions() -> dict[str, str]:

@@ -38,11 +38,15 @@ def why(
 
 def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
+    from cli.console import duration_in_words
+
     lines = [f"run {found.run_id} is {found.state}, step {found.step} of {found.num_steps}"]
     lines += _wrap("waits for: ", found.answer)
     if found.stages:
         lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")
-        lines += [f"  {one.stage:<22} {one.count:>6} {_duration(one.longest_seconds):>9}" for one in found.stages]
+        lines += [
+            f"  {one.stage:<22} {one.count:>6} {duration_in_words(one.longest_seconds):>9}" for one in found.stages
+        ]
     if found.groups:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
         lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")
@@ -65,7 +69,3 @@ def _wrap(title: str, text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(title + " ".join(text.split()), _WIDTH, subsequent_indent="  ", max_lines=3, placeholder=" …")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

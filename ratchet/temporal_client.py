@@ -5,7 +5,7 @@ from collections.abc import Collection
 from datetime import timedelta
 
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
@@ -41,6 +41,16 @@ async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10)
         await asyncio.sleep(0.5)
 
 
+async def describe_workflow(client: Client, workflow_id: str) -> WorkflowExecutionDescription | None:
+    """Describe the newest execution of a workflow; None if there is none. Raises RPCError."""
+    try:
+        return await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+
+
 async def workflow_statuses(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowExecutionStatus | None]:
     """Return the status of the newest execution of each workflow, None if there is none.
 
@@ -51,11 +61,10 @@ async def workflow_statuses(client: Client, workflow_ids: Collection[str]) -> di
     async def status(workflow_id: str) -> WorkflowExecutionStatus | None:
         async with limit:
             try:
-                return (await client.get_workflow_handle(workflow_id).describe()).status
+                described = await describe_workflow(client, workflow_id)
             except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
-                    return None
                 raise TemporalUnavailableError(f"Temporal cannot describe {workflow_id}: {error.message}") from error
+        return described.status if described is not None else None
 
     ordered = sorted(workflow_ids)
     return dict(zip(ordered, await asyncio.gather(*(status(workflow_id) for workflow_id in ordered)), strict=True))

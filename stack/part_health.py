@@ -233,9 +233,10 @@ def read_health(home: Path) -> dict[str, PartHealth]:
         return {}
 
 
-def health_age_seconds(home: Path) -> float | None:
-    """Return how long ago the file was written; None without one."""
+def read_fresh_health(home: Path) -> dict[str, PartHealth] | None:
+    """Return the newest state of every watched part; None without a file, or if it says nothing about now."""
     try:
-        return max(0.0, time.time() - health_path(home).stat().st_mtime)
+        age_seconds = time.time() - health_path(home).stat().st_mtime
     except OSError:
         return None
+    return read_health(home) if age_seconds < STALE_SECONDS else None

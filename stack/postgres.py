@@ -99,9 +99,10 @@ def embedded_server(data: Path, port: int) -> Iterator[None]:
         "import sys, pathlib; from stack.postgres import run_postgres; "
         "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
     )
-    server = subprocess.Popen([sys.executable, "-P", "-c", program, str(data), str(port)], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-P", "-c", program, str(data), str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        asyncio.run(ensure_database(port, timeout_seconds=300))
+        asyncio.run(ensure_database(port, timeout_seconds=600))
         yield
     finally:
         server.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ratchet.errors import MachineError
-from stack.part_health import STALE_SECONDS, HealthLimits, HealthState, PartHealth, health_age_seconds, read_health
+from stack.part_health import HealthLimits, HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
 from stack.parts import WATCHER, Stack
 from stack.probes import LIMITS
@@ -60,7 +60,7 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
     supervisor = Supervisor(stack)
     if not supervisor.is_up():
         raise MachineError("the stack was stopped meanwhile; `ratchet logs supervisord` shows by what")
-    health = read_health(stack.home) if (health_age_seconds(stack.home) or 0.0) < STALE_SECONDS else {}
+    health = read_fresh_health(stack.home) or {}
     found = []
     for process in supervisor.states():
         part = health.get(process.name, PartHealth(process.name, HealthState.STARTING, began))

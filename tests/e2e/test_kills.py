@@ -76,14 +76,15 @@ def test_the_run_is_done(killed_run: str, read: Read) -> None:
 
 
 def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Read) -> None:
-    async def outcomes(connection: AsyncConnection) -> dict[str | None, int]:
-        statement = select(RolloutTable.outcome, func.count()).where(
+    async def outcomes(connection: AsyncConnection) -> dict[tuple[str | None, str | None], int]:
+        columns = (RolloutTable.outcome, RolloutTable.outcome_reason)
+        statement = select(*columns, func.count()).where(
             RolloutTable.run_id == killed_run, RolloutTable.claimed_at.is_not(None)
         )
-        return {row[0]: row[1] for row in await connection.execute(statement.group_by(RolloutTable.outcome))}
+        return {(row[0], row[1]): row[2] for row in await connection.execute(statement.group_by(*columns))}
 
     found = read(outcomes)
-    assert set(found) == {"graded"}, found
+    assert {outcome for outcome, _ in found} == {"graded"}, found
 
 
 def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:

@@ -1,8 +1,5 @@
 """One real Postgres for all integration tests of a session, and an empty store for each test."""
 
-import asyncio
-import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +11,7 @@ from ratchet.store.database import Database
 from ratchet.store.migration import migrate
 from ratchet.store.schema import Base
 from stack.ports import free_port
-from stack.postgres import database_url, ensure_database
+from stack.postgres import database_url, embedded_server
 
 
 @pytest.fixture(scope="session")
@@ -25,22 +22,11 @@ def postgres_url() -> Iterator[str]:
     server runs.
     """
     port = free_port()
-    program = (
-        "import sys, pathlib; from stack.postgres import run_postgres; "
-        "run_postgres(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-    )
-
     with tempfile.TemporaryDirectory(prefix="ratchet-postgres-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)  # the embedded server runs as another user
-        command = [sys.executable, "-c", program, f"{directory}/data", str(port)]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            asyncio.run(ensure_database(port, timeout_seconds=600))
+        with embedded_server(Path(directory) / "data", port):
             migrate(database_url(port))  # adapters and other processes wait for the schema's revision
             yield database_url(port)
-        finally:
-            server.terminate()
-            server.wait(30)
 
 
 @pytest.fixture
