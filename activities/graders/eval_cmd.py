@@ -104,7 +104,7 @@ def reason_unfinished(run: TestRun) -> str:
 def _verdict(run: TestRun, judged: Judgement, log: str, has_oracle: bool) -> Verdict:
     exit_code = run.observed.exit_code
     solved = exit_code == 0 and judged.ok
-    reason = judged.reason if exit_code == 0 and not judged.ok else f"exit code {exit_code}"
+    reason = judged.reason if judged.rule or (exit_code == 0 and not judged.ok) else f"exit code {exit_code}"
     return Verdict(
         solved,
         reason,

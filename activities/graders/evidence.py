@@ -47,7 +47,9 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
     canary = session_canary(session, observed)
     if canary == "passed":
         return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
-    if canary == "none" and session.tests and (oracle is None or "none" not in oracle.canaries):
+    # Without a canary no success counts. If every report is a failure, the tests could not even be imported.
+    claims_success = any(outcome != "failed" for outcome in session.tests.values())
+    if canary == "none" and claims_success and (oracle is None or "none" not in oracle.canaries):
         return Judgement(False, "the canary test could not be run: the runner was changed", TAMPERED)
     if session.num_missed:
         return Judgement(False, f"{session.num_missed} collected tests never ran")

@@ -55,6 +55,15 @@ def test_without_an_oracle_the_canary_must_have_run() -> None:
     assert judge_runner(report(session({"t.py::a": "passed"}, canary="none"), *workers)).ok
 
 
+def test_a_session_whose_tests_cannot_be_imported_needs_no_canary() -> None:
+    for oracle in (None, ORACLE):
+        judged = judge_sessions(report(session({"t.py": "failed"}, canary="none")), True, (), oracle)
+        assert not judged.ok and not judged.rule, judged
+        assert judge_sessions(
+            report(session({"t.py": "failed", "t.py::a": "passed"}, canary="none")), True, (), oracle
+        ).rule
+
+
 def test_what_varies_between_gold_runs_is_left_out() -> None:
     other = report(session({"t.py::a": "passed", "t.py::b": "failed"}), session({"t.py::d": "passed"}))
     merged = merge_oracles([ORACLE, Oracle.of_run(other, other.sessions[0].tests)])

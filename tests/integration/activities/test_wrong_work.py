@@ -1,0 +1,51 @@
+"""Honest patches that are wrong are not solved, and no integrity rule rejects them."""
+
+from pathlib import Path
+
+import pytest
+
+from activities.graders.registry import GRADERS
+from activities.judge_patch import GradingLimits, PatchJudge
+from activities.sandboxes.base import Sandbox
+from tests.integration.activities import shop
+from tests.integration.activities.conftest import config
+
+PRICE = "shop/price.py"
+
+WRONG: dict[str, shop.Edits] = {
+    "does not parse": {PRICE: shop.TOTAL + "def discount(cents, percent:\n    return 1\n"},
+    "mixes tabs and spaces": {PRICE: shop.TOTAL + "def discount(cents, percent):\n\tif cents:\n        return 1\n"},
+    "has a null byte": {PRICE: b"x = 1\0\n"},
+    "is not UTF-8": {PRICE: b"x = '\xff'\n"},
+    "uses an unknown name at import": {PRICE: shop.TOTAL + shop.FIX + "RATE = undefined\n"},
+    "imports a module that is not installed": {PRICE: "import decimals_of_money\n" + shop.TOTAL + shop.FIX},
+    "imports itself in a circle": {PRICE: "from shop import report_rate\n" + shop.TOTAL + shop.FIX},
+    "has lost a function": {PRICE: shop.FIX},
+    "has lost its module": {PRICE: None},
+    "has lost its package": {"shop/__init__.py": None, PRICE: None, "shop/report.py": None},
+    "ends the process at import": {PRICE: "import sys\nsys.exit(3)\n" + shop.TOTAL + shop.FIX},
+    "ends the process in a function": {
+        PRICE: "import sys\n" + shop.TOTAL + "def discount(cents, percent):\n    sys.exit(2)\n"
+    },
+    "is killed": {PRICE: "import os\n" + shop.TOTAL + "def discount(cents, percent):\n    os.kill(os.getpid(), 9)\n"},
+    "recurses for ever": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    return discount(cents, percent)\n"},
+    "loops for ever": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    while True:\n        pass\n"},
+    "raises": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    raise KeyError(cents)\n"},
+    "returns nothing": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    pass\n"},
+    "prints bytes that are no text": {PRICE: "import os\nos.write(1, bytes(range(256)))\n" + shop.TOTAL + shop.BUG},
+    "closes the standard streams": {PRICE: "import os\nos.close(1)\nos.close(2)\n" + shop.TOTAL + shop.BUG},
+    "changes the directory": {PRICE: "import os\nos.chdir('/')\n" + shop.TOTAL + shop.BUG},
+    "breaks the project's conftest": {"conftest.py": "import nothing_of_that_name\n"},
+    "breaks the project's settings": {"pyproject.toml": "[tool.pytest.ini_options\naddopts = 3\n"},
+}
+
+
+@pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
+@pytest.mark.parametrize("name", WRONG)
+async def test_it_is_not_solved_and_not_rejected(
+    box: Sandbox, tree: Path, test_patch: str, name: str, grader: str
+) -> None:
+    judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), GradingLimits(15, 60))
+    found = await judge.judge(box, shop.diff(tree, WRONG[name], (), {}))
+    verdict = found.verdict
+    assert not verdict.solved and not verdict.rejected, (verdict.rule, verdict.reason, verdict.log)
