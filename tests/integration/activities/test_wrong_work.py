@@ -8,7 +8,6 @@ from activities.graders.registry import GRADERS
 from activities.judge_patch import GradingLimits, PatchJudge
 from activities.sandboxes.base import Sandbox
 from tests.integration.activities import shop
-from tests.integration.activities.conftest import config
 
 PRICE = "shop/price.py"
 
