@@ -158,6 +158,7 @@ class GradeActivities:
             known,
             patch.base_commit,
             controlled=drawn and bool(known.broken),
+            tries_left=context.input.tries_left,
         )
 
     async def _stored_grade(self, patch_id: int) -> GradeTable | None:

@@ -114,6 +114,7 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
+    `tries_left`: further boxes that would be tried if this one gives no verdict.
     """
 
     grader: Grader
@@ -122,6 +123,7 @@ class PatchJudge:
     known: KnownRuns = KnownRuns()
     base_commit: str | None = None
     controlled: bool = False
+    tries_left: int = 0
 
     async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
         """Run the hidden tests on the patch in a fresh box and judge the run.
@@ -199,6 +201,10 @@ class PatchJudge:
         if done.run is None:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run
+        if done.run.observed.lost and self.tries_left:
+            raise UnusableBoxError(
+                "the tests' report was lost with their supervision; the next box shows whose fault it is"
+            )
         try:
             return self.grader.judge(done.run, self.task.spec, oracle)
         except GraderFailedError as error:

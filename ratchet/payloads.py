@@ -113,6 +113,7 @@ class RolloutRow(Payload):
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
+    `tries_left`: how many other grading boxes the workflow would still try.
     """
 
     rollout_id: int
@@ -124,6 +125,7 @@ class StageInput(Payload):
     repeat: int = 0
     grade_id: int | None = None
     control_number: int = 0
+    tries_left: int = 0
 
 
 class StageResult(Payload):

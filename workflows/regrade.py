@@ -83,10 +83,12 @@ class Regrade:
             grader=input.grader,
             repeat=repeat,
         )
-        for _ in range(page.grade_tries):
+        for number in range(page.grade_tries):
             try:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
-                work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
+                work = wanted.model_copy(
+                    update={"sandbox_id": box.sandbox_id, "tries_left": page.grade_tries - number - 1}
+                )
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
                 if grade.num_control_runs:
                     grade = await confirm_grade(grade, work, page.stages, page.grade_tries)

@@ -154,6 +154,7 @@ class Rollout:
                     sandbox_id=box.sandbox_id,
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
+                    tries_left=claim.grade_tries - number - 1,
                 )
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
                 self._count_seconds("grade", grade)

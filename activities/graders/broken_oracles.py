@@ -234,7 +234,7 @@ def broken_spec(broken: BrokenOracle, spec: JsonObject) -> JsonObject:
 def validated(broken: BrokenOracle, oracle: Oracle, run: TestRun) -> BrokenOracle:
     """Return the broken oracle with what the gold patch fails in this run."""
     must_fail = tuple(name for name in oracle.passed if run.outcomes.get(name) == "failed")
-    exit_code = run.observed.exit_code
+    exit_code = None if run.observed.lost else run.observed.exit_code
     exit_fails = oracle.exit_code == 0 and exit_code not in (0, None) and (bool(must_fail) or not oracle.passed)
     return replace(broken, must_fail=must_fail, exit_fails=exit_fails)
 
@@ -253,8 +253,10 @@ class ControlResult(NamedTuple):
 def judge_control(broken: BrokenOracle, run: TestRun) -> ControlResult:
     """Judge a run against a broken oracle.
 
-    Raises GraderFailedError if the run gave no evidence, for example because the box was lost.
+    Raises GraderFailedError if the run gave no evidence: its report was lost, or it took longer than its limit.
     """
+    if run.observed.lost or run.observed.exit_code is None:
+        raise GraderFailedError("the control run ended without a report")
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
     if broken.exit_fails:

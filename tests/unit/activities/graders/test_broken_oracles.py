@@ -79,6 +79,15 @@ def test_what_a_control_run_concludes() -> None:
     assert judge_control(by_exit, run_of({}, 3)) == ([], 1)
 
 
+def test_a_run_without_a_report_is_no_evidence() -> None:
+    by_exit = BrokenOracle((), {}, exit_fails=True)
+    lost = TestRun(RunnerReport(1, "", [], lost=True), {}, 1.0, 60.0)
+    for silent in (lost, run_of({}, None)):
+        with pytest.raises(GraderFailedError, match="without a report"):
+            judge_control(by_exit, silent)
+        assert not validated(by_exit, Oracle(exit_code=0), silent).is_valid
+
+
 def test_it_survives_the_store() -> None:
     broken = BrokenOracle((Edit("t.py", 0, 1, "x"),), {"t.py": "d"}, False, ("a",), True)
     assert BrokenOracle.of_json(json.loads(json.dumps(broken.as_json()))) == broken
