@@ -1,8 +1,12 @@
 """Decide whether a run must pause because verdicts are missing.
 
 A failure without a verdict leaves its group, which biases the others. Two rules, each with a bounded query: too many
-verdicts are missing, or they are missing where rewards are low (or high), which chance does not do. Only groups that
-were made after the run was last resumed count.
+verdicts are missing, or they are missing on tasks with low (or high) rewards, which chance does not do. Only groups
+that were made after the run was last resumed count.
+
+Members of one task's groups are independent samples, so those that are left say nothing about the missing ones: groups
+of different tasks are compared. Each task counts until its first group with a missing verdict, so that one hard task
+with flaky tests is one piece of evidence, for however many groups it has.
 """
 
 import math
@@ -23,8 +27,8 @@ FALSE_PAUSE = 1e-5
 _RECENT_ROLLOUTS = 500
 _RECENT_GROUPS = 1000
 _BLOCK = 25
-"""Number of consecutive groups of one task that are compared with each other, so that neither a trend over the run nor
-a task that is hard and whose tests are flaky counts."""
+"""Number of tasks that are compared with each other, by groups made around the same time, so that a trend over the run
+does not count."""
 _COMPARED_SHARE = 0.75
 _TILTS = (-4.0, -1.5, 1.5, 4.0)
 _MAX_PER_GROUP = 4
@@ -32,8 +36,17 @@ _Z = 1.96
 """Number of standard deviations of a 95% confidence interval."""
 
 
+class SettledGroup(NamedTuple):
+    """A settled group. `mean_reward`: of equally many members in each."""
+
+    task_id: int
+    group_no: int
+    num_missing: int
+    mean_reward: float
+
+
 class GroupVerdicts(NamedTuple):
-    """A settled group. `block`: groups of equal number are compared. `mean_reward`: of equally many members in each."""
+    """A group in the comparison. `block`: groups of equal number are compared, each of another task."""
 
     block: int
     num_missing: int
@@ -83,16 +96,16 @@ def _lower_bound(count: int, total: int) -> float:
 
 
 async def _depends_on_rewards(connection: AsyncConnection, run_id: str) -> str:
-    groups = await recent_groups(connection, run_id)
+    groups = comparable_groups(await recent_groups(connection, run_id))
     if reward_evidence(groups) < -math.log(FALSE_PAUSE):
         return ""
     with_missing = [group.mean_reward for group in groups if group.num_missing]
     complete = [group.mean_reward for group in groups if not group.num_missing]
     return (
-        f"verdicts are missing in {len(with_missing)} of the newest {len(groups)} groups, whose other members have a "
-        f"mean reward of {_mean(with_missing):.2f}, and of {_mean(complete):.2f} in complete groups, more than chance "
-        "gives within a task: a rollout may get no verdict because of what the policy did; `ratchet rollouts` shows "
-        "the reasons"
+        f"verdicts are missing in groups of {len(with_missing)} tasks, whose other members have a mean reward of "
+        f"{_mean(with_missing):.2f}, and of {_mean(complete):.2f} in the {len(complete)} groups compared with them, "
+        "more than chance gives: a rollout may get no verdict because of what the policy did; `ratchet rollouts` "
+        "shows the reasons"
     )
 
 
@@ -100,8 +113,8 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / max(len(values), 1)
 
 
-async def recent_groups(connection: AsyncConnection, run_id: str) -> list[GroupVerdicts]:
-    """Return the newest 1000 settled training groups, by task and then in the order of their numbers.
+async def recent_groups(connection: AsyncConnection, run_id: str) -> list[SettledGroup]:
+    """Return the newest 1000 settled training groups in the order of their numbers.
 
     A missing verdict is a member that ended as `grader_failed` or `infra_failed`, replaced or not. The mean reward is
     that of the first three quarters of a group's size of its rewarded members: if it were of all, it would vary more in
@@ -137,20 +150,39 @@ async def recent_groups(connection: AsyncConnection, run_id: str) -> list[GroupV
     statement = (
         select(
             member.c.task_id,
+            member.c.group_no,
             func.count().filter(member.c.outcome.in_([Outcome.GRADER_FAILED, Outcome.INFRA_FAILED])),
             func.avg(member.c.reward).filter(member.c.place <= num_compared),
         )
         .group_by(member.c.task_id, member.c.group_no, member.c.size)
         .having(func.count(member.c.reward) >= num_compared)
-        .order_by(member.c.task_id, member.c.group_no)
+        .order_by(member.c.group_no)
     )
-    found: list[GroupVerdicts] = []
-    num_blocks = 0
-    for _, rows in groupby(await connection.execute(statement), key=lambda row: row[0]):
-        of_task = list(rows)
-        found += [GroupVerdicts(num_blocks + n // _BLOCK, row[1], row[2]) for n, row in enumerate(of_task)]
-        num_blocks += 1 + len(of_task) // _BLOCK
-    return found
+    return [SettledGroup(*row) for row in await connection.execute(statement)]
+
+
+def comparable_groups(groups: Sequence[SettledGroup]) -> list[GroupVerdicts]:
+    """Return the groups that are compared, by block.
+
+    In each round every task takes part with one group, so that no task has more chances of a missing verdict than
+    another; a task that has missed one takes part no more.
+    """
+    rounds: dict[int, list[SettledGroup]] = {}
+    num_groups: dict[int, int] = {}
+    has_missed: set[int] = set()
+    for group in groups:
+        if group.task_id in has_missed:
+            continue
+        number = num_groups[group.task_id] = num_groups.get(group.task_id, 0) + 1
+        rounds.setdefault(number, []).append(group)
+        if group.num_missing:
+            has_missed.add(group.task_id)
+    blocks = [found[at : at + _BLOCK] for found in rounds.values() for at in range(0, len(found), _BLOCK)]
+    return [
+        GroupVerdicts(number, group.num_missing, group.mean_reward)
+        for number, block in enumerate(blocks)
+        for group in block
+    ]
 
 
 def reward_evidence(groups: Sequence[GroupVerdicts]) -> float:
