@@ -81,7 +81,7 @@ async def run_activity(
 
     The SDK alone would return the result of an activity that completes in spite of the cancellation.
     """
-    result = await run_activity_even_if_cancelled(method, argument, options, summary)
+    result: ResultT = await workflow.execute_activity_method(method, argument, **activity_options(options, summary))
     stop_if_cancelled()
     return result
 
@@ -95,8 +95,17 @@ async def run_activity_even_if_cancelled(
     """Run an activity and return its result if it completes, even if the workflow was cancelled meanwhile.
 
     For results that must not be lost, such as a claim or a verdict. The caller checks `stop_if_cancelled`.
+
+    If an activity's completion comes in the same workflow task as the cancellation, the SDK drops the result and raises
+    CancelledError. The activity is then run again; activities that are called in this way return what they have stored.
     """
-    result: ResultT = await workflow.execute_activity_method(method, argument, **activity_options(options, summary))
+    wanted = activity_options(options, summary)
+    try:
+        result: ResultT = await workflow.execute_activity_method(method, argument, **wanted)
+    except asyncio.CancelledError:
+        if not workflow.patched("ask-for-dropped-results"):
+            raise
+        result = await workflow.execute_activity_method(method, argument, **wanted)
     return result
 
 

@@ -62,6 +62,19 @@ class Training:
         rows = await self.rows()
         return rows if sum(row.claimed_at is not None and row.outcome is None for row in rows) >= 2 else []
 
+    async def open_workflows(self) -> list[str]:
+        """Describe the workflows of rollouts that have not ended, for a failed test's report."""
+        found = []
+        for row in await self.rows():
+            if row.outcome is None and row.claimed_at is not None:
+                described = await self.loop.client.get_workflow_handle(row.workflow_id).describe()
+                pending = [
+                    f"{one.activity_type.name} try {one.attempt} {one.last_failure.message}"
+                    for one in described.raw_description.pending_activities
+                ]
+                found.append(f"{row.workflow_id} {described.status!r} {pending}")
+        return found
+
     async def group_state(self) -> str:
         async with self.loop.database.begin() as connection:
             statement = (
@@ -91,7 +104,10 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())
 
-    await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
+    try:
+        await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {await found.open_workflows()}") from None
     await loop.forget_script()
     async with loop.database.begin() as connection:
         assert (
