@@ -14,7 +14,7 @@ from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
-from ratchet.store import chains, grades, groups, rollouts
+from ratchet.store import chains, grades, groups, retention, rollouts
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.schema import GradeTable
@@ -100,8 +100,10 @@ async def _adopt(
     """Store outcome, reward and chains by this grade; return False if the rollout or its group cannot change any more.
 
     The chains are built from the turns that made the patch, because a rollout that ended without a verdict may have
-    stored none.
+    stored none. A run whose turns are archived is no longer changed.
     """
+    if await retention.is_pruned(connection, await rollouts.run_of_rollout(connection, input.rollout_id)):
+        return False
     patch = await rollouts.get_patch(connection, input.patch_id)
     built = await build_rollout_chains(connection, input.rollout_id, patch.attempt, config)
     agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
