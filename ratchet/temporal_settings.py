@@ -113,6 +113,17 @@ class SweepNumbers(_Section):
     """Largest share of the live boxes that one sweep may kill without being asked for, unless it is forced."""
 
 
+class PostgresNumbers(_Section):
+    """Connections to Postgres. `ratchet up` compares the sum over all parts with what the server allows."""
+
+    worker_pool_size: int = Field(default=10, ge=1)
+    """Connections that one worker process keeps, and as many again under load."""
+    adapter_pool_size: int = Field(default=10, ge=1)
+    """Connections that one adapter process keeps, and as many again under load."""
+    max_connections: int = Field(default=200, ge=20)
+    """`max_connections` of the embedded server, which takes it at its next start."""
+
+
 class Retention(_Section):
     """How long what a run leaves behind is kept. Nothing of a run that is open or can be resumed is deleted, unless
     `ratchet prune RUN --force` names the run; `activities/pruning.py` lists what is kept in any case."""
@@ -156,6 +167,8 @@ class TemporalSettings(_Section):
     """Numbers of the TrainRun workflow."""
     sweep: SweepNumbers
     """Numbers of the sweep."""
+    postgres: PostgresNumbers = PostgresNumbers()
+    """Connections to Postgres."""
     retention: Retention = Retention()
     """How long turns and weights are kept."""
 
