@@ -1,7 +1,7 @@
 """Compare the connections to Postgres that all parts may open with what the server allows.
 
-A pool that is smaller than the load makes its process wait; a server whose limit is reached refuses whichever process
-comes next. So the sizes of the pools are to be such that their sum fits.
+A pool that is smaller than the load makes its process wait; a server whose limit is reached refuses any process
+that comes next. So the sizes of the pools are to be such that their sum fits.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _COMMANDS = 10
 
 @dataclass(slots=True, frozen=True)
 class ConnectionDemand:
-    """Connections that the processes of one part may open together. `setting`: where their number is set."""
+    """Connections that the processes of one part may open together. `setting`: the key of their number."""
 
     part: str
     connections: int
