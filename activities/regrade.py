@@ -58,8 +58,7 @@ class RegradeActivities:
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
         async with self.database.begin() as connection:
-            stored = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id)
-        remaining = [patch for patch in stored if patch.rollout_id > input.after]
+            remaining = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id, input.after, _PAGE)
         if not remaining and input.after == 0:
             raise ConfigError(
                 f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; "
@@ -69,7 +68,7 @@ class RegradeActivities:
             return RegradePage(patches=[], stages={}, grade_tries=self.settings.rollout.grade_tries)
         config = await self.configs.of_rollout(remaining[0].rollout_id)
         return RegradePage(
-            patches=remaining[:_PAGE],
+            patches=remaining,
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
             grade_tries=self.settings.rollout.grade_tries,
         )
