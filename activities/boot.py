@@ -66,7 +66,7 @@ class BootActivities:
         async with self.database.begin() as connection:
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
-            image = (await tasks.task_of_rollout(connection, input.rollout_id)).image
+            image = await tasks.image_of_rollout(connection, input.rollout_id)
         return NewSandbox(
             provider=self.provider.name,
             role=input.role,

@@ -13,11 +13,11 @@ from activities.outcomes import RolloutChains, build_rollout_chains, compute_out
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, ConfigError
+from ratchet.errors import BugError, ConfigError, FencedError
 from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
 from ratchet.store import chains, grades, rollouts, tasks
 from ratchet.store.database import Database
-from ratchet.store.rollouts import OutcomeValues
+from ratchet.store.rollouts import OutcomeValues, RolloutFacts
 from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import AgentExit, Outcome
@@ -46,7 +46,7 @@ class RolloutRecordActivities:
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             claimed = await rollouts.claim_rollout(connection, input.rollout_id, info.workflow_run_id)
-            task = await tasks.task_of_rollout(connection, input.rollout_id)
+            task = await tasks.task_label_of_rollout(connection, input.rollout_id)
         limits = config.limits
         return Claim(
             rollout_id=input.rollout_id,
@@ -63,7 +63,7 @@ class RolloutRecordActivities:
             box_tries=self.settings.rollout.box_tries,
             grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),
-            summary=f"{config.harness.name} on {task.label}",
+            summary=f"{config.harness.name} on {task}",
         )
 
     @activity_stage("finalise")
@@ -71,13 +71,15 @@ class RolloutRecordActivities:
         """Give the rollout its outcome in one transaction; an ended rollout keeps the one it has.
 
         Closes the sessions, stores the chains of the attempt that was graded (without a grade: of the last attempt),
-        sets outcome and reward, and applies the group's rule.
+        sets outcome and reward, and applies the group's rule. Raises FencedError if another workflow run has taken over
+        the rollout.
         """
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
             if facts.outcome is not None:
                 return _result(input.rollout_id, facts.outcome, facts.reward, facts.agent_exit)
+            _require_ownership(input, facts)
             await rollouts.close_sessions(connection, input.rollout_id)
             graded = await _graded_patch(connection, input)
             # A workflow that continued from a stored patch has a later attempt than the one whose turns made the patch.
@@ -93,6 +95,20 @@ class RolloutRecordActivities:
             }
             await rollouts.set_outcome(connection, input.rollout_id, values)
         return _result(input.rollout_id, values["outcome"], values.get("reward"), agent_exit)
+
+
+def _require_ownership(input: FinaliseInput, facts: RolloutFacts) -> None:
+    """Raise FencedError if the workflow run that wants to end the rollout is an earlier one.
+
+    A claim gives the rollout a higher attempt than all earlier ones. A run that was reset to a point behind its claim
+    is not the owner, and has the same attempt; its verdict counts.
+    """
+    is_owner = facts.owner == activity.info().workflow_run_id
+    if input.attempt < facts.attempt or (input.grade_id is None and not is_owner):
+        raise FencedError(
+            f"rollout {input.rollout_id} is at attempt {facts.attempt} of workflow run {facts.owner}; "
+            f"attempt {input.attempt} may not end it"
+        )
 
 
 def _result(rollout_id: int, outcome: str, reward: float | None, agent_exit: str | None) -> RolloutResult:

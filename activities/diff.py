@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio import activity
 
 from activities.box_lifecycle import connected_box, try_kill_box
 from activities.git_scripts import diff_script
@@ -31,7 +32,8 @@ from ratchet.store.database import Database
 from ratchet.store.rollouts import NewPatch
 from ratchet.store.tasks import TaskRow
 
-_DIFF_SECONDS = 150.0
+_MARGIN_SECONDS = 30.0
+"""The part of the stage's time limit that is left for what follows the diff."""
 
 
 class CapturedDiff(NamedTuple):
@@ -72,7 +74,9 @@ class DiffActivities:
             async with connected_box(self.provider, context.provider_id) as box:
                 await harness.end(box, input.attempt)
                 await self._close_session(input)
-                captured = await _capture_diff(box, context.task.workdir, context.config.limits.max_patch_bytes)
+                captured = await _capture_diff(
+                    box, context.task.workdir, context.config.limits.max_patch_bytes, _diff_seconds()
+                )
                 transcript = await harness.collect(box, input.attempt)
             async with self.database.begin() as connection:
                 await context.write_attempt(connection, {"transcript": pack_text(transcript.data)})
@@ -141,8 +145,15 @@ class DiffActivities:
                     await engine.abort([call.request_id])
 
 
-async def _capture_diff(box: Sandbox, workdir: str, max_bytes: int) -> CapturedDiff:
-    result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=_DIFF_SECONDS)
+def _diff_seconds() -> float:
+    """Return the time for taking the diff: `stages.diff.start_to_close` of temporal.yaml without the margin."""
+    limit = activity.info().start_to_close_timeout
+    assert limit is not None, "every stage has a limit"
+    return max(_MARGIN_SECONDS, limit.total_seconds() - _MARGIN_SECONDS)
+
+
+async def _capture_diff(box: Sandbox, workdir: str, max_bytes: int, seconds: float) -> CapturedDiff:
+    result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=seconds)
     count, _, body = result.stdout.partition("\n")
     if body.startswith("too_large"):
         num_bytes = body.split()[1]

@@ -14,7 +14,7 @@ from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
-from ratchet.store import chains, grades, groups, rollouts
+from ratchet.store import chains, grades, groups, retention, rollouts
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.schema import GradeTable
@@ -58,8 +58,7 @@ class RegradeActivities:
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
         async with self.database.begin() as connection:
-            stored = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id)
-        remaining = [patch for patch in stored if patch.rollout_id > input.after]
+            remaining = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id, input.after, _PAGE)
         if not remaining and input.after == 0:
             raise ConfigError(
                 f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; "
@@ -69,7 +68,7 @@ class RegradeActivities:
             return RegradePage(patches=[], stages={}, grade_tries=self.settings.rollout.grade_tries)
         config = await self.configs.of_rollout(remaining[0].rollout_id)
         return RegradePage(
-            patches=remaining[:_PAGE],
+            patches=remaining,
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
             grade_tries=self.settings.rollout.grade_tries,
         )
@@ -100,8 +99,10 @@ async def _adopt(
     """Store outcome, reward and chains by this grade; return False if the rollout or its group cannot change any more.
 
     The chains are built from the turns that made the patch, because a rollout that ended without a verdict may have
-    stored none.
+    stored none. A run whose turns are archived is no longer changed.
     """
+    if await retention.is_pruned(connection, await rollouts.run_of_rollout(connection, input.rollout_id)):
+        return False
     patch = await rollouts.get_patch(connection, input.patch_id)
     built = await build_rollout_chains(connection, input.rollout_id, patch.attempt, config)
     agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)

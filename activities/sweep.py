@@ -1,4 +1,4 @@
-"""Activity `sweep`: start runs again, end rollouts and kill boxes that no running workflow owns.
+"""Activity `sweep`: start runs again, end rollouts and kill boxes that no running workflow owns; prune old runs.
 
 A box is killed if its row is marked for release, or if the workflow of its row is closed or missing. A box that the
 provider lists under this installation, but whose ledger row is released or missing, is killed after a grace. Boxes of
@@ -7,6 +7,7 @@ visibility lags.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -17,10 +18,11 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.service import RPCError
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
+from activities.pruning import Pruned, due_tasks, prune_run
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
-from ratchet.errors import SandboxBusyError
+from ratchet.errors import ConfigError, RatchetError, SandboxBusyError
 from ratchet.store import groups, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
@@ -87,6 +89,7 @@ class SweepActivities:
             ended = await self._end_orphaned_rollouts(input.dry_run)
             found = self._limited(await self._find_boxes(), input.force)
             done = found if input.dry_run else await self._kill_all(found)
+            pruned = [] if input.dry_run else await self._prune()
         if done or ended.num_rollouts:
             _LOG.info(
                 "swept",
@@ -102,7 +105,24 @@ class SweepActivities:
             rollouts_ended=ended.num_rollouts,
             runs_restarted=num_runs,
             boxes=tuple(box.reason for box in done),
+            rollouts_archived=sum(one.num_rollouts for one in pruned),
+            directories_deleted=sum(one.num_directories for one in pruned),
         )
+
+    async def _prune(self) -> list[Pruned]:
+        """Prune old runs for `retention.seconds_per_sweep`; what fails or is left is tried by the next sweep."""
+        numbers = self.settings.retention
+        end = time.monotonic() + numbers.seconds_per_sweep
+        pruned = []
+        try:
+            for task in await due_tasks(self.database, numbers):
+                try:
+                    pruned.append(await prune_run(self.database, task, max_seconds=end - time.monotonic()))
+                except ConfigError as error:
+                    _LOG.info("run is not pruned", run=task.run_id, reason=str(error))
+        except (OSError, RatchetError) as error:
+            _LOG.error("runs are not pruned", reason=str(error))
+        return pruned
 
     async def _find_boxes(self) -> _Findings:
         """Find rows without a running workflow, and boxes without an unreleased row.

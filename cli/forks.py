@@ -12,11 +12,17 @@ def forks(
     """Report forks by cause, chains per rollout, context tokens per trained token, and alarms."""
     from dataclasses import asdict
 
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from cli.console import print_json, print_table, say
     from cli.store_access import query
-    from ratchet.store import fork_report
+    from ratchet.store import fork_report, retention
 
-    found = query(lambda connection: fork_report.fork_report(connection, run))
+    async def read(connection: AsyncConnection) -> fork_report.ForkReport:
+        await retention.require_turns(connection, run)
+        return await fork_report.fork_report(connection, run)
+
+    found = query(read)
     if json:
         print_json(asdict(found))
         return

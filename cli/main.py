@@ -24,6 +24,7 @@ from cli import (
     forks,
     images,
     logs,
+    prune,
     regrade,
     restore,
     resume,
@@ -75,6 +76,7 @@ COMMANDS = (
     forks.forks,
     backup.backup,
     restore.restore,
+    prune.prune,
 )
 GROUPS = (
     tasks.tasks_app,

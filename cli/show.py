@@ -52,6 +52,8 @@ def _print(story: dict[str, Any]) -> None:
         ]
         for turn in story["turns"]
     ]
+    if head["num_turns"] and not turns:
+        console.print(f"its turns and logs are archived: archive/{head['run_id']} of the state directory")
     print_table("turns", ["id", "state", "kind", "fork", "tokens", "finish", "policy version"], turns)
     boxes = [
         [str(box["id"]), box["role"], str(box["attempt"]), box["state"], box["release_reason"]]

@@ -46,7 +46,7 @@ def train(
     stack = Stack()
     resolved = load_config(config, set or [])
     if dry_run:
-        _check(resolved)
+        _check(stack, resolved)
         return
     bring_up(stack, resolved, say)
     if from_store is not None:
@@ -74,13 +74,19 @@ def train(
         raise typer.Exit(1)
 
 
-def _check(config: Any) -> None:
+def _check(stack: Any, config: Any) -> None:
+    import asyncio
+
     from activities.datasets.formats import read_rows
     from activities.run_checks import check_run
     from cli.console import say
     from ratchet.temporal_settings import load_temporal_settings
+    from stack.connections import too_many_connections
 
-    check_run(config, load_temporal_settings())
+    settings = load_temporal_settings()
+    check_run(config, settings)
+    if warning := asyncio.run(too_many_connections(stack, settings, config)):
+        say(warning)
     for dataset in config.datasets:
         say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
     training = config.training

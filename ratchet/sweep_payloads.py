@@ -19,3 +19,5 @@ class SweepResult(Payload):
     rollouts_ended: int = 0
     runs_restarted: int = 0
     boxes: tuple[str, ...] = ()
+    rollouts_archived: int = 0
+    directories_deleted: int = 0

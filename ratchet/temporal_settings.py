@@ -113,6 +113,31 @@ class SweepNumbers(_Section):
     """Largest share of the live boxes that one sweep may kill without being asked for, unless it is forced."""
 
 
+class PostgresNumbers(_Section):
+    """Connections to Postgres. `ratchet up` compares the sum over all parts with what the server allows."""
+
+    worker_pool_size: int = Field(default=10, ge=1)
+    """Connections that one worker process keeps, and as many again under load."""
+    adapter_pool_size: int = Field(default=10, ge=1)
+    """Connections that one adapter process keeps, and as many again under load."""
+    max_connections: int = Field(default=200, ge=20)
+    """`max_connections` of the embedded server, which takes it at its next start."""
+
+
+class Retention(_Section):
+    """How long what a run leaves behind is kept. Nothing of a run that is open or can be resumed is deleted, unless
+    `ratchet prune RUN --force` names the run; `activities/pruning.py` lists what is kept in any case."""
+
+    turns_days: float | None = 30
+    """Days after the end of a done run from which its turns and logs are moved from Postgres to Parquet files in
+    `archive` of the state directory. Null keeps them in Postgres."""
+    weights_days: float | None = 30
+    """Days after the end of a done run from which its checkpoints and published weights are deleted, except the newest
+    ones and the initial weights. Null keeps them, and so does `training.kept_versions: null` in the run's config."""
+    seconds_per_sweep: float = 60
+    """Time for which one sweep moves turns, in seconds; the next sweep goes on."""
+
+
 class TemporalSettings(_Section):
     """The whole of temporal.yaml."""
 
@@ -142,6 +167,10 @@ class TemporalSettings(_Section):
     """Numbers of the TrainRun workflow."""
     sweep: SweepNumbers
     """Numbers of the sweep."""
+    postgres: PostgresNumbers = PostgresNumbers()
+    """Connections to Postgres."""
+    retention: Retention = Retention()
+    """How long turns and weights are kept."""
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
         """Return the options of every stage, with the run's limits filled in."""

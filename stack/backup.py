@@ -1,8 +1,8 @@
 """Back up a store with the files that it refers to, and restore both into a new state directory.
 
-A backup is a directory: `store.dump` (pg_dump's custom format), `files/` (checkpoints, published weights and models
-below the state directory) and `manifest.json`, which is written last. It is made under another name and renamed when it
-is complete, so a directory with the wanted name is a whole backup.
+A backup is a directory: `store.dump` (pg_dump's custom format), `files/` (checkpoints, published weights, models and
+archived turns below the state directory) and `manifest.json`, which is written last. It is made under another name and
+renamed when it is complete, so a directory with the wanted name is a whole backup.
 
 | state | what exists | what the next call does |
 |---|---|---|
@@ -96,12 +96,16 @@ async def _fill(database: Database, home: Path, partial: Path) -> Manifest:
 
 
 async def _directories(connection: AsyncConnection, home: Path) -> list[str]:
-    """Return the directories below `home` that the store refers to: checkpoints, weights and models."""
+    """Return the directories below `home` that the store refers to: checkpoints, weights, models and archived turns."""
     published = PolicyVersionTable.state == PolicyVersionState.PUBLISHED
+    older = (await connection.execute(select(CheckpointTable.uri))).scalars()
+    archives = (await connection.execute(select(RunTable.run_id).where(RunTable.archived_to > 0))).scalars()
     rows = [
-        *(await connection.execute(select(CheckpointTable.uri))).scalars(),
+        *(uri for uri in older if Path(uri).is_dir()),  # the rows of deleted ones stay
+        *(await connection.execute(select(RunTable.checkpoint_uri))).scalars(),
         *(await connection.execute(select(PolicyVersionTable.uri).where(published))).scalars(),
         *(await connection.execute(select(RunTable.model_path))).scalars(),
+        *(str(home / "archive" / run_id) for run_id in archives),
     ]
     paths = {Path(row).relative_to(home) for row in rows if row and Path(row).is_relative_to(home)}
     return sorted(str(path) for path in paths if not any(parent in paths for parent in path.parents))

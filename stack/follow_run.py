@@ -31,6 +31,8 @@ from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 
 _LOOK_SECONDS = 2.0
+_LOOK_SHARE = 20.0
+"""A look at a large run is followed by a pause of so many times its own duration."""
 _REPORT_SECONDS = 10.0
 _PROBLEM_SECONDS = 15.0
 
@@ -102,7 +104,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
     meter, begun = CpuMeter(stack), time.monotonic()
     try:
         while True:
-            ended, _ = await asyncio.wait([result], timeout=_LOOK_SECONDS)
+            ended, _ = await asyncio.wait([result], timeout=max(_LOOK_SECONDS, _LOOK_SHARE * progress.report_seconds))
             await asyncio.to_thread(meter.sample)
             await progress.report()
             if ended and isinstance(error := result.exception(), RPCError):
@@ -137,6 +139,7 @@ class _Progress:
         self.line = ""
         self.num_ended = 0
         self.reported_at = 0.0
+        self.report_seconds = 0.0
         self.milestone: tuple[int, list[str]] | None = None
         self.num_ended_before: int | None = None
         self.problems: dict[str, tuple[HealthState, int]] = {}
@@ -154,6 +157,7 @@ class _Progress:
 
     async def report(self) -> None:
         self.report_parts()
+        started = time.monotonic()
         try:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, self.run_id)
@@ -162,6 +166,7 @@ class _Progress:
                 found = await reports.run_progress(connection, self.run_id)
         except StoreUnavailableError:
             return
+        self.report_seconds = time.monotonic() - started
         if row.state == RunState.PAUSED:
             raise ConfigError(f"run {self.run_id} is paused: {row.state_reason}. The same command resumes it")
         if row.state_reason and row.state_reason != self.reason:

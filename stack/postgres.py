@@ -54,7 +54,7 @@ def initialise(data: Path) -> Path:
     return Path(server.bin_path)
 
 
-def run_postgres(data: Path, port: int) -> NoReturn:
+def run_postgres(data: Path, port: int, max_connections: int = 200) -> NoReturn:
     """Replace this process with the Postgres server, which the supervisor then watches directly.
 
     SIGINT requests the server's fast shutdown, SIGTERM the smart one.
@@ -69,7 +69,7 @@ def run_postgres(data: Path, port: int) -> NoReturn:
     arguments = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
     # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
     # durable.
-    for setting in ("max_connections=200", "shared_buffers=64MB", "jit=off"):
+    for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off"):
         arguments += ["-c", setting]
     os.execv(arguments[0], arguments)
 

@@ -21,6 +21,7 @@ from ratchet.store.migration import migrate
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
+from stack.connections import too_many_connections
 from stack.parts import Stack, require_space
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import prepare_plan, wants_other, write_plan
@@ -67,7 +68,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
         write_plan(stack, plan)
     starts = log_sizes(stack)
     supervisor.up()
-    asyncio.run(_make_ready(stack, starts, settings, say))
+    asyncio.run(_make_ready(stack, starts, settings, config, say))
 
 
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
@@ -93,7 +94,9 @@ async def _require_idle(stack: Stack) -> None:
         )
 
 
-async def _make_ready(stack: Stack, starts: LogSizes, settings: TemporalSettings, say: Callable[[str], None]) -> None:
+async def _make_ready(
+    stack: Stack, starts: LogSizes, settings: TemporalSettings, config: RunConfig, say: Callable[[str], None]
+) -> None:
     if not stack.is_external("RATCHET_DATABASE_URL"):
         # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
         await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS)
@@ -104,6 +107,8 @@ async def _make_ready(stack: Stack, starts: LogSizes, settings: TemporalSettings
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
         await temporal_namespace.prepare_namespace(client, database, settings, is_own)
         say("Postgres and Temporal answer")
+        if warning := await too_many_connections(stack, settings, config):
+            say(warning)
         await wait_until_answering(stack, starts, say)
         say("every part answers")
         for run_id in await continue_runs(client, database, settings):

@@ -14,7 +14,7 @@ from engine.policy_files import file_sha256, link_version
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
-from ratchet.store import learners, runs
+from ratchet.store import learners, retention, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import RunRow
 from ratchet.types import RunState, policy_version
@@ -40,6 +40,7 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
     first = paths.policies() / run_id / "0.e0"
     files = await asyncio.to_thread(link_version, model, first)
     async with database.begin() as connection:
+        await retention.require_turns(connection, source_run_id)
         await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)

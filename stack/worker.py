@@ -156,7 +156,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     """Run until SIGTERM or SIGINT. Activities are then cancelled; those that cannot end in time are retried by another
     worker.
     """
-    database = Database(database_url, pool_size=10)
+    database = Database(database_url, settings.postgres.worker_pool_size)
     await wait_for_schema(database)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.store import samples
+from ratchet.store import retention, samples
 from ratchet.store.samples import Sample
 from ratchet.store.schema import RunTable
 from ratchet.types import AgentExit, JsonObject
@@ -171,10 +171,14 @@ def _done(path: Path, number: int) -> int:
 async def export_run(
     connection: AsyncConnection, run_id: str, formats: Sequence[str], out: Path | None = None
 ) -> dict[Path, int]:
-    """Write the run's samples; return the files with their number of samples. Raises ConfigError for an unknown run."""
+    """Write the run's samples; return the files with their number of samples.
+
+    Raises ConfigError for an unknown run, and for one whose turns are archived.
+    """
     run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one_or_none()
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
+    await retention.require_turns(connection, run_id)
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
     decode = _decoder(Path(run.model_path))
     written: dict[Path, int] = {}

@@ -41,6 +41,8 @@ with workflow.unsafe.imports_passed_through():
 
 
 CHECK_AGAIN_DELAY = timedelta(seconds=15)
+MAX_CHECK_DELAY = timedelta(minutes=5)
+"""Longest delay between two questions whether a member that runs elsewhere has ended; each adds to the history."""
 MAX_ROUNDS = 20
 """A group whose members have ended so often without an outcome fails: five minutes, in which a sweep has given them
 one unless something is broken."""
@@ -63,6 +65,7 @@ async def run_with_replacements(
 ) -> None:
     """Run a member, and replacements as long as the store grants them."""
     member: GroupMember | None = first
+    delay = CHECK_AGAIN_DELAY
     while member is not None:
         elsewhere = False
         try:
@@ -74,9 +77,11 @@ async def run_with_replacements(
         ended = MemberInput(rollout_id=member.rollout_id, elsewhere=elsewhere)
         replacement = await run_activity(GroupRecordActivities.replace_member, ended, record)
         if replacement.running:
-            await workflow.sleep(CHECK_AGAIN_DELAY)
+            await workflow.sleep(delay)
+            delay = min(2 * delay, MAX_CHECK_DELAY)
         else:
             member = replacement.member
+            delay = CHECK_AGAIN_DELAY
 
 
 @workflow.defn(name="RolloutGroup", failure_exception_types=[ValidationError])

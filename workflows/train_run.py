@@ -67,6 +67,9 @@ MAX_CHILD_FAILURES = 5
 """A run is paused if the workflow of one group fails so often, or that of one evaluation ends so often without a
 result, within one execution of TrainRun."""
 
+PREPARE_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 86400})
+"""Options of `prepare_run`, which reads all weights to digest them. Its heartbeats show that its worker lives."""
+
 ASK_SECONDS = 300.0
 """Time limit of asking Temporal about every open group."""
 
@@ -98,7 +101,7 @@ class TrainRun:
     async def run(self, input: TrainRunInput) -> str:
         run_id = input.run_id or workflow.info().workflow_id.removeprefix("run/")
         prepare = PrepareRunInput(input=input, run_id=run_id)
-        plan = await run_activity_even_if_cancelled(RunActivities.prepare_run, prepare, FIRST_STAGE)
+        plan = await run_activity_even_if_cancelled(RunActivities.prepare_run, prepare, PREPARE_STAGE)
         try:
             stop_if_cancelled()
             await self._run_to_the_end(plan)

@@ -10,6 +10,7 @@ def adapter() -> None:
     """Run the adapter, the model API that agents call instead of their vendor's."""
     from adapter.app import serve_adapter
     from adapter.settings import AdapterSettings
+    from ratchet.temporal_settings import load_temporal_settings
 
     stack = Stack()
     plan = load_plan(stack)
@@ -26,6 +27,7 @@ def adapter() -> None:
                 template_kwargs=plan.config.engine.chat_template_kwargs,
                 restore_reasoning=plan.config.engine.restore_reasoning,
                 images=plan.config.engine.images,
+                pool_size=load_temporal_settings().postgres.adapter_pool_size,
             )
         )
     )

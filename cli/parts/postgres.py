@@ -5,7 +5,9 @@ from stack.parts import Stack
 
 def postgres() -> None:
     """Run the embedded Postgres on the state directory."""
+    from ratchet.temporal_settings import load_temporal_settings
     from stack import postgres
 
     stack = Stack()
-    postgres.run_postgres(stack.home / "postgres", stack.ports["postgres"])
+    max_connections = load_temporal_settings().postgres.max_connections
+    postgres.run_postgres(stack.home / "postgres", stack.ports["postgres"], max_connections)

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 import asyncpg
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -26,6 +28,11 @@ _NO_ANSWER = (
 """What is raised, beside SQLAlchemy's wrappers, if the server is away, starting, shutting down, full or damaged."""
 _STATEMENT_SECONDS = 60.0
 """Limit of one statement. Without it a process waits for about 15 minutes if the server's host falls silent."""
+_SERVER_GRACE_SECONDS = 5.0
+"""The server ends a statement so much later by itself: that of a process which has fallen silent."""
+_IDLE_SECONDS = 120.0
+"""Time without a statement after which the server ends an open transaction, whose locks others may wait for: that of a
+process which is suspended or cut off."""
 
 
 _CLASS_42_OF_THE_SERVER = {
@@ -74,7 +81,14 @@ def _sources(error: BaseException) -> Iterator[BaseException]:
 class Database:
     """A pool of connections, closed at the end of `async with`; every access goes through `begin()`."""
 
-    def __init__(self, url: str, pool_size: int = 5, statement_seconds: float = _STATEMENT_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        pool_size: int = 5,
+        statement_seconds: float = _STATEMENT_SECONDS,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
+        """`idle_seconds`: the server ends a transaction in which no statement is sent for so long."""
         self.url = url
         # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
@@ -84,6 +98,19 @@ class Database:
             pool_pre_ping=True,
             connect_args={"timeout": min(10.0, statement_seconds), "command_timeout": statement_seconds},
         )
+        limits = {
+            "statement_timeout": statement_seconds + _SERVER_GRACE_SECONDS,
+            "idle_in_transaction_session_timeout": idle_seconds,
+        }
+
+        # By a statement, because connection poolers refuse unknown parameters of a connection.
+        @event.listens_for(self.engine.sync_engine, "connect")
+        def set_limits(connection: DBAPIConnection, _: object) -> None:
+            cursor = connection.cursor()
+            for name, seconds in limits.items():
+                cursor.execute(f"SET {name} = {round(1000 * seconds)}")
+            cursor.close()
+            connection.commit()
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:

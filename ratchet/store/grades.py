@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass, field
 
-from sqlalchemy import Boolean, cast, func, insert, not_, select, update
+from sqlalchemy import Boolean, cast, exists, func, insert, not_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ratchet.grading_payloads import StoredPatch
 from ratchet.store.schema import GradeTable, PatchTable, RolloutTable, SandboxTable
@@ -90,15 +91,20 @@ async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> Gr
 
 
 async def patches_to_regrade(
-    connection: AsyncConnection, run_id: str | None, rollout_id: int | None
+    connection: AsyncConnection, run_id: str | None, rollout_id: int | None, after: int, count: int
 ) -> list[StoredPatch]:
-    """Return the last patch of each ended rollout of a run, or that of one rollout."""
+    """Return the last patch of each of the next `count` ended rollouts of a run, or that of one rollout.
+
+    `after`: the id of a rollout; only later ones count.
+    """
+    later = aliased(PatchTable)
+    has_later = exists().where(later.rollout_id == PatchTable.rollout_id, later.attempt > PatchTable.attempt)
     statement = (
         select(RolloutTable.id, PatchTable.attempt, PatchTable.id)
         .join(PatchTable, PatchTable.rollout_id == RolloutTable.id)
-        .where(RolloutTable.outcome.is_not(None))
-        .order_by(RolloutTable.id, PatchTable.attempt.desc())
-        .distinct(RolloutTable.id)
+        .where(RolloutTable.outcome.is_not(None), RolloutTable.id > after, ~has_later)
+        .order_by(RolloutTable.id)
+        .limit(count)
     )
     statement = (
         statement.where(RolloutTable.run_id == run_id)

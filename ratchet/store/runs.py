@@ -179,13 +179,10 @@ async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
     """Let a paused, failed or cancelled run go on and return why it had stopped; None if it was running.
 
     It goes on from its newest checkpoint. Earlier groups without signal no longer count towards the next pause. Raises
-    ConfigError if the run does not exist, is done, or may not run beside another open one.
+    ConfigError if the run does not exist, is done or pruned, or may not run beside another open one.
     """
-    statement = (
-        select(RunTable.state, RunTable.state_reason, RunTable.config_name, RunTable.source_run_id)
-        .where(RunTable.run_id == run_id)
-        .with_for_update()
-    )
+    columns = (RunTable.state, RunTable.state_reason, RunTable.config_name, RunTable.source_run_id, RunTable.pruned_at)
+    statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.config_name == ADHOC:
         raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
@@ -195,6 +192,8 @@ async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
         )
     if row.state == RunState.RUNNING:
         return None
+    if row.pruned_at is not None:
+        raise ConfigError(f"run {run_id} was pruned on {row.pruned_at:%Y-%m-%d} and cannot be resumed; start a new run")
     if row.source_run_id is None:
         await require_no_other_run(connection, run_id)
     going = update(RunTable).where(RunTable.run_id == run_id)

@@ -112,24 +112,29 @@ async def reserve_sandbox(
 
     A rollout keeps its place from the agent's box to the verdict: an agent's box is granted only if every rollout that
     waits for its grading box could get one, too, and a tenth of the boxes is reserved for grading. Agents' and grading
-    boxes share the limit of boots; a boot whose newest try failed does not count. An advisory lock serialises
-    concurrent boots.
+    boxes share the limit of boots; a boot whose newest try failed does not count. An advisory lock serialises the boots
+    that find room; those that find none do not wait for it.
     """
+    if not await _has_room(connection, new, max_boxes, max_boots):
+        return None
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": new.provider})
+    if not await _has_room(connection, new, max_boxes, max_boots):
+        return None
+    return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**asdict(new)).returning(*_COLUMNS))).one())
+
+
+async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int) -> bool:
     booting = (SandboxTable.state == SandboxState.CREATING) & SandboxTable.boot_error.is_(None)
     held = select(func.count(), func.count().filter(booting)).where(
         SandboxTable.provider == new.provider, SandboxTable.state.in_(_HELD)
     )
     taken, num_booting = (await connection.execute(held)).one()
-    if num_booting >= max_boots:
-        return None
-    allowed = max_boxes
-    if new.role is SandboxRole.AGENT:
-        taken += (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one()
-        allowed -= max(1, max_boxes // 10)
-    if taken >= allowed:
-        return None
-    return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**asdict(new)).returning(*_COLUMNS))).one())
+    if new.role is not SandboxRole.AGENT:
+        return bool(num_booting < max_boots and taken < max_boxes)
+    allowed = max_boxes - max(1, max_boxes // 10)
+    if num_booting >= max_boots or taken >= allowed:
+        return False  # without the second count, which takes longer
+    return bool(taken + (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one() < allowed)
 
 
 async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provider_id: str) -> str | None:

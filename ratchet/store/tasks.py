@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import ScalarSelect, distinct, func, select
+from sqlalchemy import ScalarSelect, Select, distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -77,6 +77,20 @@ async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskR
         select(*_COLUMNS).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
     )
     return TaskRow(*(await connection.execute(statement)).one())
+
+
+async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the image of the rollout's task, without its spec, which may be large."""
+    return str((await connection.execute(_of_rollout(TaskTable.image, rollout_id))).scalar_one())
+
+
+async def task_label_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the label of the rollout's task, without its spec, which may be large."""
+    return str((await connection.execute(_of_rollout(TaskTable.label, rollout_id))).scalar_one())
+
+
+def _of_rollout(column: Any, rollout_id: int) -> Select[Any]:
+    return select(column).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
 
 
 async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:

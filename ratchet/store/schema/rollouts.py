@@ -73,6 +73,7 @@ class RolloutGroupTable(Base):
     __table_args__ = (
         UniqueConstraint("run_id", "group_no"),
         Index("ix_rollout_group_run_id_state", "run_id", "purpose", "state", "ready_seq"),
+        Index("ix_rollout_group_task_id", "task_id"),
     )
 
 
@@ -125,6 +126,7 @@ class RolloutTable(Base):
             name="outcome_known",
         ),
         Index("ix_rollout_group_id", "group_id"),
+        Index("ix_rollout_task_id", "task_id"),
         Index("ix_rollout_open", "run_id", postgresql_where=text("outcome IS NULL")),
     )
 
@@ -282,7 +284,7 @@ class GradeTable(Base):
     __tablename__ = "grade"
     id: Mapped[int] = identity()
     rollout_id: Mapped[int] = reference("rollout.id", index=True)
-    patch_id: Mapped[int] = reference("patch.id")
+    patch_id: Mapped[int] = reference("patch.id", index=True)
     grader: Mapped[str]
     grader_version: Mapped[str]
     solved: Mapped[bool]

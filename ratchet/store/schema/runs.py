@@ -38,7 +38,9 @@ class RunTable(Base):
 
     `patient_from`: first group made after the run was last resumed; earlier groups without signal do not pause it
     again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
-    engine. `restarts`: how often the sweep has started its workflow again without an hour between."""
+    engine. `restarts`: how often the sweep has started its workflow again without an hour between.
+
+    `pruned_at`, `archived_to`, `archived_at`: see `ratchet.store.retention`."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -61,6 +63,9 @@ class RunTable(Base):
     patient_from: Mapped[int] = mapped_column(server_default="0")
     restarts: Mapped[int] = mapped_column(server_default="0")
     restarted_at: Mapped[datetime | None]
+    pruned_at: Mapped[datetime | None]
+    archived_to: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    archived_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)
@@ -97,7 +102,10 @@ class BatchItemTable(Base):
     group_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollout_group.id"), primary_key=True)
     step: Mapped[int]
     use: Mapped[str]
-    __table_args__ = (Index("ix_batch_item_run_id_step", "run_id", "step"),)
+    __table_args__ = (
+        Index("ix_batch_item_run_id_step", "run_id", "step"),
+        Index("ix_batch_item_group_id", "group_id"),
+    )
 
 
 class CheckpointTable(Base):

@@ -41,10 +41,14 @@ async def made(database: Database, model: Path, run_id: str, place: Path) -> Pat
     checkpoint.mkdir(parents=True)
     (checkpoint / "tensors").write_bytes(b"7" * 1000)
     (home / "logs").mkdir()
+    (home / "archive" / run_id / "turn").mkdir(parents=True)
+    (home / "archive" / run_id / "turn" / "0.parquet").write_bytes(b"rows")
     async with database.begin() as connection:
+        deleted = {"run_id": run_id, "step": 1, "epoch": 1, "uri": str(checkpoint.parent / "1.e1")}
+        await connection.execute(insert(CheckpointTable).values(**deleted, world_size=1, num_threads=1))
         row = {"run_id": run_id, "step": 2, "epoch": 1, "uri": str(checkpoint), "world_size": 1, "num_threads": 1}
         await connection.execute(insert(CheckpointTable).values(**row))
-        await connection.execute(update(RunTable).values(checkpoint_uri=str(checkpoint)))
+        await connection.execute(update(RunTable).values(checkpoint_uri=str(checkpoint), archived_to=1))
         await connection.execute(insert(InstallationTable).values(namespace_id="of the old server"))
     return home
 
@@ -71,6 +75,7 @@ async def test_a_restored_store_is_the_same_and_its_paths_lead_to_the_restored_f
             assert (await there.execute(select(InstallationTable.namespace_id))).scalar_one() is None
         assert (Path(row.checkpoint_uri) / "tensors").read_bytes() == b"7" * 1000
         assert Path(row.checkpoint_uri).is_relative_to(new) and Path(row.model_path).is_relative_to(new)
+        assert (new / "archive" / run_id / "turn" / "0.parquet").read_bytes() == b"rows"
         assert all((Path(version.uri) / file["name"]).is_file() for file in version.files)
         await asyncio.to_thread(migrate, url)
 

@@ -1,6 +1,6 @@
 """A run trains on a regrade: the new verdict enters the next step's advantages, and no step that is planned already."""
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from activities.grade import grade_row
 from activities.graders.base import Verdict
@@ -12,7 +12,7 @@ from ratchet.config import RunConfig
 from ratchet.grading_payloads import RegradedInput, RegradedResult
 from ratchet.store import grades, rollouts
 from ratchet.store.database import Database
-from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable
+from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
 from tests.integration.training.records import make_config, make_group, make_run
@@ -131,3 +131,29 @@ async def test_a_group_that_lacked_verdicts_is_trained_once_it_has_them(database
     members = await members_of(database, group_id)
     assert (await regraded(database, members[1], SOLVED)).adopted
     assert await advantages(database, run_id, config) == [-0.5, 0.5]
+
+
+async def test_patches_are_read_in_pages(database: Database, run_id: str) -> None:
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        group_id = await make_group(connection, run_id, 0, [0.0] * 5)
+    members = await members_of(database, group_id)
+    async with database.begin() as connection:
+        for rollout_id in members:
+            for attempt in (1, 2):
+                await rollouts.store_patch(connection, rollouts.NewPatch(rollout_id, attempt, "c", b"", 0, 0))
+        pages, after = [], 0
+        while page := await grades.patches_to_regrade(connection, run_id, None, after, 2):
+            pages.append([(patch.rollout_id, patch.attempt) for patch in page])
+            after = page[-1].rollout_id
+    first, second, third, fourth, fifth = ((one, 2) for one in members)
+    assert pages == [[first, second], [third, fourth], [fifth]], "the last patch of each rollout"
+
+
+async def test_nothing_is_adopted_once_the_turns_are_archived(database: Database, run_id: str) -> None:
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        group_id = await make_group(connection, run_id, 0, [0.0, 1.0])
+        await connection.execute(update(RunTable).values(pruned_at=func.now()))
+    members = await members_of(database, group_id)
+    assert not (await regraded(database, members[0], SOLVED)).adopted

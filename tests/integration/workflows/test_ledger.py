@@ -21,9 +21,10 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
-from ratchet.store import rollouts, sandboxes
-from ratchet.store.schema import SandboxTable, TurnTable
+from ratchet.store import rollouts, runs, sandboxes
+from ratchet.store.schema import RolloutTable, SandboxTable, TurnTable
 from ratchet.sweep_payloads import SweepInput
+from tests.integration.training.records import make_group
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call, finish
 
@@ -276,3 +277,18 @@ async def test_two_installations_share_a_provider(loop: Loop) -> None:
     finally:
         await asyncio.gather(*(box.kill() for box in made.values()))
     await assert_nothing_is_left(loop)
+
+
+async def test_a_sweep_prunes_runs_that_are_done_for_long(loop: Loop, run_id: str) -> None:
+    async with loop.database.begin() as connection:
+        await runs.create_run(connection, runs.NewRun(run_id, {"training": {}}, "d", "c", 0, ""))
+        group_id = await make_group(connection, run_id, 0, [0.0, 1.0])
+        ended = text("UPDATE run SET state = 'done', ended_at = now() - interval '99 days' WHERE run_id = :run")
+        await connection.execute(ended, {"run": run_id})
+    assert (await sweep(loop))["rollouts_archived"] == 2
+    async with loop.database.begin() as connection:
+        turns = select(func.count()).select_from(TurnTable)
+        mine = TurnTable.rollout_id.in_(select(RolloutTable.id).where(RolloutTable.group_id == group_id))
+        assert (await connection.execute(turns.where(mine))).scalar_one() == 0
+    assert sorted(path.name for path in (loop.stack.home / "archive" / run_id).iterdir())[-1] == "turn"
+    assert (await sweep(loop))["rollouts_archived"] == 0

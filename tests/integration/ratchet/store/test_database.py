@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,3 +128,43 @@ async def test_a_server_that_falls_silent_is_given_up_in_time(postgres_url: str)
         with pytest.raises(StoreUnavailableError):  # the pool's next connection cannot be opened either
             async with asyncio.timeout(30), database.begin() as connection:
                 await connection.execute(text("SELECT 3"))
+
+
+async def test_a_process_that_falls_silent_in_a_transaction_loses_its_locks(postgres_url: str) -> None:
+    """As one that is suspended or cut off; its next statement fails as if Postgres had been away."""
+    async with Database(postgres_url, pool_size=1, idle_seconds=1) as silent, Database(postgres_url) as other:
+        lock = text("SELECT pg_advisory_xact_lock(20261124)")
+        with pytest.raises(StoreUnavailableError):
+            async with silent.begin() as connection:
+                await connection.execute(lock)
+                async with asyncio.timeout(20), other.begin() as waiting:
+                    await waiting.execute(lock)
+                await connection.execute(text("SELECT 1"))
+        async with silent.begin() as connection:
+            await connection.execute(text("SELECT 1"))
+
+
+async def test_the_server_ends_a_statement_of_a_process_that_is_killed(postgres_url: str) -> None:
+    program = """
+import asyncio, sys
+from sqlalchemy import text
+from ratchet.store.database import Database
+async def run():
+    async with Database(sys.argv[1], statement_seconds=1).begin() as connection:
+        await connection.execute(text("SELECT pg_sleep(3600) AS of_a_killed_process"))
+asyncio.run(run())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, postgres_url)
+    async with Database(postgres_url) as database, asyncio.timeout(60):
+        while not await _num_sleeping(database):
+            await asyncio.sleep(0.05)
+        process.kill()
+        await process.wait()
+        while await _num_sleeping(database):
+            await asyncio.sleep(0.2)
+
+
+async def _num_sleeping(database: Database) -> int:
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(3600)%' AND state = 'active'"
+    async with database.begin() as connection:
+        return int((await connection.execute(text(sleeping))).scalar_one())

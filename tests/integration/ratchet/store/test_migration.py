@@ -1,6 +1,7 @@
 """Migrations with the data of earlier versions, beside a stack that works, and parts that wait for them."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from uuid import uuid4
@@ -17,6 +18,15 @@ from ratchet.store.migration import _config, migrate, wait_for_schema
 
 RUN = """INSERT INTO run (run_id, config, config_digest, config_name, seed, model_path)
 VALUES ('old', '{"a": 1}', 'd', 'c', 0, '/m')"""
+ROLLOUT = """WITH task AS (INSERT INTO task (dataset, dataset_digest, row_digest, row_no, label, image, workdir, grader,
+spec) VALUES ('d', 'd', 'r', 0, 't', 'host', '/w', 'g', '{}') RETURNING id)
+INSERT INTO rollout (run_id, task_id, member, purpose, workflow_id, harness, temperature)
+SELECT 'old', id, 0, 'train', 'w', 'h', 1 FROM task"""
+MIGRATE = "import sys; from ratchet.store.migration import migrate; migrate(sys.argv[1])"
+INVALID = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid"
+WITHOUT_INDEX = """SELECT conrelid::regclass::text, attname FROM pg_constraint
+JOIN pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
+WHERE contype = 'f' AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = conrelid AND indkey[0] = conkey[1])"""
 
 
 @pytest.fixture
@@ -49,7 +59,7 @@ def _current(url: str) -> str | None:
     return asyncio.run(read())
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
 async def test_a_database_of_an_earlier_version_is_migrated_and_back(url: str, revision: str) -> None:
     await to_revision(url, revision)
     async with Database(url, pool_size=1) as database:
@@ -97,3 +107,56 @@ async def test_a_migration_does_not_hold_up_a_stack_that_works(url: str) -> None
             assert time.monotonic() - begun < 20, "the statement waited for the migration"
             assert not migration.done()
         await migration
+
+
+async def test_indexes_are_built_beside_statements_that_write(url: str) -> None:
+    """The build waits for an older transaction on the table; other processes write meanwhile, and migrate, too."""
+    await to_revision(url, "0004")
+    async with Database(url, pool_size=3) as database:
+        async with database.begin() as holder:
+            await holder.execute(text("SELECT count(*) FROM rollout"))
+            command = [sys.executable, "-c", MIGRATE, url]  # processes, because alembic is not made for threads
+            migrations = [await asyncio.create_subprocess_exec(*command) for _ in range(2)]
+            async with asyncio.timeout(60):
+                while not await _builds(database):
+                    await asyncio.sleep(0.05)
+            async with database.begin() as connection:
+                await connection.execute(text(RUN))
+                await connection.execute(text(ROLLOUT))
+            assert [one.returncode for one in migrations] == [None, None]
+        assert [await one.wait() for one in migrations] == [0, 0]
+        assert await _indexes_without_use(database) == []
+
+
+async def _builds(database: Database) -> bool:
+    async with database.begin() as connection:
+        building = "SELECT count(*) FROM pg_stat_progress_create_index WHERE lockers_total > 0"
+        return bool((await connection.execute(text(building))).scalar_one())
+
+
+async def _indexes_without_use(database: Database) -> list[str]:
+    async with database.begin() as connection:
+        return list((await connection.execute(text(INVALID))).scalars())
+
+
+async def test_an_interrupted_build_is_made_again(url: str) -> None:
+    await to_revision(url, "0004")
+    async with Database(url, pool_size=2) as database:
+        async with database.begin() as connection:
+            await connection.execute(text("CREATE INDEX ix_rollout_task_id ON rollout (member)"))
+            await connection.execute(
+                text("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_rollout_task_id'::regclass")
+            )
+        await asyncio.to_thread(migrate, url)
+        assert await _indexes_without_use(database) == []
+        async with database.begin() as connection:
+            definition = "SELECT pg_get_indexdef('ix_rollout_task_id'::regclass)"
+            assert "(task_id)" in (await connection.execute(text(definition))).scalar_one()
+
+
+async def test_every_foreign_key_of_a_growing_table_has_an_index(url: str) -> None:
+    """Without one, the deletion of the row that it refers to reads the whole table."""
+    await asyncio.to_thread(migrate, url)
+    async with Database(url, pool_size=1) as database, database.begin() as connection:
+        missing = {tuple(row) for row in await connection.execute(text(WITHOUT_INDEX))}
+    assert missing == {("run_task", "task_id"), ("run", "source_run_id")}, "one row per run, and per run and task"

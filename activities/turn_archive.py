@@ -1,0 +1,100 @@
+"""Write rows of ended rollouts to Parquet files, one directory per run and table.
+
+`archive/<run_id>/<table>/<after>.parquet` has the rows of the rollouts that follow the id `after`. A file appears by a
+rename, after its contents are on disk. Token ids and logprobs are bytes as in the store (`ratchet.store.arrays`), JSON
+is text.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import BigInteger, Boolean, DateTime, Float, Integer, LargeBinary, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase
+
+from ratchet.store.retention import ARCHIVED_TABLES
+
+_ARROW: dict[type[Any], Any] = {
+    BigInteger: pa.int64(),
+    Integer: pa.int32(),
+    Text: pa.large_string(),
+    LargeBinary: pa.large_binary(),
+    DateTime: pa.timestamp("us", tz="UTC"),
+    Boolean: pa.bool_(),
+    Float: pa.float64(),
+    JSONB: pa.large_string(),
+}
+
+
+def _schema(table: type[DeclarativeBase]) -> Any:
+    return pa.schema([(column.name, _ARROW[type(column.type)]) for column in table.__table__.columns])
+
+
+class ArchivePart:
+    """The files of one part of a run's archive, one per table, written page by page."""
+
+    def __init__(self, directory: Path, after: int) -> None:
+        """`directory`: of the run. `after`: id of the last rollout that earlier parts have."""
+        self._paths = {name: directory / name / f"{after:012}.parquet" for name in ARCHIVED_TABLES}
+        # Names of its own, because another process may write the same part.
+        self._partial = {name: path.with_suffix(f".{uuid4().hex[:8]}.partial") for name, path in self._paths.items()}
+        self._writers: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        for name, path in self._partial.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writers[name] = pq.ParquetWriter(path, _schema(ARCHIVED_TABLES[name]), compression="zstd")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in list(self._writers.values()):
+            with contextlib.suppress(OSError):
+                writer.close()
+        for path in self._partial.values():
+            path.unlink(missing_ok=True)
+
+    def add(self, name: str, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Append rows of a table; return their size in bytes."""
+        if not rows:
+            return 0
+        is_json = {c.name for c in ARCHIVED_TABLES[name].__table__.columns if isinstance(c.type, JSONB)}
+        columns = {
+            key: [_as_text(row[key]) for row in rows] if key in is_json else [row[key] for row in rows]
+            for key in rows[0]
+        }
+        batch = pa.table(columns, schema=_schema(ARCHIVED_TABLES[name]))
+        self._writers[name].write_table(batch)
+        return int(batch.nbytes)
+
+    def finish(self) -> None:
+        """Give the files their names. They replace those of an interrupted earlier try, which had the same rows."""
+        for name, path in self._paths.items():
+            self._writers.pop(name).close()
+            _fsync(self._partial[name])
+            self._partial[name].replace(path)
+            _fsync(path.parent)
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def remove_partial_files(directory: Path) -> None:
+    """Delete what processes that died have left of the archive of a run."""
+    for path in directory.glob("*/*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,98 @@
+"""A rollout is ended by the workflow run that owns it, not by an earlier life of its workflow."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, insert, select, update
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.claim_and_finalise import RolloutRecordActivities
+from activities.run_configs import RunConfigs
+from ratchet.payloads import FinaliseInput, RolloutInput, RolloutResult
+from ratchet.store import grades, rollouts
+from ratchet.store.arrays import pack_text
+from ratchet.store.database import Database
+from ratchet.store.grades import NewGrade
+from ratchet.store.rollouts import NewPatch
+from ratchet.store.schema import AttemptTable, RolloutTable
+from ratchet.temporal_settings import load_temporal_settings
+from tests.integration.training.records import make_config, make_group, make_run
+
+
+def life(name: str) -> ActivityEnvironment:
+    """Run activities as those of the workflow run `name`."""
+    environment = ActivityEnvironment()
+    environment.info = dataclasses.replace(environment.info, workflow_run_id=name)
+    return environment
+
+
+@pytest.fixture
+async def activities(database: Database, run_id: str, model: Path) -> RolloutRecordActivities:
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        await make_group(connection, run_id, 0, [0.0, 1.0])
+        await connection.execute(update(RolloutTable).values(outcome=None, reward=None))
+    settings = load_temporal_settings()
+    return RolloutRecordActivities(database, settings, RunConfigs(database, settings))
+
+
+async def graded(database: Database, rollout_id: int, attempt: int) -> int:
+    async with database.begin() as connection:
+        await connection.execute(insert(AttemptTable).values(rollout_id=rollout_id, n=attempt))
+        patch = NewPatch(rollout_id, attempt, "", pack_text(""), 0, 0)
+        patch_id = await rollouts.store_patch(connection, patch)
+        verdict = NewGrade(
+            rollout_id, patch_id, "g", "1", True, False, "", "", {}, None, None, [], pack_text(""), duration_seconds=1
+        )
+        return await grades.store_grade(connection, verdict)
+
+
+async def claim_twice(database: Database, activities: RolloutRecordActivities) -> int:
+    async with database.begin() as connection:
+        rollout_id = int((await connection.execute(select(RolloutTable.id).limit(1))).scalar_one())
+    for name in ("old life", "new life"):
+        await life(name).run(activities.claim, RolloutInput(rollout_id=rollout_id))
+    return rollout_id
+
+
+async def end(activities: RolloutRecordActivities, name: str, input: FinaliseInput) -> RolloutResult:
+    return await life(name).run(activities.finalise, input)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "failure"), [(1, None), (1, "infra_failed"), (2, "infra_failed"), (3, "cancelled")]
+)
+async def test_an_earlier_life_does_not_end_the_rollout(
+    database: Database, activities: RolloutRecordActivities, attempt: int, failure: str | None
+) -> None:
+    rollout_id = await claim_twice(database, activities)
+    grade_id = None if failure else await graded(database, rollout_id, attempt)
+    late = FinaliseInput(rollout_id=rollout_id, attempt=attempt, grade_id=grade_id, failure=failure)
+    with pytest.raises(ApplicationError, match="at attempt 2 of workflow run new life") as refused:
+        await end(activities, "old life", late)
+    assert refused.value.type == "FencedError" and refused.value.non_retryable
+    async with database.begin() as connection:
+        assert await rollouts.is_rollout_open(connection, rollout_id)
+    mine = FinaliseInput(rollout_id=rollout_id, attempt=2, failure="infra_failed")
+    assert (await end(activities, "new life", mine)).outcome == "infra_failed"
+
+
+async def test_the_verdict_of_a_run_that_was_reset_behind_its_claim_counts(
+    database: Database, activities: RolloutRecordActivities
+) -> None:
+    """Its claim is not made again, so the row names the run before the reset."""
+    rollout_id = await claim_twice(database, activities)
+    grade_id = await graded(database, rollout_id, 2)
+    found = await end(activities, "reset life", FinaliseInput(rollout_id=rollout_id, attempt=2, grade_id=grade_id))
+    assert (found.outcome, found.reward) == ("graded", 1.0)
+
+
+async def test_a_claim_does_not_read_the_whole_task(database: Database, activities: RolloutRecordActivities) -> None:
+    """A task's spec may have megabytes, and most stages need one short column of the task."""
+    sent: list[str] = []
+    event.listen(database.engine.sync_engine, "before_cursor_execute", lambda *values: sent.append(values[2]))
+    await claim_twice(database, activities)
+    assert any("task.label" in statement for statement in sent)
+    assert not [statement for statement in sent if "task.spec" in statement]

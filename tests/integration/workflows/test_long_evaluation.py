@@ -1,0 +1,110 @@
+"""An evaluation of any size ends: its workflow continues as new before its history becomes too long.
+
+The workflows and the server are real. The activities are those of a stand-in worker whose rollouts end at once.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.common import SearchAttributeKey
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from ratchet.payloads import (
+    Claim,
+    EvaluateInput,
+    EvaluateMembers,
+    EvaluateResult,
+    EvaluationPlan,
+    RolloutInput,
+    StartedMember,
+)
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import SEARCH_ATTRIBUTES, Outcome
+from stack.temporal_server import ensure_temporal_cli
+from workflows.evaluate import Evaluate
+from workflows.rollout import Rollout
+
+pytestmark = pytest.mark.timeout(600)
+NUM_MEMBERS = 40
+SUGGEST_AFTER = 60
+KEYS = {
+    "Keyword": SearchAttributeKey.for_keyword,
+    "Double": SearchAttributeKey.for_float,
+    "Int": SearchAttributeKey.for_int,
+}
+
+
+class Rollouts:
+    """Counts the claims of each rollout."""
+
+    def __init__(self) -> None:
+        self.claims: Counter[int] = Counter()
+        self.begins = 0
+        self.stages = load_temporal_settings().all_stages(1, 1)
+
+    @activity.defn(name="begin_evaluation")
+    async def begin(self, input: EvaluateInput) -> EvaluateMembers:
+        self.begins += 1
+        left = [number for number in range(1, NUM_MEMBERS + 1) if not self.claims[number]]
+        members = [StartedMember(rollout_id=one, workflow_id=f"rollout/{one}", task="t") for one in left]
+        return EvaluateMembers(members=members, harness="h", window=4, stages=self.stages)
+
+    @activity.defn(name="claim")
+    async def claim(self, input: RolloutInput) -> Claim:
+        assert input.rollout_id is not None
+        self.claims[input.rollout_id] += 1
+        return Claim(
+            rollout_id=input.rollout_id,
+            run_id="r",
+            group_id=1,
+            task_id=1,
+            outcome=Outcome.GRADED,
+            reward=1.0,
+            attempt=1,
+            patch_id=1,
+            agent_budget_seconds=1,
+            eval_budget_seconds=1,
+            guard_seconds=1,
+            box_tries=1,
+            grade_tries=1,
+            stages=self.stages,
+            summary="",
+        )
+
+    @activity.defn(name="end_evaluation")
+    async def end(self, input: EvaluateInput) -> EvaluateResult:
+        return EvaluateResult(label="l", num_rollouts=NUM_MEMBERS, num_graded=len(self.claims), solve_rate=1.0)
+
+
+async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once() -> None:
+    rollouts = Rollouts()
+    suggest = ["--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={SUGGEST_AFTER}"]
+    attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
+    async with (
+        await WorkflowEnvironment.start_local(
+            data_converter=pydantic_data_converter,
+            dev_server_existing_path=str(ensure_temporal_cli(print)),
+            dev_server_extra_args=suggest,
+            search_attributes=attributes,
+        ) as server,
+        Worker(
+            server.client,
+            task_queue="control",
+            workflows=[Evaluate, Rollout],
+            activities=[rollouts.begin, rollouts.claim, rollouts.end],
+        ),
+    ):
+        plan = EvaluationPlan(label="l", step=0, temperature=0.0, num_samples=1)
+        handle = await server.client.start_workflow(
+            Evaluate.run, EvaluateInput(run_id="r", evaluation=plan), id="evaluate/r/l", task_queue="control"
+        )
+        result = await handle.result()
+        last = await server.client.get_workflow_handle("evaluate/r/l").fetch_history()
+    assert result.num_graded == NUM_MEMBERS
+    assert set(rollouts.claims.values()) == {1}
+    assert rollouts.begins > 2, "it has continued as new"
+    assert len(last.events) < 2 * SUGGEST_AFTER
