@@ -125,13 +125,14 @@ class PostgresNumbers(_Section):
 
 
 class Retention(_Section):
-    """How long what a run leaves behind is kept. Nothing of a run that is open or can be resumed is deleted, unless
-    `ratchet prune RUN --force` names the run; `activities/pruning.py` lists what is kept in any case."""
+    """How long what a run leaves behind is kept; by default until `ratchet prune RUN`. Nothing of a run that is open or
+    can be resumed is deleted, unless `ratchet prune RUN --force` names it. `activities/pruning.py` lists what stays.
+    """
 
-    turns_days: float | None = 30
+    turns_days: float | None = None
     """Days after the end of a done run from which its turns and logs are moved from Postgres to Parquet files in
     `archive` of the state directory. Null keeps them in Postgres."""
-    weights_days: float | None = 30
+    weights_days: float | None = None
     """Days after the end of a done run from which its checkpoints and published weights are deleted, except the newest
     ones and the initial weights. Null keeps them, and so does `training.kept_versions: null` in the run's config."""
     seconds_per_sweep: float = 60
