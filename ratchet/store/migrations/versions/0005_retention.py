@@ -17,9 +17,6 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    op.add_column("run", sa.Column("pruned_at", sa.DateTime(timezone=True), nullable=True))
-    op.add_column("run", sa.Column("archived_to", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
-    op.add_column("run", sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True))
     # The tables may be large and in use, so each index is built beside the statements of a running stack. It waits for
     # older transactions, which it does not hold up. If a build is interrupted, its invalid index is dropped first.
     with op.get_context().autocommit_block():
@@ -28,6 +25,10 @@ def upgrade() -> None:
             op.drop_index(name, table_name=table, postgresql_concurrently=True, if_exists=True)
             op.create_index(name, table, [column], postgresql_concurrently=True)
         op.execute("SET lock_timeout = '5s'")
+    # After the indexes, in the transaction that records the revision: an interrupted migration can be repeated.
+    op.add_column("run", sa.Column("pruned_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("run", sa.Column("archived_to", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
+    op.add_column("run", sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True))
 
 
 def downgrade() -> None:
