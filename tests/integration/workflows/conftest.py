@@ -54,6 +54,7 @@ def _short(directory: Path) -> Path:
     settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     settings["rollout"]["ttl_margin"] = 60
+    settings["retention"] |= {"turns_days": 30, "weights_days": 30}
     path = directory / "temporal.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
