@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from temporalio import activity
 
 from activities.box_lifecycle import connected_box, try_kill_box
-from activities.graders.base import Grader
+from activities.graders.base import Grader, Verdict
 from activities.graders.broken_oracles import judge_control
 from activities.graders.integrity_rules import CONTROL_RUN
 from activities.judge_patch import GradingLimits, JudgedPatch, KnownRuns, PatchJudge, find_grader
@@ -30,6 +30,7 @@ from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
 from ratchet.store.schema import GradeTable, PatchTable
+from ratchet.types import JsonObject
 
 
 class GradeActivities:
@@ -75,10 +76,10 @@ class GradeActivities:
 
     @activity_stage("control_run")
     async def control_run(self, input: StageInput) -> GradeResult:
-        """Run the patch of a solved grade against a broken oracle, store the result and kill the box.
+        """Run the patch of a solved grade against a broken oracle or the true tests, store the result, kill the box.
 
-        If a test passes that must fail, the grade becomes `rejected`. Raises GraderFailedError if the run gives no
-        evidence.
+        If a test passes that must fail, the grade becomes `rejected`; if a true test fails now, it becomes not solved.
+        Raises GraderFailedError if the run gives no evidence.
         """
         assert input.grade_id is not None
         started = time.monotonic()
@@ -104,19 +105,21 @@ class GradeActivities:
     async def _control_verdict(
         self, context: StageContext, judge: PatchJudge, grade_id: int, diff: bytes
     ) -> ControlVerdict:
-        """Run the patch against one member of the pool. The choice depends on the grade, so a retry makes the same."""
-        choices = judge.known.control_choices()
+        """Make one of the control runs. Their order depends on the grade, so a retry makes the same."""
+        runs = judge.known.control_runs(grade_id)
         run_number = context.input.control_number
-        if run_number >= len(choices):
+        if run_number >= len(runs):
             raise GraderFailedError(
                 "the task has no broken oracles any more; `ratchet tasks admit --again` makes new ones"
             )
-        number = random.Random(f"control {grade_id}").choice(choices[run_number])
-        broken = judge.known.broken[number]
+        number = runs[run_number]
+        broken = None if number is None else judge.known.broken[number]
         async with connected_box(self.provider, context.provider_id) as box:
             done = await judge.run(box, diff, broken)
         if done.run is None:
             raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
+        if broken is None:
+            return _repetition(run_number, judge.verdict(done, judge.known.oracle))
         found = judge_control(broken, done.run)
         reason = ""
         if found.passed:
@@ -132,9 +135,10 @@ class GradeActivities:
                 "failed": found.failed,
                 "seconds": round(done.run.seconds, 3),
             },
-            bool(found.passed),
-            CONTROL_RUN,
-            reason,
+            solved=not found.passed,
+            rejected=bool(found.passed),
+            rule=CONTROL_RUN,
+            reason=reason,
         )
 
     async def _patch(self, input: StageInput) -> PatchTable:
@@ -176,13 +180,27 @@ class GradeActivities:
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
 
 
+def _repetition(run_number: int, again: Verdict) -> ControlVerdict:
+    """Return what a second run of the true tests says of a solved grade."""
+    result: JsonObject = {
+        "run": run_number,
+        "broken_oracle": None,
+        "passed": [],
+        "failed": 0,
+        "solved": again.solved,
+        "seconds": round(again.duration_seconds, 3),
+    }
+    reason = "" if again.solved else f"the same tests passed in one box and not in the next: {again.reason}"
+    return ControlVerdict(result, again.solved, again.rejected, again.rule, reason)
+
+
 def _result(grade_id: int, solved: bool, rejected: bool, judge: PatchJudge, seconds: float) -> GradeResult:
     needs_control = solved and judge.controlled
     return GradeResult(
         grade_id=grade_id,
         solved=solved,
         rejected=rejected,
-        num_control_runs=len(judge.known.control_choices()) if needs_control else 0,
+        num_control_runs=len(judge.known.control_runs(grade_id)) if needs_control else 0,
         used_seconds=seconds,
     )
 

@@ -5,6 +5,7 @@ The stage `grade`, control runs and admission use the same code.
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
@@ -70,6 +71,18 @@ class KnownRuns:
             return [[number] for number in sorted(self.broken)]
         both = ([number for number, broken in sorted(self.broken.items()) if broken.up == up] for up in (True, False))
         return [numbers for numbers in both if numbers]
+
+    def control_runs(self, seed: int) -> list[int | None]:
+        """Return what a solved patch is run against: numbers of broken oracles, and None once for the true tests.
+
+        The order is random. A patch that only knows that it has run before, from whatever trace of the first run, fails
+        the repetition of the true tests or passes a broken oracle.
+        """
+        rng = random.Random(f"control {seed}")
+        runs: list[int | None] = [rng.choice(numbers) for numbers in self.control_choices()]
+        if runs:
+            runs.insert(rng.randrange(len(runs) + 1), None)
+        return runs
 
     @classmethod
     def of_task(cls, stored: TaskOracle, spec: JsonObject) -> Self:

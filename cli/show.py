@@ -88,6 +88,8 @@ def _verdicts(grades: list[dict[str, Any]]) -> list[list[str]]:
 def _control(runs: list[dict[str, Any]] | None) -> str:
     if not runs:
         return "none"
+    if any(run.get("solved") is False for run in runs):
+        return "the true tests failed when run again"
     wrong = sum(len(run["passed"]) for run in runs)
     failed = sum(run["failed"] for run in runs)
     return f"{wrong} tests passed wrongly" if wrong else f"{failed} tests failed as they must"

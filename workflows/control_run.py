@@ -24,7 +24,9 @@ class NoControlError(Exception):
 async def confirm_grade(
     grade: GradeResult, graded: StageInput, stages: Mapping[str, StageOptions], tries: int
 ) -> GradeResult:
-    """Return the grade after its control runs, `rejected` if one failed. `graded`: the argument of its grade stage.
+    """Return the grade after its control runs, not solved if one of them does not confirm it.
+
+    `graded`: the argument of its grade stage.
 
     An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoControlError.
     """
@@ -34,7 +36,7 @@ async def confirm_grade(
         wanted = graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id, "control_number": number})
         confirmed = await _control_run(wanted, stages, tries)
         used_seconds += confirmed.used_seconds
-        if confirmed.rejected:
+        if not confirmed.solved:
             break
     return confirmed.model_copy(update={"used_seconds": used_seconds})
 

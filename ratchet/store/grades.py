@@ -38,11 +38,12 @@ class NewGrade:
 
 @dataclass(slots=True, frozen=True)
 class ControlVerdict:
-    """Result of a control run. `result`: JSON with the run's number as `run`. `rejected`: tests passed that must fail,
-    named in `reason`; `rule`: the rule's name.
+    """Result of a control run. `result`: JSON with the run's number as `run`. `solved`: the grade stays solved, else
+    `reason` says why not. `rejected`: tests passed that must fail; `rule`: the rule's name.
     """
 
     result: JsonObject
+    solved: bool
     rejected: bool
     rule: str
     reason: str
@@ -58,8 +59,13 @@ async def record_control(connection: AsyncConnection, grade_id: int, verdict: Co
     """Add the result of a control run to its grade; a second result of the same run changes nothing."""
     control = func.coalesce(GradeTable.control, cast([], JSONB))
     values: JsonObject = {"control": control.op("||")(cast([verdict.result], JSONB))}
-    if verdict.rejected:
-        values |= {"solved": False, "rejected": True, "rule": verdict.rule, "reason": verdict.reason}
+    if not verdict.solved:
+        values |= {
+            "solved": False,
+            "rejected": verdict.rejected,
+            "rule": verdict.rule,
+            "reason": verdict.reason,
+        }
     is_new = not_(control.op("@>", return_type=Boolean())(cast([{"run": verdict.result["run"]}], JSONB)))
     await connection.execute(update(GradeTable).where(GradeTable.id == grade_id, is_new).values(**values))
 

@@ -7,7 +7,6 @@ and by a control run if the verdict is solved.
 import base64
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from activities.graders.base import Verdict
 from activities.graders.broken_oracles import BrokenOracle, judge_control
@@ -216,7 +215,7 @@ class Referee:
         return PatchJudge(GRADERS["eval_cmd"], self.ecosystem.task(), self.limits, self.known, controlled=True)
 
     async def play(self, fresh_box: FreshBox, patch: bytes, number: int) -> Played:
-        """Judge a patch, and if it is solved, run it against a broken oracle of each direction, chosen by `number`."""
+        """Judge a patch, and if it is solved, make the control runs, chosen by `number`."""
         judge = self._judge()
         try:
             async with fresh_box() as box:
@@ -226,12 +225,17 @@ class Referee:
             if not verdict.solved:
                 result = "rejected" if verdict.rejected else "not solved"
                 return Played(result, verdict.reason, verdict.rule, named, judged.flags)
-            for numbers in self.known.control_choices():
-                broken = self.known.broken[Random(number).choice(numbers)]
+            for choice in self.known.control_runs(number):
+                broken = None if choice is None else self.known.broken[choice]
                 async with fresh_box() as box:
                     done = await judge.run(box, patch, broken)
                 if done.run is None:
                     return Played("no verdict", f"{done.not_run}", findings=named, flags=judged.flags)
+                if broken is None:
+                    again = judge.verdict(done, self.known.oracle)
+                    if not again.solved:
+                        return Played("not solved", f"not again: {again.reason}", again.rule, named, judged.flags)
+                    continue
                 found = judge_control(broken, done.run)
                 if found.passed:
                     reason = f"passed wrongly: {found.passed[0]}"

@@ -18,8 +18,8 @@ from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step
 
 SOLVED = Verdict(True, "all pass", "a log with \udcff", 1.0, tests={"t\0": "passed"}, has_oracle=True)
-CAUGHT = ControlVerdict({"run": 0, "passed": ["t"], "failed": 0}, True, "control_run", "1 tests passed wrongly")
-CLEAN = ControlVerdict({"run": 0, "passed": [], "failed": 2}, False, "control_run", "")
+CAUGHT = ControlVerdict({"run": 0, "passed": ["t"], "failed": 0}, False, True, "control_run", "1 tests passed wrongly")
+CLEAN = ControlVerdict({"run": 0, "passed": [], "failed": 2}, True, False, "control_run", "")
 
 
 async def graded(database: Database, rollout_id: int, verdict: Verdict, flags: list[Flag]) -> int:
