@@ -169,6 +169,14 @@ def diff_script(workdir: str, max_bytes: int) -> str:
     )
 
 
+# A build takes a target that is newer than its sources as made already. What a patch adds beside text (binaries, empty
+# stamps, programs, links) is therefore older than all sources; a text may be a source that has to be built.
+_AGE_OUTPUTS = """\
+{git} diff --name-only --diff-filter=A -z HEAD $tree | while IFS= read -r -d '' path; do
+    if [ -L "./$path" ] || [ -x "./$path" ] || ! grep -Iq '' "./$path"; then touch -h -d 2000-01-01 "./$path"; fi
+done"""
+
+
 def apply_script(
     workdir: str, *, patch: bool, test_patch: bool, test_archive: bool, test_commands: Iterable[str]
 ) -> str:
@@ -188,6 +196,7 @@ def apply_script(
             f"cp {GIT_STATE}/index {BASE_GIT}/index",
             f"{git} update-index -q --refresh || true",
             f"{git} read-tree -m -u HEAD $tree || exit {DOES_NOT_APPLY}",
+            _AGE_OUTPUTS.format(git=git),
         ]
     if test_patch:
         lines.append(f"{git} apply --binary --whitespace=nowarn {TEST_PATCH} || exit {TESTS_DO_NOT_APPLY}")

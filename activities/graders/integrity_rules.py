@@ -17,6 +17,7 @@ Controlled = Literal["never", "edits", "always"]
 
 _ECOSYSTEMS = (
     "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
+    "compiled",
 )  # fmt: skip
 """In the order in which rules are tried; the first that matches decides."""
 

@@ -1,7 +1,8 @@
 """A seccomp filter of system calls that no command in a box may make, modelled on Docker's default profile.
 
 A box shares the host's kernel. Calls that an agent never needs (mounts, namespaces, modules, BPF, io_uring, keys) are
-refused even if its capabilities would allow them.
+refused even if its capabilities would allow them. So are those that show which files the host has in memory, by which
+one box could learn that another had run before it.
 """
 
 import ctypes
@@ -22,6 +23,7 @@ _TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SAME_EVERYWHERE = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443,
+    "cachestat": 451,
 }  # fmt: skip
 _REFUSED = {
     "x86_64": {
@@ -32,7 +34,7 @@ _REFUSED = {
         "perf_event_open": 298, "pivot_root": 155, "query_module": 178, "quotactl": 179, "reboot": 169,
         "request_key": 249, "setns": 308, "settimeofday": 164, "swapoff": 168, "swapon": 167, "sysfs": 139,
         "syslog": 103, "umount2": 166, "unshare": 272, "uselib": 134, "userfaultfd": 323, "ustat": 136,
-        "vhangup": 153,
+        "vhangup": 153, "mincore": 27, "preadv2": 327,
     },
     "aarch64": {
         "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "clock_adjtime": 266, "clock_settime": 112,
@@ -40,7 +42,7 @@ _REFUSED = {
         "kexec_load": 104, "keyctl": 219, "lookup_dcookie": 18, "mount": 40, "move_pages": 239, "nfsservctl": 42,
         "open_by_handle_at": 265, "perf_event_open": 241, "pivot_root": 41, "quotactl": 60, "reboot": 142,
         "request_key": 218, "setns": 268, "settimeofday": 170, "swapoff": 225, "swapon": 224, "syslog": 116,
-        "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58,
+        "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58, "mincore": 232, "preadv2": 286,
     },
 }  # fmt: skip
 # (AUDIT_ARCH, clone, ioctl, socket, socketpair); clone3 is 435 everywhere.

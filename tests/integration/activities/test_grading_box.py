@@ -47,6 +47,25 @@ async def test_the_base_is_whole_again_without_the_patch(box: Sandbox, tree: Pat
     assert not (await box.exec(f"cd {WORKDIR} && find . -newer /tmp/listing -name file.txt")).stdout
 
 
+async def test_what_a_build_could_take_as_made_is_older_than_all_sources(box: Sandbox, tree: Path) -> None:
+    new: shop.Edits = {
+        "made.bin": b"\x7fELF\0\0",
+        "stamp": b"",
+        "program": "#!/bin/sh\n",
+        "link.txt": Path("README.md"),
+        "new source.c": "int x;\n",
+        "price.o": b"INPUT(made.bin)\n",
+    }
+    patch = shop.diff(tree, {**FIX, **new}, ("program",))
+    prepared = await BoxPreparation(box, shop.task("eval_cmd", ""), 300).run(TestFiles(), None, patch)
+    assert [(finding.rule, finding.path) for finding in prepared.findings] == [("compiled", "price.o")]
+    listed = (await box.exec(f"cd {WORKDIR} && find . -path ./.git -prune -o -type f -print -o -type l -print")).stdout
+    older = (
+        await box.exec(f"cd {WORKDIR} && find . -path ./.git -prune -o ! -newermt 2001-01-01 ! -type d -print")
+    ).stdout
+    assert sorted(older.split("\n")) == ["", "./link.txt", "./made.bin", "./program", "./stamp"], listed
+
+
 async def test_paths_are_bytes(box: Sandbox, tree: Path) -> None:
     """Settings are restored and tests protected below any name."""
     odd = os.fsdecode(b"-d\xff 'x' $HOME\n")
