@@ -75,8 +75,8 @@ class KnownRuns:
     def control_runs(self, seed: int) -> list[int | None]:
         """Return what a solved patch is run against: numbers of broken oracles, and None once for the true tests.
 
-        The order is random. A patch that only knows that it has run before, from whatever trace of the first run, fails
-        the repetition of the true tests or passes a broken oracle.
+        The order is random. A patch that only knows by some trace that it has run before fails the repetition of the
+        true tests or passes a broken oracle.
         """
         rng = random.Random(f"control {seed}")
         runs: list[int | None] = [rng.choice(numbers) for numbers in self.control_choices()]

@@ -294,8 +294,9 @@ class GradingConfig(Section):
     """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
     without those files; `reject` gives it the verdict `rejected`."""
     control_share: Fraction = 1.0
-    """Share of solved verdicts that control runs check; all by default, since each costs only two more grades. They run
-    the patch against hidden tests that a correct solution fails; `ratchet tasks admit` makes them."""
+    """Share of solved verdicts that control runs check; all by default, since each costs only three more grades. They
+    run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more
+    against the true ones."""
     admission: Literal["required", "ignored"] = "required"
     """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
     present grader versions; `ignored` all of them."""
