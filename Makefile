@@ -46,11 +46,12 @@ docs: environment
 test: setup
 	@$(RUN)/pytest -n 2 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
 
-# Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents. A broken stack fails each
-# test after minutes, so the third failure is the last that is waited for.
+# Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents, then a run whose stack is
+# upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
 e2e: setup
 	@$(RUN)/pytest --maxfail 3 tests/integration/workflows
 	@$(RUN)/pytest --maxfail 3 tests/e2e
+	@$(RUN)/pytest --maxfail 3 tests/upgrade
 
 # The real vLLM's weight update and a killed rank under the real Ray, each alone: ten minutes, by hand.
 slow: setup

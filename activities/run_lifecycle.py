@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client
 
 from activities.evaluations import planned_evaluations
 from activities.run_configs import RunConfigs
@@ -156,12 +156,11 @@ class RunActivities:
 
     @activity_stage("find_running_groups")
     async def find_running_groups(self, input: RunInput) -> RunningGroups:
-        """Ask Temporal which workflows of the run's open groups run."""
+        """Ask Temporal which workflows of the run's open groups have not ended."""
         async with self.database.begin() as connection:
             open_groups = await runs.open_groups(connection, input.run_id)
-        statuses = await temporal_client.workflow_statuses(self.client, {group.workflow_id for group in open_groups})
-        running = [name for name, status in statuses.items() if status is WorkflowExecutionStatus.RUNNING]
-        return RunningGroups(workflow_ids=running)
+        found = await temporal_client.open_workflows(self.client, {group.workflow_id for group in open_groups})
+        return RunningGroups(workflow_ids=sorted(found))
 
     @activity_stage("pause_run")
     async def pause_run(self, input: PauseRunInput) -> StageResult:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.service import RPCError
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
@@ -28,6 +28,7 @@ from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.sweep_payloads import SweepInput, SweepResult
+from ratchet.temporal_client import WorkflowState
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, RunState, SandboxState
 
@@ -193,8 +194,8 @@ class SweepActivities:
         return True
 
     async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
-        statuses = await temporal_client.workflow_statuses(self.client, workflow_ids)
-        return {name: status is WorkflowExecutionStatus.RUNNING for name, status in statuses.items()}
+        found = await temporal_client.open_workflows(self.client, workflow_ids)
+        return {name: name in found for name in workflow_ids}
 
     async def _restart_runs(self, dry_run: bool) -> int:
         """Start the workflow of every running run that has none; return their number.
@@ -204,13 +205,14 @@ class SweepActivities:
         """
         async with self.database.begin() as connection:
             running = await runs.unfinished_runs(connection, running=True)
-        statuses = await temporal_client.workflow_statuses(self.client, {f"run/{run_id}" for run_id in running})
-        closed = [run_id for run_id in running if statuses[f"run/{run_id}"] is not WorkflowExecutionStatus.RUNNING]
+        states = await temporal_client.workflow_states(self.client, {f"run/{run_id}" for run_id in running})
+        found = {run_id: states[f"run/{run_id}"] for run_id in running}
+        closed = [run_id for run_id, state in found.items() if state is None or not state.is_open]
         for run_id in [] if dry_run else closed:
-            if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.CANCELED:
+            if found[run_id] is WorkflowState.CANCELED:
                 await self._cancel_run(run_id)
                 continue
-            if statuses[f"run/{run_id}"] is WorkflowExecutionStatus.TERMINATED:
+            if found[run_id] is WorkflowState.TERMINATED:
                 reason = "its workflow was terminated"
             else:
                 async with self.database.begin() as connection:

@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Collection
 from datetime import timedelta
+from enum import IntEnum
 
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus as Status
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse
+from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
@@ -41,33 +45,71 @@ async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10)
         await asyncio.sleep(0.5)
 
 
-async def describe_workflow(client: Client, workflow_id: str) -> WorkflowExecutionDescription | None:
-    """Describe the newest execution of a workflow; None if there is none. Raises RPCError."""
+class WorkflowState(IntEnum):
+    """What the newest execution of a workflow is doing, with Temporal's numbers.
+
+    `PAUSED` (by a person, in the UI) and every number that this version does not know count as open, so that the sweep
+    does not end what belongs to such a workflow.
+    """
+
+    OTHER = 0
+    RUNNING = Status.WORKFLOW_EXECUTION_STATUS_RUNNING
+    COMPLETED = Status.WORKFLOW_EXECUTION_STATUS_COMPLETED
+    FAILED = Status.WORKFLOW_EXECUTION_STATUS_FAILED
+    CANCELED = Status.WORKFLOW_EXECUTION_STATUS_CANCELED
+    TERMINATED = Status.WORKFLOW_EXECUTION_STATUS_TERMINATED
+    CONTINUED_AS_NEW = Status.WORKFLOW_EXECUTION_STATUS_CONTINUED_AS_NEW
+    TIMED_OUT = Status.WORKFLOW_EXECUTION_STATUS_TIMED_OUT
+    PAUSED = Status.WORKFLOW_EXECUTION_STATUS_PAUSED
+
+    @property
+    def is_open(self) -> bool:
+        return self in (WorkflowState.RUNNING, WorkflowState.PAUSED, WorkflowState.OTHER)
+
+    @classmethod
+    def _missing_(cls, value: object) -> "WorkflowState":
+        return cls.OTHER
+
+
+async def describe_workflow(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
+    """Describe the newest execution of a workflow; None if there is none. Raises RPCError.
+
+    The SDK's own `describe` raises ValueError for a workflow that is paused.
+    """
+    request = DescribeWorkflowExecutionRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
+    )
     try:
-        return await client.get_workflow_handle(workflow_id).describe()
+        return await client.workflow_service.describe_workflow_execution(request, retry=True)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
 
 
-async def workflow_statuses(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowExecutionStatus | None]:
-    """Return the status of the newest execution of each workflow, None if there is none.
+async def workflow_states(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowState | None]:
+    """Return the state of the newest execution of each workflow, None if there is none.
 
     Asked by describing each, because Temporal's visibility lags. Raises TemporalUnavailableError.
     """
     limit = asyncio.Semaphore(_CONCURRENT_CALLS)
 
-    async def status(workflow_id: str) -> WorkflowExecutionStatus | None:
+    async def state(workflow_id: str) -> WorkflowState | None:
         async with limit:
             try:
                 described = await describe_workflow(client, workflow_id)
             except RPCError as error:
                 raise TemporalUnavailableError(f"Temporal cannot describe {workflow_id}: {error.message}") from error
-        return described.status if described is not None else None
+        return WorkflowState(described.workflow_execution_info.status) if described is not None else None
 
     ordered = sorted(workflow_ids)
-    return dict(zip(ordered, await asyncio.gather(*(status(workflow_id) for workflow_id in ordered)), strict=True))
+    return dict(zip(ordered, await asyncio.gather(*(state(workflow_id) for workflow_id in ordered)), strict=True))
+
+
+async def open_workflows(client: Client, workflow_ids: Collection[str]) -> set[str]:
+    """Return those of the workflows whose newest execution has not ended. Raises TemporalUnavailableError."""
+    states = await workflow_states(client, workflow_ids)
+    return {name for name, state in states.items() if state is not None and state.is_open}
 
 
 def root_cause(error: BaseException) -> str:

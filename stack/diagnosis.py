@@ -17,7 +17,7 @@ from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.store import engines, learners, open_rollouts, plans, runs
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
-from ratchet.temporal_client import describe_workflow
+from ratchet.temporal_client import WorkflowState, describe_workflow
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState
 from stack.part_health import read_fresh_health
@@ -154,9 +154,9 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
 async def _pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
     """Return the activities of a running workflow that have not ended; None if it does not run."""
     described = await describe_workflow(client, workflow_id)
-    if described is None or described.close_time is not None:
+    if described is None or not WorkflowState(described.workflow_execution_info.status).is_open:
         return None
-    return list(described.raw_description.pending_activities)
+    return list(described.pending_activities)
 
 
 def _answer(found: Diagnosis) -> str:

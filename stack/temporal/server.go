@@ -70,6 +70,7 @@ func serve(options serveOptions) error {
 		temporal.WithDynamicConfigClient(dynamicconfig.StaticClient{
 			dynamicconfig.HistoryCacheHostLevelMaxSize.Key():                 8192,
 			dynamicconfig.FrontendMaxNamespaceVisibilityRPSPerInstance.Key(): 100,
+			dynamicconfig.WorkflowPauseEnabled.Key():                         true,
 		}),
 		temporal.InterruptOn(temporal.InterruptCh()),
 	)

@@ -139,7 +139,19 @@ async def test_a_run_that_is_cancelled_before_its_workflow_can_begin_is_cancelle
         loop.spawn("worker")
     with pytest.raises(WorkflowFailureError):
         await loop.result(operator.handle)
-    assert (await operator.row()).state == "running", "the workflow's code never ran"
+    assert (await operator.row()).state == "cancelled"
+    await operator.resume()
+    await operator.begins()
+
+
+async def test_the_sweep_cancels_a_run_whose_workflow_was_cancelled_and_did_not_say_so(
+    operator: Operator, loop: Loop
+) -> None:
+    """Executions that began under an earlier version end so if they are cancelled before their first activity."""
+    await operator.handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await loop.result(operator.handle, 240)
+    await operator.change(RunTable, state="running", ended_at=None)
     await operator.sweep()
     assert (await operator.row()).state == "cancelled"
     await operator.resume()
