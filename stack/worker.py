@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from temporalio.client import Client
 from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
@@ -55,6 +56,11 @@ _LOG = structlog.get_logger()
 _HEARTBEAT_INTERVAL = timedelta(seconds=5)
 
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
+
+_RUNNER = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("workflows"))
+"""Workflows run with the code that this process has loaded. By default the SDK reads their files again for each
+workflow that begins, which fails in a worker whose checkout has been updated. `tests/replay` runs without this setting,
+so that what a workflow may not call is found there."""
 
 
 def sandbox_provider() -> SandboxProvider:
@@ -172,6 +178,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
                 max_concurrent_activities=slots(queue, settings),
+                workflow_runner=_RUNNER,
                 max_cached_workflows=settings.max_cached_workflows,
                 graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
                 # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.

@@ -40,7 +40,7 @@ from tests.chaos.faults import wait_until
 ROOT = Path(__file__).parents[2]
 EARLIER = "604670b3d6f941bbfa606073643bfe883add9cf2"
 """The commit whose code starts the run: one that was on the main branch, with an earlier schema."""
-RESTARTED = ("adapter", "gateway", "worker", "learner", "engine", "temporal", "postgres", "watcher")
+AFTER_THE_WORKER = ("adapter", "gateway", "learner", "engine", "temporal", "postgres", "watcher")
 STEPS = 5
 
 
@@ -67,13 +67,17 @@ class Upgrade:
         new.rename(self.code)
 
     def ratchet(self, *arguments: str) -> None:
-        """Run a command with the code that the link names."""
+        """Run a command with the code that the link names. Repeat it if it fails, as a person does: on a busy machine
+        the earlier code waits too short a time for Postgres."""
         environment = os.environ | {"PYTHONPATH": str(self.code)}
         command = [sys.executable, "-P", "-m", "cli.main", *arguments]
-        done = subprocess.run(
-            command, env=environment, cwd=self.stack.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert done.returncode == 0, done.stdout
+        for _ in range(3):
+            done = subprocess.run(
+                command, env=environment, cwd=self.stack.home, text=True, capture_output=True, check=False
+            )
+            if done.returncode == 0:
+                return
+        raise AssertionError(done.stdout + done.stderr)
 
     def rows(self, query: str, *values: Any) -> list[Any]:
         async def read() -> list[Any]:
@@ -143,6 +147,7 @@ def upgraded() -> Iterator[Upgrade]:
         found = Upgrade(Stack(home), base / "code")
         found.use(earlier)
         found.ratchet("train", str(config), "--detach")
+        wait_until(lambda: bool(found.rows("SELECT run_id FROM run")), "the run's workflow has made its row")
         found.run_id = found.value("SELECT run_id FROM run")
         _upgrade(found, config)
         wait_until(found.is_over, "the run is over", 900)
@@ -157,11 +162,15 @@ def upgraded() -> Iterator[Upgrade]:
 
 
 def _upgrade(found: Upgrade, config: Path) -> None:
-    """Migrate the schema under the parts that run, then start them again, with verdicts between one and the next."""
+    """Migrate the schema under the parts that run, then start them again, with verdicts between one and the next.
+
+    The worker comes first: that of the earlier commit reads a workflow's files when one begins, which fails by now.
+    """
     wait_until(lambda: found.num_graded() >= 2, "two rollouts are graded")
     found.use(ROOT)
     found.ratchet("up", str(config))
-    for part in RESTARTED:
+    found.restart("worker")
+    for part in AFTER_THE_WORKER:
         graded = found.num_graded()
         wait_until(lambda graded=graded: found.num_graded() > graded or found.is_over(), "another rollout is graded")
         assert not found.is_over(), f"the run is over before {part} was upgraded; give it more steps"
