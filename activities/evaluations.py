@@ -1,5 +1,8 @@
 """The activities of the Evaluate workflow: make the rollouts of an evaluation once, and compute its solve rate."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.run_configs import RunConfigs
@@ -75,8 +78,11 @@ async def _make_groups(connection: AsyncConnection, run_id: str, plan: Evaluatio
     await groups.create_groups(connection, new, config.harness.name)
 
 
-def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
-    """Return the evaluations of a run: of step 0 and of the last step, never of the best one."""
+def planned_evaluations(config: RunConfig, known: Mapping[str, int] = MappingProxyType({})) -> list[EvaluationPlan]:
+    """Return the evaluations of a run: of step 0 and of the last step, never of the best one.
+
+    `known`: the step of each evaluation that has begun. Its label stays with that step, if steps were added since.
+    """
     if not any(dataset.use == "eval" for dataset in config.datasets):
         return []
     steps = {"start": 0, "end": config.training.steps}
@@ -86,13 +92,11 @@ def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
     }
     only_at_start = dict.fromkeys(config.evaluation.start_temperatures, 1)
     num_samples = {"start": both | only_at_start | both, "end": both}  # a temperature in both lists takes `samples`
-    return [
-        EvaluationPlan(
-            label=f"{when}-{'greedy' if temperature == 0 else f't{temperature:g}'}",
-            step=steps[when],
-            temperature=temperature,
-            num_samples=number,
-        )
-        for when in config.evaluation.at
-        for temperature, number in num_samples[when].items()
-    ]
+    planned = []
+    for when in config.evaluation.at:
+        for temperature, number in num_samples[when].items():
+            label = f"{when}-{'greedy' if temperature == 0 else f't{temperature:g}'}"
+            if known.get(label, steps[when]) != steps[when]:
+                label += f"-{steps[when]}"
+            planned.append(EvaluationPlan(label=label, step=steps[when], temperature=temperature, num_samples=number))
+    return planned

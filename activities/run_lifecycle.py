@@ -11,6 +11,7 @@ from activities.evaluations import planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.stage import activity_stage, heartbeating
+from activities.steering import steer_run, steer_target
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
@@ -21,6 +22,7 @@ from ratchet.payloads import (
     EndRunInput,
     PauseRunInput,
     PrepareRunInput,
+    RunEnded,
     RunInput,
     RunningGroups,
     RunPlan,
@@ -29,7 +31,8 @@ from ratchet.payloads import (
     StartedGroup,
     ViewRunInput,
 )
-from ratchet.store import box_failures, evaluations, groups, plans, run_pause, runs, tasks, training_groups
+from ratchet.steering_payloads import SteerRunInput, SteerRunResult, SteerTargetInput
+from ratchet.store import box_failures, evaluations, groups, plans, run_pause, runs, steering, tasks, training_groups
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
 from ratchet.stored_config import read_stored_config
@@ -89,8 +92,11 @@ class RunActivities:
         Consumes groups without signal, pauses a run whose groups all fail, and makes as many new groups as the
         staleness bound allows, unless the run is paused, stopping or ended.
         """
-        config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
+            await plans.lock_run_for_planning(connection, input.run_id)
+            row = await runs.get_run(connection, input.run_id)
+            assert row is not None
+            config = await group_selection.config_in_force(connection, row)
             await group_selection.consume_without_signal(connection, input.run_id, config.training)
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
@@ -101,6 +107,11 @@ class RunActivities:
                 assert row is not None
             plannable = await group_selection.plannable(connection, input.run_id, config.training)
             open_groups = await runs.open_groups(connection, input.run_id)
+            if row.wish == Wish.DRAIN and row.state == RunState.RUNNING and not open_groups and not plannable:
+                await steering.end_drained(connection, input.run_id)
+                row = await runs.get_run(connection, input.run_id)
+                assert row is not None
+            known = await evaluations.evaluation_steps(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
         started = [
@@ -121,6 +132,9 @@ class RunActivities:
             evaluations_ended=sorted(ended),
             state=RunState(row.state),
             reason=row.state_reason,
+            last_step=row.resolved_config.training.steps,
+            num_steps=read_stored_config(row.config).training.steps,
+            evaluations=planned_evaluations(read_stored_config(row.config), known),
         )
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
@@ -172,33 +186,51 @@ class RunActivities:
         return StageResult()
 
     @activity_stage("end_run")
-    async def end_run(self, input: EndRunInput) -> StageResult:
-        """Set the run's final state, for `done` only after its last checkpoint is committed.
+    async def end_run(self, input: EndRunInput) -> RunEnded:
+        """Set the run's final state, for `done` and `stopped` only after its last checkpoint is committed.
 
         Raises LearnerLostError, which is retried, if the checkpoint does not come within 20 s.
         """
-        if input.state is RunState.DONE:
+        if input.state in (RunState.DONE, RunState.STOPPED):
             await self._wait_for_checkpoint(input.run_id)
         async with self.database.begin() as connection:
-            await runs.end_run(connection, input.run_id, input.state, input.reason)
-            if input.state is not RunState.DONE:
+            ended = await runs.end_run(connection, input.run_id, input.state, input.reason, input.last_step)
+            if ended and input.state is not RunState.DONE:
                 await groups.cancel_unstarted_groups(connection, input.run_id)
-        return StageResult()
+        return RunEnded(ended=ended)
 
     async def _wait_for_checkpoint(self, run_id: str) -> None:
-        num_steps = (await self.configs.of_run(run_id)).training.steps
+        """Wait for the checkpoint of the last step; a paused run may have no learner that writes it, and is left so."""
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
             assert row is not None
-            if row.checkpoint_step >= num_steps or row.state == RunState.DONE:
+            last_step = row.resolved_config.training.steps
+            if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
                 return
             if asyncio.get_running_loop().time() > end:
+                if row.state == RunState.PAUSED and row.wish == Wish.STOP:
+                    return
                 raise LearnerLostError(
-                    f"the checkpoint of step {num_steps} of {run_id} is not complete yet; see `ratchet logs learner`"
+                    f"the checkpoint of step {last_step} of {run_id} is not complete yet; see `ratchet logs learner`"
                 )
             await asyncio.sleep(_POLL_SECONDS)
+
+    @activity_stage("steer_run")
+    async def steer_run(self, input: SteerRunInput) -> SteerRunResult:
+        """Record what a person asks of the run by an update. Raises ConfigError with the reason of a refusal."""
+        answer = await steer_run(self.database, self.settings, input)
+        _LOG.info("steered", run=input.run_id, action=input.action, by=input.by, what=answer.text)
+        return SteerRunResult(text=answer.text, changed=answer.changed)
+
+    @activity_stage("steer_target")
+    async def steer_target(self, input: SteerTargetInput) -> SteerRunResult:
+        """Cancel or retry one group or rollout. Raises ConfigError with the reason of a refusal."""
+        answer = await steer_target(
+            self.database, self.client, input.action, input.what, input.request_id, input.by, input.reason
+        )
+        return SteerRunResult(text=answer.text, changed=answer.changed)
 
 
 async def _create_groups(

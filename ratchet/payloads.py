@@ -307,6 +307,8 @@ class RunView(Payload):
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
     row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
+    `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of its config.
+    These three are None from workers of versions in which they could not change; `RunPlan` has them then.
     """
 
     step: int
@@ -316,6 +318,9 @@ class RunView(Payload):
     evaluations_ended: list[str]
     state: RunState = RunState.RUNNING
     reason: str = ""
+    last_step: int | None = None
+    num_steps: int | None = None
+    evaluations: list[EvaluationPlan] | None = None
 
 
 class PauseRunInput(Payload):
@@ -330,6 +335,12 @@ class StepInput(Payload):
 
     run_id: str
     step: int
+
+
+class StepResult(StageResult):
+    """`trained` False: the run was stopped before the step was trained."""
+
+    trained: bool = True
 
 
 class Planned(Payload):
@@ -386,8 +397,15 @@ class EvaluateResult(Payload):
 
 
 class EndRunInput(Payload):
-    """The final state of a run and the reason for it."""
+    """The final state of a run and the reason for it. `last_step`: see `RunView`, for a run that ends by itself."""
 
     run_id: str
     state: RunState
     reason: str = ""
+    last_step: int | None = None
+
+
+class RunEnded(StageResult):
+    """Whether the run has ended; False if it was extended or resumed after its end had been decided."""
+
+    ended: bool = True

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.payloads import StartedMember
 from ratchet.store import groups
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.types import Outcome, Purpose
+from ratchet.types import JsonObject, Outcome, Purpose
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +51,45 @@ async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -
     )
     ended = {"outcome": Outcome.CANCELLED, "outcome_reason": "its evaluation was cancelled", "ended_at": func.now()}
     await connection.execute(unclaimed.values(**ended))
+
+
+async def evaluation_steps(connection: AsyncConnection, run_id: str) -> dict[str, int]:
+    """Return the step of each evaluation of the run that has begun."""
+    statement = select(EvaluationTable.label, EvaluationTable.step).where(EvaluationTable.run_id == run_id)
+    return {label: step for label, step in await connection.execute(statement)}
+
+
+async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
+    """Return the run's evaluations with their counts and mean reward, oldest first."""
+    statement = (
+        select(
+            EvaluationTable.label,
+            EvaluationTable.step,
+            EvaluationTable.temperature,
+            EvaluationTable.num_samples,
+            EvaluationTable.policy_version,
+            EvaluationTable.created_at,
+            EvaluationTable.ended_at,
+            func.count(RolloutTable.id).label("rollouts"),
+            func.count(RolloutTable.reward).label("graded"),
+            func.avg(RolloutTable.reward).label("mean_reward"),
+        )
+        .outerjoin(
+            RolloutGroupTable,
+            and_(
+                RolloutGroupTable.run_id == EvaluationTable.run_id,
+                RolloutGroupTable.purpose == Purpose.EVAL,
+                RolloutGroupTable.label == EvaluationTable.label,
+            ),
+        )
+        .outerjoin(
+            RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
+        )
+        .where(EvaluationTable.run_id == run_id)
+        .group_by(*EvaluationTable.__table__.c)
+        .order_by(EvaluationTable.created_at, EvaluationTable.label)
+    )
+    return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:

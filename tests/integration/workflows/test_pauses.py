@@ -46,6 +46,10 @@ class Operator:
         await start_train_run(self.loop.client, self.loop.settings, self.run_id)
         return reason
 
+    async def start_workflow(self) -> None:
+        """Start the run's workflow again, as the sweep does."""
+        await start_train_run(self.loop.client, self.loop.settings, self.run_id)
+
     async def sweep(self) -> SweepResult:
         found: SweepResult = await self.loop.client.execute_workflow(
             "Sweep", SweepInput(), id=f"sweep/{self.run_id}", task_queue="control", result_type=SweepResult
