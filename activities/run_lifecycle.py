@@ -7,9 +7,10 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from activities.evaluations import planned_evaluations
+from activities.evaluations import evaluations_of_step, planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
+from activities.run_situation import describe_situation
 from activities.stage import activity_stage, heartbeating
 from activities.steering import steer_run, steer_target
 from ratchet import paths, temporal_client
@@ -32,7 +33,18 @@ from ratchet.payloads import (
     ViewRunInput,
 )
 from ratchet.steering_payloads import SteerRunInput, SteerRunResult, SteerTargetInput
-from ratchet.store import box_failures, evaluations, groups, plans, run_pause, runs, steering, tasks, training_groups
+from ratchet.store import (
+    box_failures,
+    evaluations,
+    groups,
+    metrics,
+    plans,
+    run_pause,
+    runs,
+    steering,
+    tasks,
+    training_groups,
+)
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
 from ratchet.stored_config import read_stored_config
@@ -40,12 +52,14 @@ from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from training import circuit_breaker, group_selection
 from training.quarantine import quarantined_tasks
-from training.task_selection import TaskRate, choose_tasks
+from training.task_selection import TaskRate, choose_tasks, mix_datasets
 
 _LOG = structlog.get_logger()
 
 _CHECKPOINT_SECONDS = 20.0
 _POLL_SECONDS = 0.3
+_MIX_STEPS = 10
+"""The datasets' shares are kept over the groups of so many steps, so that a changed weight acts within these."""
 
 
 class RunActivities:
@@ -112,8 +126,12 @@ class RunActivities:
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
             known = await evaluations.evaluation_steps(connection, input.run_id)
+            asked = await evaluations.asked_evaluations(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
+            group_counts = await runs.count_groups(connection, input.run_id)
+            situation = await describe_situation(connection, row, group_counts)
+            rate = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
         started = [
             StartedGroup(
                 group_id=group.id,
@@ -134,7 +152,9 @@ class RunActivities:
             reason=row.state_reason,
             last_step=row.resolved_config.training.steps,
             num_steps=read_stored_config(row.config).training.steps,
-            evaluations=planned_evaluations(read_stored_config(row.config), known),
+            evaluations=evaluations_of_step(read_stored_config(row.config), step, known, asked),
+            situation=situation,
+            solve_rate=rate,
         )
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
@@ -263,17 +283,24 @@ async def next_tasks(
 ) -> list[LabelledTask]:
     """Return the tasks of the next `count` groups, of which `first` is the lowest number.
 
-    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`; in both cases without those
-    in quarantine. Empty if all are.
+    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`, or by the weights of the
+    datasets; in each case without those in quarantine. Empty if all are.
     """
     training = config.training
     left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
-    if training.solve_rates is None:
+    weights = {number: 1.0 if one.weight is None else one.weight for number, one in enumerate(config.datasets)}
+    is_mixed = any(one.weight is not None for one in config.datasets)
+    if training.solve_rates is None and not is_mixed:
         positions = await runs.positions_in_turn(connection, run_id, Purpose.TRAIN, first, count, left_out)
         return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
     rows = await tasks.recent_solve_rates(connection, run_id, published - training.solve_rate_steps + 1)
     rates = [TaskRate(*row) for row in rows if row.task_id not in left_out]
-    return [LabelledTask(one.task_id, one.label) for one in choose_tasks(rates, training.solve_rates, count)]
+    if is_mixed and all(one.dataset_no is not None for one in rates):  # else a run of an earlier version
+        newest = await tasks.datasets_of_newest_groups(connection, run_id, _MIX_STEPS * training.groups_per_step)
+        chosen = mix_datasets(rates, training.solve_rates, count, weights, newest)
+    else:
+        chosen = choose_tasks(rates, training.solve_rates, count)
+    return [LabelledTask(one.task_id, one.label) for one in chosen]
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

@@ -12,7 +12,8 @@ from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from client import steering
+from client import evaluating, steering
+from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
 from ratchet.config import RunConfig
@@ -102,6 +103,26 @@ class Client:
             values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
             resolved = resolve_config(values, "the config", Path.cwd())
         return Run(self, run_blocking(start_run(self.stack, resolved, name, new, say)))
+
+    def evaluate(
+        self,
+        what: Path | str,
+        temperatures: Sequence[float] = (1.0,),
+        samples: int = 1,
+        config: Path | None = None,
+        datasets: Sequence[Path] = (),
+        new: bool = False,
+        say: ReportProgress = _silent,
+    ) -> JsonObject:
+        """Evaluate a config file, RUN, RUN@STEP, or a model directory with `config`, and return a report per
+        temperature: pass@k and pass^k, also by dataset and by family.
+        """
+        settings = EvaluationSettings(tuple(temperatures), samples, config, tuple(datasets), new)
+        return run_blocking(evaluating.evaluate(self.stack, str(what), settings, self.by, say))
+
+    def compare(self, first: str, second: str) -> JsonObject:
+        """Compare two evaluations, each RUN:LABEL, or RUN for its newest, task by task."""
+        return run_blocking(evaluating.compare_evaluations(self.stack, first, second))
 
     def rollout(self, name: str | int) -> JsonObject:
         """Return everything about one rollout except its token arrays. `name`: its number or workflow id."""

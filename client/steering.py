@@ -91,6 +91,11 @@ async def _wake(stack: Stack, settings: TemporalSettings, run_id: str) -> bool:
     return True
 
 
+async def wake_run(stack: Stack, run_id: str) -> bool:
+    """Let the run's workflow look at Postgres now; return False if Temporal does not answer."""
+    return await _wake(stack, load_temporal_settings(), run_id)
+
+
 async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> Answer:
     """Cancel or retry a group or a rollout. Raises ConfigError, MachineError and TemporalUnavailableError."""
     settings = load_temporal_settings()
@@ -98,7 +103,9 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
     async with stack.database() as database:
         answer = await steering.steer_target(database, client, action, what, uuid4().hex, by, reason)
         run_id = await steering.run_of(database, what)
-    if answer.changed:
+    if answer.changed and action is SteeringAction.RETRY:
+        await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
+    elif answer.changed:
         await _wake(stack, settings, run_id)
     return answer
 

@@ -309,6 +309,7 @@ class RunView(Payload):
     row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
     `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of its config.
     These three are None from workers of versions in which they could not change; `RunPlan` has them then.
+    `situation`: what is in flight, for people. `solve_rate`: mean reward of the newest step's batch.
     """
 
     step: int
@@ -321,6 +322,36 @@ class RunView(Payload):
     last_step: int | None = None
     num_steps: int | None = None
     evaluations: list[EvaluationPlan] | None = None
+    situation: str = ""
+    solve_rate: float | None = None
+
+
+class RunStatus(Payload):
+    """Answer of TrainRun's query `state`. `waits_for` and `waits_since`: what the workflow itself waits for now."""
+
+    run_id: str
+    state: str = ""
+    reason: str = ""
+    wish: str = ""
+    step: int = 0
+    last_step: int | None = None
+    num_open_groups: int = 0
+    solve_rate: float | None = None
+    situation: str = ""
+    waits_for: str = ""
+    waits_since: str = ""
+
+
+class RolloutStatus(Payload):
+    """Answer of Rollout's query `state`: the present stage and since when, and what the earlier ones have given."""
+
+    attempt: int
+    stage: str
+    stage_since: str
+    box: str = ""
+    agent: str = ""
+    patch: str = ""
+    verdict: str = ""
 
 
 class PauseRunInput(Payload):

@@ -15,7 +15,8 @@ the lock that planning takes. So a change acts from a known step on, and a lost 
 crash of any process loses nothing: each decision reads the row.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -40,12 +41,15 @@ CHANGEABLE = {
     "training.solve_rate_steps": "groups that are made from now on",
     "sampling.temperature": "groups that are made from now on",
     "sandbox.max_boxes": "boxes that boot from now on",
+    "datasets.weight": "groups that are made from now on",
+    "evaluation.every": "evaluations that have not begun",
     "evaluation.at": "evaluations that have not begun",
     "evaluation.temperatures": "evaluations that have not begun",
     "evaluation.samples": "evaluations that have not begun",
 }
 """Key → what a change of it acts on."""
 
+_NUMBER = re.compile(r"\.\d+")
 _FIXED = {
     "model": "the run's weights descend from it; start another run",
     "init_from": "the run has started from it; start another run",
@@ -68,6 +72,7 @@ _FIXED = {
 
 def require_changeable(key: str) -> None:
     """Raise ConfigError, with the reason, if the key does not exist or may not change while a run goes on."""
+    key = _NUMBER.sub("", key)  # datasets.0.weight
     if key in CHANGEABLE:
         return
     known = set(config_keys(RunConfig))
@@ -80,12 +85,29 @@ def require_changeable(key: str) -> None:
     raise ConfigError(f"{key} cannot change while a run goes on: {reason}. These can: {', '.join(CHANGEABLE)}")
 
 
+def acts_on(key: str) -> str:
+    """Return what a change of a changeable key acts on."""
+    return CHANGEABLE[_NUMBER.sub("", key)]
+
+
 def config_value(config: RunConfig, key: str) -> Any:
-    """Return the value of a dotted key as JSON."""
-    value: Any = config.model_dump(mode="json")
-    for part in key.split("."):
-        value = value[part]
-    return value
+    """Return the value of a dotted key as JSON. Raises ConfigError if it numbers an element that there is not."""
+    *parents, leaf = key.split(".")
+    return _section(config.model_dump(mode="json"), parents, key)[leaf]
+
+
+def _section(tree: Any, names: Sequence[str], key: str) -> Any:
+    """Return what is below these names and numbers."""
+    for name in names:
+        if not isinstance(tree, list):
+            tree = tree[name]
+        elif name.isdigit() and int(name) < len(tree):
+            tree = tree[int(name)]
+        else:
+            raise ConfigError(f"{key}: expected a number from 0 to {len(tree) - 1} instead of {name!r}")
+    if isinstance(tree, list):
+        raise ConfigError(f"{key}: name one of the {len(tree)} by its number, such as datasets.0.weight")
+    return tree
 
 
 def changed_config(stored: JsonObject, changes: Mapping[str, Any]) -> RunConfig:
@@ -100,10 +122,7 @@ def with_values(stored: JsonObject, values: Mapping[str, Any]) -> RunConfig:
     tree: Any = read_stored_config(stored).model_dump(mode="json")
     for key, value in values.items():
         *parents, leaf = key.split(".")
-        section = tree
-        for part in parents:
-            section = section[part]
-        section[leaf] = value
+        _section(tree, parents, key)[leaf] = value
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

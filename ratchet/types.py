@@ -293,6 +293,8 @@ class SteeringAction(StrEnum):
     """Cancel a group or a rollout."""
     RETRY = "retry"
     """Run the members of a group, or one rollout, again that have ended without a verdict, or try a stage now."""
+    EVALUATE = "evaluate"
+    """Evaluate the policy at the next step boundary."""
 
 
 class Wish(StrEnum):

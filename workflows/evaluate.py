@@ -24,6 +24,7 @@ class Evaluate:
 
     def __init__(self) -> None:
         self.num_left = 0
+        self.num_ended = 0
 
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
@@ -45,3 +46,8 @@ class Evaluate:
             record = plan.stages["record"]
             first = GroupMember(member.rollout_id, member.workflow_id)
             await run_with_replacements(first, input.run_id, member.task, plan.harness, step, record)
+            self.num_ended += 1
+            workflow.set_current_details(
+                f"{input.evaluation.label} of step {step}: {self.num_ended} of {len(plan.members)} rollouts have ended "
+                "in this execution"
+            )

@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.run_lifecycle import RunActivities
     from ratchet.errors import ConfigError
-    from ratchet.payloads import RunView
+    from ratchet.payloads import RunPlan, RunStatus, RunView
     from ratchet.steering import require_changeable
     from ratchet.steering_payloads import (
         ChangeInput,
@@ -25,22 +25,89 @@ with workflow.unsafe.imports_passed_through():
         TargetInput,
     )
     from ratchet.types import RunState, SteeringAction, Wish
-    from workflows.activity_options import FIRST_STAGE, failure_cause, run_activity
+    from workflows.activity_options import FIRST_STAGE, RUN, STEP, failure_cause, run_activity
 
 _UNKNOWN = "a Temporal client"
 _STEER_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 30})
 
 
 class SteeredRun:
-    """Base class of TrainRun with its updates and the signal that wakes it. State: whether a signal has come."""
+    """Base class of TrainRun: its updates, its query, the signal that wakes it, and what the UI shows of it.
+
+    State: whether a signal has come; the newest view of the run; what the workflow waits for, and since when; what its
+    memo and search attributes say.
+    """
 
     def __init__(self) -> None:
         self.woken = False
+        self.view: RunView | None = None
+        self.waits_for = ""
+        self.waits_since = ""
+        self.told: tuple[object, ...] = ()
 
     @workflow.signal
     def wake(self) -> None:
         """Read the run's state again, because something has changed in Postgres."""
         self.woken = True
+
+    @workflow.query(description="What the run does and waits for.")
+    def state(self) -> RunStatus:
+        view = self.view
+        run_id = workflow.info().workflow_id.removeprefix("run/")
+        if view is None:
+            return RunStatus(run_id=run_id, waits_for="its preparation")
+        return RunStatus(
+            run_id=run_id,
+            state=view.state,
+            reason=view.reason,
+            wish=view.wish,
+            step=view.step,
+            last_step=view.last_step,
+            num_open_groups=len(view.open_groups),
+            solve_rate=view.solve_rate,
+            situation=view.situation,
+            waits_for=self.waits_for,
+            waits_since=self.waits_since,
+        )
+
+    def show(self, plan: RunPlan, view: RunView) -> None:
+        """Show the run's state: the details change with each look, memo and search attributes if the step or the state
+        has changed, because each change of these is an event of the history.
+        """
+        self.view = view
+        self._show_details(plan)
+        told = (view.state, view.wish, view.step)
+        if self.told != told and workflow.patched("run-attributes"):
+            self.told = told
+            workflow.upsert_search_attributes([RUN.value_set(plan.run_id), STEP.value_set(view.step)])
+            memo = {"state": view.state, "reason": view.reason, "wish": view.wish, "step": view.step}
+            workflow.upsert_memo({**memo, "steps": view.num_steps, "solve_rate": view.solve_rate})
+
+    def is_paused(self) -> bool:
+        return self.view is not None and self.view.state is RunState.PAUSED
+
+    def wait_for(self, plan: RunPlan, what: str) -> None:
+        """Show what the workflow waits for from now on."""
+        self.waits_for = what
+        self.waits_since = workflow.now().strftime("%Y-%m-%d %H:%M:%S UTC")
+        self._show_details(plan)
+
+    def _show_details(self, plan: RunPlan) -> None:
+        view = self.view
+        if view is None:
+            return
+        paused = "paused: " if view.state is RunState.PAUSED else ""
+        wish = {Wish.DRAIN: "is drained", Wish.STOP: f"ends after step {view.last_step}"}.get(view.wish, "")
+        rate = "" if view.solve_rate is None else f", mean reward of its batch {view.solve_rate:.3f}"
+        lines = [
+            f"{paused}{view.reason}" if view.reason else "",
+            wish,
+            f"step {view.step} of {view.num_steps or plan.num_steps}{rate}: {plan.summary}",
+            f"{len(view.open_groups)} groups in flight",
+            view.situation,
+            f"waits for {self.waits_for} since {self.waits_since}" if self.waits_for else "",
+        ]
+        workflow.set_current_details("\n\n".join(line for line in lines if line))
 
     @workflow.update(description="Start nothing new until the run is resumed; what is in flight goes on.")
     async def pause(self, input: SteerInput) -> str:

@@ -134,7 +134,7 @@ class TrainRun(SteeredRun):
         workflow.set_current_details(f"paused: {reason}\n\nRun `ratchet resume {plan.run_id}` when it is mended.")
         self.failures.clear()
         paused = PauseRunInput(run_id=plan.run_id, reason=reason)
-        await run_activity(RunActivities.pause_run, paused, plan.stages["record"])
+        await run_activity(RunActivities.pause_run, paused, plan.stages["record"], summary=reason[:100])
         await self._sleep(plan)
 
     async def _run_steps(self, plan: RunPlan) -> RunView:
@@ -195,27 +195,19 @@ class TrainRun(SteeredRun):
         """Do the run's book-keeping, make new groups and return the run's state."""
         self.woken = False
         input = ViewRunInput(run_id=plan.run_id)
-        view = await run_activity(RunActivities.advance_run, input, plan.stages["record"])
+        view = await run_activity(RunActivities.advance_run, input, plan.stages["record"], summary="look")
         if view.state not in (RunState.RUNNING, RunState.PAUSED):
             raise ApplicationError(
                 f"run {plan.run_id} has ended ({view.state}); `ratchet resume {plan.run_id}` continues it",
                 type="RunEnded",
                 non_retryable=True,
             )
-        self._display(plan, view)
+        self.show(plan, view)
         return view
-
-    def _display(self, plan: RunPlan, view: RunView) -> None:
-        paused = "paused: " if view.state is RunState.PAUSED else ""
-        reason = f"{paused}{view.reason}\n\n" if view.reason else ""
-        wish = {Wish.DRAIN: "is drained; ", Wish.STOP: f"ends after step {view.last_step}; "}.get(view.wish, "")
-        workflow.set_current_details(
-            f"{reason}{wish}step {view.step} of {view.num_steps or plan.num_steps}: {plan.summary}; "
-            f"{len(view.open_groups)} groups in flight"
-        )
 
     async def _sleep(self, plan: RunPlan) -> None:
         """Wait for a signal, at most `poll_seconds`, after which a lost signal does not matter."""
+        self.wait_for(plan, "a person" if self.is_paused() else "groups, boxes or verdicts")
         try:
             await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
         except TimeoutError:
@@ -252,7 +244,7 @@ class TrainRun(SteeredRun):
         self.looked_at = now
         run = RunInput(run_id=plan.run_id)
         patient = plan.stages["record"].model_copy(update={"start_to_close_seconds": ASK_SECONDS})
-        found = await run_activity(RunActivities.find_running_groups, run, patient)
+        found = await run_activity(RunActivities.find_running_groups, run, patient, summary="look for lost groups")
         running = set(found.workflow_ids)
         for key in open_groups:
             handle = self.started.get(key)
@@ -287,13 +279,14 @@ class TrainRun(SteeredRun):
     async def _train_step(self, plan: RunPlan) -> bool:
         """Plan a step, start the next groups, wait for the learner and update the engines; False if nothing to plan."""
         run = RunInput(run_id=plan.run_id)
-        planned = await run_activity(LearnActivities.plan, run, plan.stages["record"])
+        planned = await run_activity(LearnActivities.plan, run, plan.stages["record"], summary="plan a step")
         if planned.step is None:
             return False
         view = await self._advance(plan)
         if view.wish is not Wish.STOP:
             await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
+        self.wait_for(plan, f"the learner's step {planned.step}")
         done = await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
         if not done.trained:
             return False
@@ -302,7 +295,8 @@ class TrainRun(SteeredRun):
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
-        engines = await run_activity(LearnActivities.find_engines, run, plan.stages["learn"])
+        self.wait_for(plan, f"the engines, to serve step {step}")
+        engines = await run_activity(LearnActivities.find_engines, run, plan.stages["learn"], summary=f"step {step}")
         syncs = [SyncInput(run_id=plan.run_id, step=step, engine_id=engine) for engine in engines.engine_ids]
         await asyncio.gather(
             *(
@@ -315,6 +309,8 @@ class TrainRun(SteeredRun):
         """Run the evaluations of this step that have not ended; return False if one has to be started again."""
         planned = plan.evaluations if view.evaluations is None else view.evaluations
         due = [one for one in planned if one.step == view.step and one.label not in view.evaluations_ended]
+        if due:
+            self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
         return all(await asyncio.gather(*(self._run_evaluation(plan, evaluation) for evaluation in due)))
 
     async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
@@ -364,7 +360,7 @@ class TrainRun(SteeredRun):
                 workflow.logger.warning(f"cancelled without book-keeping: {failure_cause(error).message}")
                 await self._cancel_groups(self.started)
             else:
-                self._display(plan, view)
+                self.show(plan, view)
                 await self._cancel_groups(group.workflow_id for group in view.open_groups)
             await self._end(plan, state, reason)
 
@@ -373,7 +369,9 @@ class TrainRun(SteeredRun):
     async def _end(self, plan: RunPlan, state: RunState, reason: str, last_step: int | None = None) -> bool:
         """End the run; return False if it goes on, because it was extended or resumed meanwhile."""
         ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason, last_step=last_step)
-        result = await run_activity_even_if_cancelled(RunActivities.end_run, ending, plan.stages["record"])
+        result = await run_activity_even_if_cancelled(
+            RunActivities.end_run, ending, plan.stages["record"], summary=f"{state}: {reason}" if reason else state
+        )
         return result.ended
 
 

@@ -32,3 +32,11 @@ async def read_metrics(connection: AsyncConnection, run_id: str) -> dict[int, di
     for step, name, value in await connection.execute(statement):
         found.setdefault(step, {})[name] = value
     return found
+
+
+async def read_metric(connection: AsyncConnection, run_id: str, step: int, name: str) -> float | None:
+    """Return one metric of one step, None if it was not recorded."""
+    statement = select(MetricTable.value).where(
+        MetricTable.run_id == run_id, MetricTable.step == step, MetricTable.name == name
+    )
+    return (await connection.execute(statement)).scalar_one_or_none()

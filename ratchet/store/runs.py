@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
@@ -247,12 +247,19 @@ async def count_restart(connection: AsyncConnection, run_id: str) -> int:
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purpose, task_ids: Sequence[int]) -> None:
+class OrderedTask(NamedTuple):
+    """A task of a run, and which of the config's datasets it comes from; None if that is not known."""
+
+    task_id: int
+    dataset_no: int | None = None
+
+
+async def set_task_order(
+    connection: AsyncConnection, run_id: str, purpose: Purpose, tasks: Sequence[OrderedTask]
+) -> None:
     """Store the order in which the run visits the tasks of one purpose; an existing order stays."""
-    if task_ids:
-        rows = [
-            {"run_id": run_id, "purpose": purpose, "position": n, "task_id": task} for n, task in enumerate(task_ids)
-        ]
+    if tasks:
+        rows = [{"run_id": run_id, "purpose": purpose, "position": n, **one._asdict()} for n, one in enumerate(tasks)]
         await connection.execute(pg_insert(RunTaskTable).on_conflict_do_nothing(), rows)
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.steering import CHANGEABLE, changed_config, config_value, with_values
+from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.store import plans, run_pause, runs
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, RunTable, SteeringTable
@@ -236,7 +236,7 @@ async def change(connection: AsyncConnection, request: Request, changes: Mapping
     for key, after in different.items():
         await record(connection, request, SteeringAction.SET, key, config_value(old, key), after, run.next_step)
     texts = [
-        f"{key}: {config_value(old, key)} → {after}, for {CHANGEABLE[key]}" for key, after in sorted(different.items())
+        f"{key}: {config_value(old, key)} → {after}, for {acts_on(key)}" for key, after in sorted(different.items())
     ]
     return Answer("; ".join(texts) + f" (first planned step: {run.next_step})")
 

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.store import groups, plans, runs, steering
-from ratchet.store.schema import RolloutGroupTable, RolloutTable
+from ratchet.store import evaluations, groups, plans, runs, steering
+from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
 from ratchet.store.steering import Answer, Request
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Purpose, RunState, SteeringAction
 
@@ -23,11 +23,13 @@ class TargetKind(StrEnum):
 
     GROUP = "group"
     ROLLOUT = "rollout"
+    EVALUATION = "evaluation"
 
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A group or a rollout. `state`: of the group, or the rollout's outcome; None while it is in flight."""
+    """A group, a rollout or an evaluation. `state`: of the group, the rollout's outcome, or `ended`; None while it is
+    in flight. `id`: 0 for an evaluation, which has a label instead."""
 
     kind: TargetKind
     id: int
@@ -37,11 +39,22 @@ class Target:
     group_id: int | None
     state: str | None
     is_claimed: bool = True
+    label: str = ""
 
 
 async def find_target(connection: AsyncConnection, name: str) -> Target:
-    """Return the rollout with this id or workflow id, or the group with this workflow id. Raises ConfigError."""
-    if name.startswith("group/"):
+    """Return the rollout with this id or workflow id, or the group or evaluation with this workflow id.
+
+    Raises ConfigError if there is none.
+    """
+    if name.startswith("evaluate/"):
+        run_id, _, label = name.removeprefix("evaluate/").partition("/")
+        ended = select(EvaluationTable.ended_at).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
+        evaluation = (await connection.execute(ended)).one_or_none()
+        if evaluation is not None:
+            state = "ended" if evaluation.ended_at is not None else None
+            return Target(TargetKind.EVALUATION, 0, run_id, name, Purpose.EVAL, None, state, label=label)
+    elif name.startswith("group/"):
         group = select(
             RolloutGroupTable.id, RolloutGroupTable.run_id, RolloutGroupTable.purpose, RolloutGroupTable.state
         ).where(RolloutGroupTable.workflow_id == name)
@@ -63,12 +76,12 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
             return Target(TargetKind.ROLLOUT, *row)
     raise ConfigError(
         f"there is no group or rollout {name!r}; name a rollout by its number in `ratchet rollouts`, or a workflow, "
-        "such as group/RUN/3 or rollout/RUN/3/0"
+        "such as evaluate/RUN/start-t1, group/RUN/3 or rollout/RUN/3/0"
     )
 
 
 async def cancel(connection: AsyncConnection, request: Request, target: Target) -> Answer:
-    """Cancel a group, or record that a rollout is cancelled; the caller then cancels its workflow."""
+    """Cancel a group, or record that a rollout or an evaluation is cancelled; the caller then cancels its workflow."""
     run = await _lock_run(connection, request, target)
     if target.kind is TargetKind.GROUP:
         if target.state == GroupState.CANCELLED:
@@ -80,7 +93,7 @@ async def cancel(connection: AsyncConnection, request: Request, target: Target) 
     else:
         if target.state is not None:
             raise ConfigError(f"{target.workflow_id} has ended ({target.state})")
-        if not target.is_claimed:
+        if target.kind is TargetKind.ROLLOUT and not target.is_claimed:
             raise ConfigError(f"{target.workflow_id} has not begun; cancel its group, or wait until it has")
         text = f"{target.workflow_id} is being cancelled"
         text += "; another rollout replaces it in its group" if target.group_id is not None else ""
@@ -93,9 +106,11 @@ async def cancel(connection: AsyncConnection, request: Request, target: Target) 
 async def retry(connection: AsyncConnection, request: Request, target: Target) -> Answer:
     """Replace the members of a group, or one rollout, that ended without a verdict. Raises ConfigError."""
     next_step = await _lock_run(connection, request, target)
+    if target.kind is TargetKind.EVALUATION:
+        return await _retry_evaluation(connection, request, target, next_step)
     if target.purpose != Purpose.TRAIN or target.group_id is None:
         raise ConfigError(
-            f"{target.workflow_id} is no training rollout; `ratchet evaluate` and `ratchet rollout` run such again"
+            f"{target.workflow_id} belongs to no training group; retry its evaluation, evaluate/RUN/LABEL"
         )
     if target.kind is TargetKind.ROLLOUT and target.state is None:
         raise ConfigError(f"{target.workflow_id} is in flight; `ratchet cancel {target.id}` makes its group replace it")
@@ -114,6 +129,29 @@ async def retry(connection: AsyncConnection, request: Request, target: Target) -
     names = [member.workflow_id for member in new]
     await steering.record(connection, request, SteeringAction.RETRY, target.workflow_id, target.state, names, next_step)
     return Answer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
+
+
+async def _retry_evaluation(connection: AsyncConnection, request: Request, target: Target, next_step: int) -> Answer:
+    """Run what has no verdict again, as long as the run's engines can serve the step that was evaluated."""
+    run = await runs.get_run(connection, target.run_id)
+    assert run is not None
+    if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
+        return Answer(f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False)
+    step = await evaluations.evaluation_steps(connection, target.run_id)
+    if step[target.label] != run.step:
+        raise ConfigError(
+            f"{target.workflow_id} is of step {step[target.label]}, and run {run.run_id} is at step {run.step}; "
+            f"`ratchet evaluate {run.run_id}@{step[target.label]}` evaluates that step when the run has ended"
+        )
+    new = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
+    if not new:
+        return Answer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
+    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+        await runs.resume_run(connection, run.run_id, allow_done=True)
+    await steering.record(
+        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(new), next_step
+    )
+    return Answer(f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict")
 
 
 async def _lock_run(connection: AsyncConnection, request: Request, target: Target) -> int:

@@ -43,7 +43,8 @@ class RunTable(Base):
     engine. `restarts`: how often the sweep has started its workflow again without an hour between.
 
     `wish` and `stop_at`: how a person wants the run to end, and the step after which it does, if it is not the config's
-    last (`ratchet.store.steering`). `pruned_at`, `archived_to`, `archived_at`: see `ratchet.store.retention`."""
+    last (`ratchet.store.steering`). `best_step` and `best_rate`: of the best evaluation, whose weights are kept
+    (`ratchet.store.evaluations`). `pruned_at`, `archived_to`, `archived_at`: see `ratchet.store.retention`."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -52,6 +53,8 @@ class RunTable(Base):
     wish: Mapped[str] = mapped_column(server_default="none")
     wish_update_id: Mapped[str | None]
     stop_at: Mapped[int | None]
+    best_step: Mapped[int | None]
+    best_rate: Mapped[float | None]
     config: Mapped[dict[str, Any]]
     config_digest: Mapped[str]
     config_name: Mapped[str]

@@ -26,7 +26,8 @@ def test_every_key_may_change_or_says_why_not(key: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(CHANGEABLE))
 def test_every_changeable_key_exists(key: str) -> None:
-    config = changed_config(stored(), {key: config_value(RunConfig.model_validate(stored()), key)})
+    numbered = key.replace("datasets.", "datasets.0.")
+    config = changed_config(stored(), {numbered: config_value(RunConfig.model_validate(stored()), numbered)})
     assert config == RunConfig.model_validate(stored())
 
 
@@ -55,6 +56,10 @@ def test_a_mistyped_key_is_recognised(key: str, meant: str) -> None:
         ({"training.group_size": 3, "training.min_graded": 4}, r"min_graded is above"),
         ({"training.steps": 9}, "ratchet extend"),
         ({"seed": 9}, "plan rows follow from it"),
+        ({"datasets.weight": 2}, r"name one of the 1 by its number, such as datasets\.0\.weight"),
+        ({"datasets.3.weight": 2}, "expected a number from 0 to 0 instead of '3'"),
+        ({"datasets.0.weight": 0}, r"at least one needs use: train, with a weight above 0"),
+        ({"datasets.0.path": "other"}, "the run's task order was made from them"),
         ({"training": {}}, "is a section; name one of its keys: training.groups_per_step"),
     ],
 )

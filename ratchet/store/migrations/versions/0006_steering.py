@@ -1,4 +1,4 @@
-"""what people ask of runs, and the step after which a run is stopped"""
+"""what people ask of runs, the step after which a run is stopped, its best step, and the dataset of each task"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,9 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("run", sa.Column("stop_at", sa.Integer(), nullable=True))
+    op.add_column("run", sa.Column("best_step", sa.Integer(), nullable=True))
+    op.add_column("run", sa.Column("best_rate", sa.Float(53), nullable=True))
+    op.add_column("run_task", sa.Column("dataset_no", sa.Integer(), nullable=True))
     op.create_table(
         "steering",
         sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False),
@@ -33,4 +36,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("steering")
-    op.drop_column("run", "stop_at")
+    op.drop_column("run_task", "dataset_no")
+    for column in ("best_rate", "best_step", "stop_at"):
+        op.drop_column("run", column)
