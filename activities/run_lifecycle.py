@@ -110,7 +110,7 @@ class RunActivities:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
-            config = await group_selection.config_in_force(connection, row)
+            config = row.resolved_config
             await group_selection.consume_without_signal(connection, input.run_id, config.training)
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
@@ -119,7 +119,8 @@ class RunActivities:
                 await self._make_groups(connection, input.run_id, config)
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
-            plannable = await group_selection.plannable(connection, input.run_id, config.training)
+            in_force = await group_selection.config_in_force(connection, row)
+            plannable = await group_selection.plannable(connection, input.run_id, in_force.training)
             open_groups = await runs.open_groups(connection, input.run_id)
             if row.wish == Wish.DRAIN and row.state == RunState.RUNNING and not open_groups and not plannable:
                 await steering.end_drained(connection, input.run_id)
@@ -212,15 +213,18 @@ class RunActivities:
         Raises LearnerLostError, which is retried, if the checkpoint does not come within 20 s.
         """
         if input.state in (RunState.DONE, RunState.STOPPED):
-            await self._wait_for_checkpoint(input.run_id)
+            await self._wait_for_checkpoint(input.run_id, input.last_step)
         async with self.database.begin() as connection:
             ended = await runs.end_run(connection, input.run_id, input.state, input.reason, input.last_step)
             if ended and input.state is not RunState.DONE:
                 await groups.cancel_unstarted_groups(connection, input.run_id)
         return RunEnded(ended=ended)
 
-    async def _wait_for_checkpoint(self, run_id: str) -> None:
-        """Wait for the checkpoint of the last step; a paused run may have no learner that writes it, and is left so."""
+    async def _wait_for_checkpoint(self, run_id: str, decided_step: int | None) -> None:
+        """Wait for the checkpoint of the last step, unless that is another one than when the end was decided.
+
+        A paused run that is stopped may have no learner that writes it, and ends without.
+        """
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
             async with self.database.begin() as connection:
@@ -228,6 +232,8 @@ class RunActivities:
             assert row is not None
             last_step = row.resolved_config.training.steps
             if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
+                return
+            if decided_step is not None and decided_step != last_step:
                 return
             if asyncio.get_running_loop().time() > end:
                 if row.state == RunState.PAUSED and row.wish == Wish.STOP:

@@ -101,6 +101,6 @@ def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount])
 
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the p-value of McNemar's exact test: of a fair coin that falls at least as unevenly."""
-    num = only_first + only_second
+    num: int = only_first + only_second
     tail = sum(comb(num, heads) for heads in range(min(only_first, only_second) + 1))
-    return min(1.0, 2 * tail / 2**num)
+    return min(1.0, float(2 * tail / 2**num))

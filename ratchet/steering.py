@@ -2,7 +2,7 @@
 
     command, update   it writes            who reads it              when it acts
     set               run.config           advance_run, plan         the next groups, the next plan row
-                                           stages of rollouts        within two seconds (boxes, replacements)
+                                           stages of rollouts        within two seconds (boxes)
                                            learner                   by the plan row (learning rate)
     extend            run.config (steps)   advance_run, plan,        the next decision; an ended run is started again
                                            learner

@@ -184,7 +184,9 @@ class RankLearner:
         if self.schedule.base_lrs == [wanted] * len(self.schedule.base_lrs):
             return
         self.schedule.base_lrs = [wanted] * len(self.schedule.base_lrs)
-        current = [wanted * factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
+        current: list[float | Tensor] = [
+            wanted * factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas
+        ]
         for group, value in zip(self.optimiser.param_groups, current, strict=True):
             group["initial_lr"] = wanted
             group["lr"] = value

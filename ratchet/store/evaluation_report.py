@@ -65,7 +65,7 @@ async def evaluated_tasks(connection: AsyncConnection, run_id: str, label: str) 
         .order_by(TaskTable.id)
     )
     rows = await connection.execute(statement)
-    return [EvaluatedTask(*row[:5], SolvedCount(row[5], row[6])) for row in rows]
+    return [EvaluatedTask(row[0], row[1], row[2], row[3], row[4], SolvedCount(row[5], row[6])) for row in rows]
 
 
 def report_evaluation(tasks: Sequence[EvaluatedTask]) -> JsonObject:

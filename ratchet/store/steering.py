@@ -254,7 +254,7 @@ async def _keep_learning_rate(connection: AsyncConnection, run_id: str, value: f
     lacking = update(BatchTable).where(
         BatchTable.run_id == run_id,
         BatchTable.state != BatchState.COMMITTED,
-        ~BatchTable.knobs.has_key("learning_rate"),  # type: ignore[attr-defined]
+        ~BatchTable.knobs.has_key("learning_rate"),
     )
     await connection.execute(lacking.values(knobs=BatchTable.knobs.op("||")({"learning_rate": value})))
 

@@ -260,4 +260,4 @@ async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, co
         .where(RunTaskTable.dataset_no.is_not(None))
         .group_by(RunTaskTable.dataset_no)
     )
-    return {number: found for number, found in await connection.execute(statement)}
+    return {number: found for number, found in await connection.execute(statement) if number is not None}
