@@ -18,8 +18,8 @@ def paths(tmp_path: Path) -> list[Path]:
     return found
 
 
-def wanted(datasets: list[JsonObject], **settings: object) -> RunConfig:
-    values = {"datasets": datasets, "training": {"steps": 9, "group_size": 4}, "evaluation": {"every": 2}}
+def wanted(rows: list[JsonObject], **settings: object) -> RunConfig:
+    values = {"datasets": rows, "training": {"steps": 9, "group_size": 4}, "evaluation": {"every": 2}}
     return evaluation_config(RunConfig.model_validate(values), EvaluationSettings(**settings))  # type: ignore[arg-type]
 
 
@@ -44,7 +44,7 @@ def test_without_held_out_tasks_all_are_evaluated(paths: list[Path]) -> None:
 
 
 def test_named_datasets_replace_those_of_the_config(paths: list[Path]) -> None:
-    config = wanted([{"path": str(paths[0]), "use": "eval"}], datasets=(paths[1],))
+    config = wanted([{"path": str(paths[0])}], datasets=(paths[1],))
     assert [(one.path, one.use) for one in config.datasets] == [(str(paths[1]), "eval")]
 
 

@@ -59,7 +59,14 @@ class Evaluations:
             for number, group in enumerate(made[:verdicts]):
                 mine = select(RolloutTable.id).where(RolloutTable.group_id == group)
                 rollout_id = (await connection.execute(mine)).scalar_one()
-                patch = {"rollout_id": rollout_id, "attempt": 1, "diff": b"", "num_bytes": 0, "num_files": 0}
+                patch = {
+                    "rollout_id": rollout_id,
+                    "attempt": 1,
+                    "diff": b"",
+                    "num_bytes": 0,
+                    "num_files": 0,
+                    "base_commit": "c",
+                }
                 patch_id = (
                     await connection.execute(insert(PatchTable).values(**patch).returning(PatchTable.id))
                 ).scalar_one()
@@ -131,10 +138,12 @@ async def test_weights_and_checkpoint_of_the_best_step_stay(evaluated: Evaluatio
     await evaluated.evaluate(2, solved=4)
     async with evaluated.database.begin() as connection:
         for step in range(1, 11):
-            await learner_commits.record_published(connection, lease, step, Path(f"/p/{step}.e0"), [], {})
+            await learner_commits.record_published(connection, lease, step, Path(f"/p/{step}.e0"), [], {"loss": 0.0})
             uris = await learner_commits.retire_versions(connection, lease, num_kept=1)
             if step % 2 == 0:
-                kept = await learner_commits.commit_checkpoint(connection, lease, step, f"/c/step{step}.e0", 1, 1, {})
+                kept = await learner_commits.commit_checkpoint(
+                    connection, lease, step, f"/c/step{step}.e0", 1, 1, {"s": 0.0}
+                )
     assert kept == ["/c/step10.e0", "/c/step8.e0", "/c/step2.e0"]
     assert set(uris) == {"/p/10.e0", "/p/8.e0", "/p/6.e0", "/p/2.e0"}, "newest, kept checkpoints, best"
     async with evaluated.database.begin() as connection:
