@@ -7,7 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.config import RunConfig
-from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, EvaluationPlan
+from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult
+from ratchet.payloads import EvaluationPlan
 from ratchet.store import evaluations, groups, runs
 from ratchet.store.database import Database
 from ratchet.store.evaluations import AskedEvaluation, NewEvaluation, temperature_label

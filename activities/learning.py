@@ -14,7 +14,7 @@ from activities.stage import activity_stage, heartbeating
 from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
-from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, StepResult, SyncInput
+from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import (
     engines,
     fork_report,
@@ -75,7 +75,7 @@ class LearnActivities:
             _LOG.warning("alarm", run=run_id, step=step, what=alarm)
 
     @activity_stage("learn.step")
-    async def step(self, input: StepInput) -> StepResult:
+    async def step(self, input: StepInput) -> LearnedStep:
         """Wait until the learner has trained the step and published its weights, or a paused run is stopped before it.
 
         Raises LearnerLostError if the learner sends no heartbeat for 180 s.
@@ -88,9 +88,9 @@ class LearnActivities:
                 learner = await learners.get_learner(connection, input.run_id)
                 published = await runs.newest_version(connection, input.run_id, input.step)
             if state in (BatchState.STEPPED, BatchState.COMMITTED) and published is not None:
-                return StepResult(used_seconds=asyncio.get_running_loop().time() - started)
+                return LearnedStep(used_seconds=asyncio.get_running_loop().time() - started)
             if run is not None and run.resolved_config.training.steps < input.step:
-                return StepResult(trained=False)
+                return LearnedStep(trained=False)
             waited = asyncio.get_running_loop().time() - started
             silent = learner.silent_seconds if learner else waited
             if silent > _LEARNER_LEASE_SECONDS:

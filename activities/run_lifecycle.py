@@ -12,7 +12,7 @@ from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.run_situation import describe_situation
 from activities.stage import activity_stage, heartbeating
-from activities.steering import steer_run, steer_target
+from activities.steering import apply_to_run, apply_to_target
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
@@ -246,14 +246,14 @@ class RunActivities:
     @activity_stage("steer_run")
     async def steer_run(self, input: SteerRunInput) -> SteerRunResult:
         """Record what a person asks of the run by an update. Raises ConfigError with the reason of a refusal."""
-        answer = await steer_run(self.database, self.settings, input)
+        answer = await apply_to_run(self.database, self.settings, input)
         _LOG.info("steered", run=input.run_id, action=input.action, by=input.by, what=answer.text)
         return SteerRunResult(text=answer.text, changed=answer.changed)
 
     @activity_stage("steer_target")
     async def steer_target(self, input: SteerTargetInput) -> SteerRunResult:
         """Cancel or retry one group or rollout. Raises ConfigError with the reason of a refusal."""
-        answer = await steer_target(
+        answer = await apply_to_target(
             self.database, self.client, input.action, input.what, input.request_id, input.by, input.reason
         )
         return SteerRunResult(text=answer.text, changed=answer.changed)

@@ -14,30 +14,30 @@ from ratchet.errors import ConfigError, TemporalUnavailableError
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.store import steering, steering_targets
 from ratchet.store.database import Database
-from ratchet.store.steering import Answer, Request
+from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.store.steering_targets import Target
 from ratchet.temporal_client import describe_workflow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SteeringAction
 
 
-async def steer_run(database: Database, settings: TemporalSettings, input: SteerRunInput) -> Answer:
+async def apply_to_run(database: Database, settings: TemporalSettings, input: SteerRunInput) -> SteeringAnswer:
     """Record what a person asks of a run. Raises ConfigError with the reason of a refusal."""
     request = Request(input.run_id, input.request_id, input.by, input.reason)
     async with database.begin() as connection:
         match input.action:
             case SteeringAction.SET:
                 check_boxes(await steering.changed_by(connection, input.run_id, input.changes), settings)
-                return await steering.change(connection, request, input.changes)
+                return await steering.record_changes(connection, request, input.changes)
             case SteeringAction.EXTEND:
-                return await steering.extend(connection, request, input.steps)
+                return await steering.record_extension(connection, request, input.steps)
             case _:
                 return await steering.CHANGES_OF_STATE[input.action](connection, request)
 
 
-async def steer_target(
+async def apply_to_target(
     database: Database, client: Client, action: SteeringAction, what: str, request_id: str, by: str, reason: str
-) -> Answer:
+) -> SteeringAnswer:
     """Cancel or retry a group or a rollout. Raises ConfigError with the reason of a refusal, and
     TemporalUnavailableError if its workflow cannot be told.
     """
@@ -45,8 +45,8 @@ async def steer_target(
         target = await steering_targets.find_target(connection, what)
         request = Request(target.run_id, request_id, by, reason)
         if action is SteeringAction.RETRY:
-            return await steering_targets.retry(connection, request, target)
-        answer = await steering_targets.cancel(connection, request, target)
+            return await steering_targets.record_retry(connection, request, target)
+        answer = await steering_targets.record_cancel(connection, request, target)
     try:
         await client.get_workflow_handle(target.workflow_id).cancel()
     except RPCError as error:
@@ -55,7 +55,9 @@ async def steer_target(
     return answer
 
 
-async def retry_stage(database: Database, client: Client, what: str, stage: str, by: str, reason: str) -> Answer:
+async def reset_stage(
+    database: Database, client: Client, what: str, stage: str, by: str, reason: str
+) -> SteeringAnswer:
     """Try a rollout's stage again now: one that waits for its next try begins it, one that runs is begun anew.
 
     Raises ConfigError if no such stage of the rollout is pending.
@@ -76,10 +78,10 @@ async def retry_stage(database: Database, client: Client, what: str, stage: str,
         raise TemporalUnavailableError(f"Temporal cannot reset {stage}: {error.message}") from error
     async with database.begin() as connection:
         request = Request(target.run_id, f"{target.workflow_id}/{pending[stage]}", by, reason)
-        next_step = await steering.next_step(connection, target.run_id)
+        next_step = await steering.first_unplanned_step(connection, target.run_id)
         names = f"{target.workflow_id} {stage}"
         await steering.record(connection, request, SteeringAction.RETRY, names, "pending", "retried", next_step)
-    return Answer(f"{target.workflow_id}: {stage} is tried again now")
+    return SteeringAnswer(f"{target.workflow_id}: {stage} is tried again now")
 
 
 async def _pending_stages(client: Client, target: Target) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def drain(
+def drain_command(
     run: Annotated[str, typer.Argument(help="A run of `ratchet runs`.", metavar="RUN")],
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept with the request.")] = "",
 ) -> None:

@@ -65,7 +65,7 @@ COMMANDS = (
     train.train,
     pause.pause,
     resume.resume,
-    drain.drain,
+    drain.drain_command,
     stop.stop,
     extend.extend,
     set.set,

@@ -41,7 +41,9 @@ class EvaluationSettings:
     new: bool = False
 
 
-async def evaluate(stack: Stack, what: str, settings: EvaluationSettings, by: str, say: ReportProgress) -> JsonObject:
+async def run_evaluation(
+    stack: Stack, what: str, settings: EvaluationSettings, by: str, say: ReportProgress
+) -> JsonObject:
     """Evaluate and return the run's id and a report per evaluation.
 
     Raises ConfigError if `what` is none of the three, cannot be evaluated now, or if the run is paused meanwhile.

@@ -23,7 +23,7 @@ from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.store import evaluations, metrics, reports, runs
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
-from ratchet.store.steering import Answer
+from ratchet.store.steering import SteeringAnswer
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
@@ -118,7 +118,7 @@ class Client:
         temperature: pass@k and pass^k, also by dataset and by family.
         """
         settings = EvaluationSettings(tuple(temperatures), samples, config, tuple(datasets), new)
-        return run_blocking(evaluating.evaluate(self.stack, str(what), settings, self.by, say))
+        return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
 
     def compare(self, first: str, second: str) -> JsonObject:
         """Compare two evaluations, each RUN:LABEL, or RUN for its newest, task by task."""
@@ -131,12 +131,12 @@ class Client:
             raise ConfigError(f"there is no rollout {name!r}; `ratchet rollouts` lists them")
         return self.read(lambda connection: reports.read_rollout(connection, rollout_id))
 
-    def cancel(self, what: str | int, reason: str = "") -> Answer:
+    def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
         """Cancel a group (`group/RUN/3`) or a rollout (its number or workflow id)."""
         wanted = (self.stack, SteeringAction.CANCEL, str(what), self.by, reason)
         return run_blocking(steering.steer_target(*wanted))
 
-    def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> Answer:
+    def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> SteeringAnswer:
         """Run a rollout, or the members of a group, again that ended without a verdict; or try a pending stage of a
         rollout now.
         """
@@ -176,31 +176,31 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.run_id!r})"
 
-    def _ask(self, action: SteeringAction, reason: str, **more: Any) -> Answer:
+    def _ask(self, action: SteeringAction, reason: str, **more: Any) -> SteeringAnswer:
         client = self.client
         return run_blocking(steering.steer_run(client.stack, action, self.run_id, client.by, reason, **more))
 
-    def pause(self, reason: str = "") -> Answer:
+    def pause(self, reason: str = "") -> SteeringAnswer:
         """Start nothing new until the run is resumed; what is in flight goes on."""
         return self._ask(SteeringAction.PAUSE, reason)
 
-    def resume(self, reason: str = "") -> Answer:
+    def resume(self, reason: str = "") -> SteeringAnswer:
         """Let a paused, stopped, failed or cancelled run go on, or take back a wish to drain or stop it."""
         return self._ask(SteeringAction.RESUME, reason)
 
-    def drain(self, reason: str = "") -> Answer:
+    def drain(self, reason: str = "") -> SteeringAnswer:
         """Start no new groups; the run ends when those in flight are trained, or will never be."""
         return self._ask(SteeringAction.DRAIN, reason)
 
-    def stop(self, reason: str = "") -> Answer:
+    def stop(self, reason: str = "") -> SteeringAnswer:
         """End the run after the step that is planned, with a checkpoint."""
         return self._ask(SteeringAction.STOP, reason)
 
-    def extend(self, steps: int, reason: str = "") -> Answer:
+    def extend(self, steps: int, reason: str = "") -> SteeringAnswer:
         """Add steps; a run that has ended goes on."""
         return self._ask(SteeringAction.EXTEND, reason, steps=steps)
 
-    def set(self, changes: Mapping[str, Any], reason: str = "") -> Answer:
+    def set(self, changes: Mapping[str, Any], reason: str = "") -> SteeringAnswer:
         """Change config values, all or none: `run.set({"training.max_staleness": 2})`."""
         return self._ask(SteeringAction.SET, reason, changes=changes)
 

@@ -19,7 +19,7 @@ from activities import steering
 from ratchet.errors import MachineError
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.store import runs
-from ratchet.store.steering import Answer
+from ratchet.store.steering import SteeringAnswer
 from ratchet.temporal_client import start_train_run
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import SteeringAction
@@ -49,7 +49,7 @@ async def steer_run(
     reason: str = "",
     steps: int = 0,
     changes: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> SteeringAnswer:
     """Pause, resume, drain, stop, extend or change a run. Raises ConfigError with the reason of a refusal, and
     MachineError if a run could not go on because a part of the stack is given up or does not answer.
     """
@@ -62,7 +62,7 @@ async def steer_run(
         _require_parts(stack)
         client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database:
-        answer = await steering.steer_run(database, settings, input)
+        answer = await steering.apply_to_run(database, settings, input)
         async with database.begin() as connection:
             row = await runs.get_run(connection, run_id)
     if row is None or row.source_run_id is not None:  # the learner service looks by itself
@@ -70,7 +70,9 @@ async def steer_run(
     if client is not None:
         await start_train_run(client, settings, run_id)
     elif answer.changed and not await _wake(stack, settings, run_id):
-        return Answer(f"{answer.text}. Temporal does not answer: the run notices within a minute after it is back")
+        return SteeringAnswer(
+            f"{answer.text}. Temporal does not answer: the run notices within a minute after it is back"
+        )
     return answer
 
 
@@ -96,12 +98,12 @@ async def wake_run(stack: Stack, run_id: str) -> bool:
     return await _wake(stack, load_temporal_settings(), run_id)
 
 
-async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> Answer:
+async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> SteeringAnswer:
     """Cancel or retry a group or a rollout. Raises ConfigError, MachineError and TemporalUnavailableError."""
     settings = load_temporal_settings()
     client = await connect_stack(stack, settings)
     async with stack.database() as database:
-        answer = await steering.steer_target(database, client, action, what, uuid4().hex, by, reason)
+        answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
         run_id = await steering.run_of(database, what)
     if answer.changed and action is SteeringAction.RETRY:
         await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
@@ -110,8 +112,8 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
     return answer
 
 
-async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> Answer:
+async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> SteeringAnswer:
     """Try a pending stage of a rollout again now. Raises ConfigError, MachineError and TemporalUnavailableError."""
     client = await connect_stack(stack, load_temporal_settings())
     async with stack.database() as database:
-        return await steering.retry_stage(database, client, what, stage, by, reason)
+        return await steering.reset_stage(database, client, what, stage, by, reason)

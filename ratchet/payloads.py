@@ -326,34 +326,6 @@ class RunView(Payload):
     solve_rate: float | None = None
 
 
-class RunStatus(Payload):
-    """Answer of TrainRun's query `state`. `waits_for` and `waits_since`: what the workflow itself waits for now."""
-
-    run_id: str
-    state: str = ""
-    reason: str = ""
-    wish: str = ""
-    step: int = 0
-    last_step: int | None = None
-    num_open_groups: int = 0
-    solve_rate: float | None = None
-    situation: str = ""
-    waits_for: str = ""
-    waits_since: str = ""
-
-
-class RolloutStatus(Payload):
-    """Answer of Rollout's query `state`: the present stage and since when, and what the earlier ones have given."""
-
-    attempt: int
-    stage: str
-    stage_since: str
-    box: str = ""
-    agent: str = ""
-    patch: str = ""
-    verdict: str = ""
-
-
 class PauseRunInput(Payload):
     """Pause a run for a reason, as one sentence."""
 
@@ -368,7 +340,7 @@ class StepInput(Payload):
     step: int
 
 
-class StepResult(StageResult):
+class LearnedStep(StageResult):
     """`trained` False: the run was stopped before the step was trained."""
 
     trained: bool = True
@@ -392,39 +364,6 @@ class SyncInput(Payload):
     run_id: str
     step: int
     engine_id: int
-
-
-class EvaluateInput(Payload):
-    """Argument of the Evaluate workflow; the policy version must not change before it ends."""
-
-    run_id: str
-    evaluation: EvaluationPlan
-
-
-class StartedMember(Payload):
-    """A rollout of an evaluation. `task`: its label."""
-
-    rollout_id: int
-    workflow_id: str
-    task: str
-
-
-class EvaluateMembers(Payload):
-    """The rollouts of an evaluation that have no reward yet; at most `window` of them run at once."""
-
-    members: list[StartedMember]
-    harness: str
-    window: int
-    stages: dict[str, StageOptions]
-
-
-class EvaluateResult(Payload):
-    """Result of an evaluation. `solve_rate` None: no rollout has a verdict."""
-
-    label: str
-    num_rollouts: int
-    num_graded: int
-    solve_rate: float | None
 
 
 class EndRunInput(Payload):

@@ -10,7 +10,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.evaluations import EvaluationActivities
-    from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, GroupMember, StartedMember
+    from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
+    from ratchet.payloads import GroupMember
     from workflows.activity_options import FIRST_STAGE, run_activity
     from workflows.rollout_group import run_with_replacements
 

@@ -30,10 +30,10 @@ with workflow.unsafe.imports_passed_through():
         LiveSandbox,
         RolloutInput,
         RolloutResult,
-        RolloutStatus,
         StageInput,
         StageResult,
     )
+    from ratchet.status_payloads import RolloutStatus
     from ratchet.types import AgentExit, SandboxRole
     from workflows.activity_options import (
         FIRST_STAGE,

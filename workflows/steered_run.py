@@ -13,7 +13,8 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.run_lifecycle import RunActivities
     from ratchet.errors import ConfigError
-    from ratchet.payloads import RunPlan, RunStatus, RunView
+    from ratchet.payloads import RunPlan, RunView
+    from ratchet.status_payloads import RunStatus
     from ratchet.steering import require_changeable
     from ratchet.steering_payloads import (
         ChangeInput,

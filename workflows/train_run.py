@@ -31,9 +31,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.evaluations import EvaluationActivities
     from activities.learning import LearnActivities
     from activities.run_lifecycle import RunActivities
+    from ratchet.evaluation_payloads import EvaluateInput
     from ratchet.payloads import (
         EndRunInput,
-        EvaluateInput,
         EvaluationPlan,
         GroupInput,
         GroupResult,

@@ -7,7 +7,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.payloads import GroupMember, StartedMember
+from ratchet.evaluation_payloads import StartedMember
+from ratchet.payloads import GroupMember
 from ratchet.store import groups, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 from ratchet.store.steering import Request

@@ -124,14 +124,17 @@ async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str
 
 
 async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    """Return the newest training run with this config if it failed or was cancelled; `ratchet resume` continues it."""
+    """Return the newest training run with this config if it failed, or was stopped or cancelled; `ratchet resume`
+    continues it.
+    """
     statement = select(RunTable.run_id, RunTable.state).where(
         RunTable.config_digest.in_(known_digests(config)),
         RunTable.config_name != ADHOC,
         RunTable.source_run_id.is_(None),
     )
     row = (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).one_or_none()
-    return row.run_id if row is not None and row.state in (RunState.FAILED, RunState.CANCELLED) else None
+    ended_early = (RunState.STOPPED, RunState.FAILED, RunState.CANCELLED)
+    return row.run_id if row is not None and row.state in ended_early else None
 
 
 async def unfinished_runs(connection: AsyncConnection, running: bool = False) -> list[str]:

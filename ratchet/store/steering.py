@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class SteeringAnswer:
     """What a request has changed, as one sentence, and whether it has changed anything."""
 
     text: str
@@ -116,54 +116,56 @@ async def record(
     await connection.execute(insert(SteeringTable).values(**asdict(request), **values).on_conflict_do_nothing())
 
 
-async def pause(connection: AsyncConnection, request: Request) -> Answer:
+async def record_pause(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """Pause a running run. Nothing new starts; rollouts and the learner's step in progress go on to their end."""
     run = await _lock(connection, request.run_id, with_rollouts=False)
     _require_open(run, "paused")
     if run.state == RunState.PAUSED:
-        return Answer(f"run {run.run_id} is paused already: {run.state_reason}", changed=False)
+        return SteeringAnswer(f"run {run.run_id} is paused already: {run.state_reason}", changed=False)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} was paused by this request, and has been resumed since", changed=False)
+        return SteeringAnswer(f"run {run.run_id} was paused by this request, and has been resumed since", changed=False)
     reason = f"paused by {request.asked_by}" + (f": {request.reason}" if request.reason else "")
     await run_pause.pause_run(connection, run.run_id, reason)
     await record(connection, request, SteeringAction.PAUSE, "", run.state, RunState.PAUSED, run.next_step)
-    return Answer(f"run {run.run_id} is paused; what is in flight goes on")
+    return SteeringAnswer(f"run {run.run_id} is paused; what is in flight goes on")
 
 
-async def resume(connection: AsyncConnection, request: Request) -> Answer:
+async def record_resume(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """Let a paused, stopped, failed or cancelled run go on, and take back a wish to stop or drain an open one."""
     run = await _lock(connection, request.run_id, with_rollouts=False)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} was resumed by this request", changed=False)
+        return SteeringAnswer(f"run {run.run_id} was resumed by this request", changed=False)
     stopped_because = await runs.resume_run(connection, run.run_id)
     ending = run.wish != Wish.NONE or run.stop_at is not None
     if ending:
         going = update(RunTable).where(RunTable.run_id == run.run_id)
         await connection.execute(going.values(wish=Wish.NONE, stop_at=None))
     if stopped_because is None and not ending:
-        return Answer(f"run {run.run_id} was running already", changed=False)
+        return SteeringAnswer(f"run {run.run_id} was running already", changed=False)
     before = run.state if stopped_because is not None else run.wish
     await record(connection, request, SteeringAction.RESUME, "", before, RunState.RUNNING, run.next_step)
     why = stopped_because if stopped_because is not None else f"it was about to {run.wish}"
-    return Answer(f"run {run.run_id} goes on; it had stopped: {why}")
+    return SteeringAnswer(f"run {run.run_id} goes on; it had stopped: {why}")
 
 
-async def drain(connection: AsyncConnection, request: Request) -> Answer:
+async def record_drain(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """Make no new groups of a running run; it ends when those in flight are trained, or will never be."""
     run = await _lock(connection, request.run_id)
     _require_open(run, "drained")
     if run.state == RunState.PAUSED:
         raise ConfigError(f"run {run.run_id} is paused, so nothing in flight would be trained: resume it, or stop it")
     if run.wish != Wish.NONE:
-        return Answer(f"run {run.run_id} is to {run.wish} already", changed=False)
+        return SteeringAnswer(f"run {run.run_id} is to {run.wish} already", changed=False)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} was drained by this request, and has been resumed since", changed=False)
+        return SteeringAnswer(
+            f"run {run.run_id} was drained by this request, and has been resumed since", changed=False
+        )
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(wish=Wish.DRAIN))
     await record(connection, request, SteeringAction.DRAIN, "", Wish.NONE, Wish.DRAIN, run.next_step)
-    return Answer(f"run {run.run_id} starts no new groups, and ends when those in flight are settled")
+    return SteeringAnswer(f"run {run.run_id} starts no new groups, and ends when those in flight are settled")
 
 
-async def stop(connection: AsyncConnection, request: Request) -> Answer:
+async def record_stop(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """End the run after the step that is planned, with a checkpoint; its open groups are cancelled.
 
     A paused run ends after its newest trained step: what is planned may be what it cannot train.
@@ -171,23 +173,25 @@ async def stop(connection: AsyncConnection, request: Request) -> Answer:
     run = await _lock(connection, request.run_id)
     _require_open(run, "stopped")
     if run.wish == Wish.STOP:
-        return Answer(f"run {run.run_id} is to stop after step {run.stop_at} already", changed=False)
+        return SteeringAnswer(f"run {run.run_id} is to stop after step {run.stop_at} already", changed=False)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} was stopped by this request, and has been resumed since", changed=False)
+        return SteeringAnswer(
+            f"run {run.run_id} was stopped by this request, and has been resumed since", changed=False
+        )
     last = run.step if run.state == RunState.PAUSED else run.next_step - 1
     going = update(RunTable).where(RunTable.run_id == run.run_id)
     await connection.execute(going.values(wish=Wish.STOP, stop_at=last))
     await record(
         connection, request, SteeringAction.STOP, "", run.wish, {"wish": Wish.STOP, "stop_at": last}, run.next_step
     )
-    return Answer(f"run {run.run_id} ends after step {last}; `ratchet resume {run.run_id}` lets it go on later")
+    return SteeringAnswer(f"run {run.run_id} ends after step {last}; `ratchet resume {run.run_id}` lets it go on later")
 
 
 CHANGES_OF_STATE = {
-    SteeringAction.PAUSE: pause,
-    SteeringAction.RESUME: resume,
-    SteeringAction.DRAIN: drain,
-    SteeringAction.STOP: stop,
+    SteeringAction.PAUSE: record_pause,
+    SteeringAction.RESUME: record_resume,
+    SteeringAction.DRAIN: record_drain,
+    SteeringAction.STOP: record_stop,
 }
 """The requests that need nothing but the run."""
 
@@ -199,11 +203,11 @@ async def end_drained(connection: AsyncConnection, run_id: str) -> None:
     await connection.execute(draining.values(stop_at=last))
 
 
-async def extend(connection: AsyncConnection, request: Request, num_steps: int) -> Answer:
+async def record_extension(connection: AsyncConnection, request: Request, num_steps: int) -> SteeringAnswer:
     """Add steps to a run. One that has ended goes on, from its newest checkpoint."""
     run = await _lock(connection, request.run_id)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} has {run.steps} steps; this request has extended it", changed=False)
+        return SteeringAnswer(f"run {run.run_id} has {run.steps} steps; this request has extended it", changed=False)
     if num_steps < 1:
         raise ConfigError(f"extend: expected a number of steps above 0, found {num_steps}")
     if run.state in _OPEN and run.wish != Wish.NONE:
@@ -216,19 +220,21 @@ async def extend(connection: AsyncConnection, request: Request, num_steps: int) 
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(**values))
     await record(connection, request, SteeringAction.EXTEND, "training.steps", run.steps, steps, run.next_step)
     goes_on = "" if run.state in _OPEN else f", and goes on from step {run.step}"
-    return Answer(f"run {run.run_id} has {steps} steps now instead of {run.steps}{goes_on}")
+    return SteeringAnswer(f"run {run.run_id} has {steps} steps now instead of {run.steps}{goes_on}")
 
 
-async def change(connection: AsyncConnection, request: Request, changes: Mapping[str, Any]) -> Answer:
+async def record_changes(connection: AsyncConnection, request: Request, changes: Mapping[str, Any]) -> SteeringAnswer:
     """Change values of the run's config, all or none. Raises ConfigError for the first one that may not change."""
     run = await _lock(connection, request.run_id)
     old = read_stored_config(run.config)
     new = changed_config(run.config, changes)
     different = {key: config_value(new, key) for key in changes if config_value(old, key) != config_value(new, key)}
     if not different:
-        return Answer(f"run {run.run_id} has these values already", changed=False)
+        return SteeringAnswer(f"run {run.run_id} has these values already", changed=False)
     if await _is_known(connection, request):
-        return Answer(f"run {run.run_id} was changed by this request, and has been changed since", changed=False)
+        return SteeringAnswer(
+            f"run {run.run_id} was changed by this request, and has been changed since", changed=False
+        )
     stored = update(RunTable).where(RunTable.run_id == run.run_id)
     await connection.execute(stored.values(config=new.model_dump(mode="json")))
     if _LEARNING_RATE in different:
@@ -238,7 +244,7 @@ async def change(connection: AsyncConnection, request: Request, changes: Mapping
     texts = [
         f"{key}: {config_value(old, key)} → {after}, for {acts_on(key)}" for key, after in sorted(different.items())
     ]
-    return Answer("; ".join(texts) + f" (first planned step: {run.next_step})")
+    return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step})")
 
 
 async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[str, Any]) -> RunConfig:
@@ -259,7 +265,7 @@ async def _keep_learning_rate(connection: AsyncConnection, run_id: str, value: f
     await connection.execute(lacking.values(knobs=BatchTable.knobs.op("||")({"learning_rate": value})))
 
 
-async def next_step(connection: AsyncConnection, run_id: str) -> int:
+async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:
     """Return the first step of the run that is not planned."""
     return await plans.newest_planned_step(connection, run_id) + 1
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError
 from ratchet.store import evaluations, groups, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
-from ratchet.store.steering import Answer, Request
+from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Purpose, RunState, SteeringAction
 
 
@@ -80,12 +80,12 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
     )
 
 
-async def cancel(connection: AsyncConnection, request: Request, target: Target) -> Answer:
+async def record_cancel(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
     """Cancel a group, or record that a rollout or an evaluation is cancelled; the caller then cancels its workflow."""
     run = await _lock_run(connection, request, target)
     if target.kind is TargetKind.GROUP:
         if target.state == GroupState.CANCELLED:
-            return Answer(f"{target.workflow_id} is cancelled already", changed=False)
+            return SteeringAnswer(f"{target.workflow_id} is cancelled already", changed=False)
         if target.state not in (GroupState.OPEN, GroupState.READY):
             raise ConfigError(f"{target.workflow_id} is {target.state}; only an open or a ready group can be cancelled")
         await groups.cancel_group(connection, target.id)
@@ -100,10 +100,10 @@ async def cancel(connection: AsyncConnection, request: Request, target: Target) 
     await steering.record(
         connection, request, SteeringAction.CANCEL, target.workflow_id, target.state, "cancelled", run
     )
-    return Answer(text)
+    return SteeringAnswer(text)
 
 
-async def retry(connection: AsyncConnection, request: Request, target: Target) -> Answer:
+async def record_retry(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
     """Replace the members of a group, or one rollout, that ended without a verdict. Raises ConfigError."""
     next_step = await _lock_run(connection, request, target)
     if target.kind is TargetKind.EVALUATION:
@@ -122,21 +122,25 @@ async def retry(connection: AsyncConnection, request: Request, target: Target) -
     only = target.id if target.kind is TargetKind.ROLLOUT else None
     new = await groups.retry_members(connection, target.group_id, only)
     if not new:
-        return Answer(
+        return SteeringAnswer(
             f"{target.workflow_id}: nothing to retry, because each member has a verdict, is in flight or is replaced",
             changed=False,
         )
     names = [member.workflow_id for member in new]
     await steering.record(connection, request, SteeringAction.RETRY, target.workflow_id, target.state, names, next_step)
-    return Answer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
+    return SteeringAnswer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
 
 
-async def _retry_evaluation(connection: AsyncConnection, request: Request, target: Target, next_step: int) -> Answer:
+async def _retry_evaluation(
+    connection: AsyncConnection, request: Request, target: Target, next_step: int
+) -> SteeringAnswer:
     """Run what has no verdict again, as long as the run's engines can serve the step that was evaluated."""
     run = await runs.get_run(connection, target.run_id)
     assert run is not None
     if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
-        return Answer(f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False)
+        return SteeringAnswer(
+            f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False
+        )
     step = await evaluations.evaluation_steps(connection, target.run_id)
     if step[target.label] != run.step:
         raise ConfigError(
@@ -145,13 +149,13 @@ async def _retry_evaluation(connection: AsyncConnection, request: Request, targe
         )
     new = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
     if not new:
-        return Answer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
+        return SteeringAnswer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         await runs.resume_run(connection, run.run_id, allow_done=True)
     await steering.record(
         connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(new), next_step
     )
-    return Answer(f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict")
+    return SteeringAnswer(f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict")
 
 
 async def _lock_run(connection: AsyncConnection, request: Request, target: Target) -> int:

@@ -3,11 +3,12 @@
 A reset or a lost signal changes nothing, because the workflow reads Postgres.
 """
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateFailedError
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 
 from client import steering
 from client.session import Client
@@ -44,6 +45,8 @@ async def operator(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await training.let_go()
     if await found.status() is WorkflowExecutionStatus.RUNNING:
         await found.handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):  # the next test's run is refused beside an open one
+        await loop.result(found.handle)
 
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await training.rows())
@@ -173,3 +176,19 @@ async def test_a_notebook_steers_and_reads(operator: Steerer, loop: Loop) -> Non
     with pytest.raises(ConfigError, match="there is no run"):
         client.run("nobody")
     assert run.resume().changed
+
+
+async def test_a_pending_stage_is_tried_again(operator: Steerer, loop: Loop) -> None:
+    """The agent's stage begins anew and finds the agent that works; the rollout goes on."""
+    rollout = (await operator.training.rows())[0]
+    with pytest.raises(ConfigError, match="no stage 'grade' that is pending; there is agent"):
+        await steering.retry_stage(loop.stack, str(rollout.id), "grade", "anna")
+    answer = await steering.retry_stage(loop.stack, str(rollout.id), "agent", "anna")
+    assert answer.text == f"{rollout.workflow_id}: agent is tried again now"
+    assert ("retry", f"{rollout.workflow_id} agent", "anna") in await audit(operator)
+    await operator.training.let_go()
+
+    async def ended() -> bool:
+        return all(row.outcome == "graded" for row in (await operator.training.rows())[:2])
+
+    await loop.until(ended, "both rollouts are graded")

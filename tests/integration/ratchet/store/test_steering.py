@@ -16,7 +16,7 @@ from ratchet.store import learners, plans, runs, steering
 from ratchet.store.database import Database
 from ratchet.store.learners import NextStep
 from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable
-from ratchet.store.steering import Answer, Request
+from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, JsonObject, RunState, SteeringAction, Wish
 from tests.integration.training.records import make_config, make_group, make_run
@@ -53,15 +53,15 @@ class Steered:
         assert row is not None
         return row
 
-    async def ask(self, action: SteeringAction, *arguments: Any, request_id: str | None = None) -> Answer:
+    async def ask(self, action: SteeringAction, *arguments: Any, request_id: str | None = None) -> SteeringAnswer:
         self.num_requests += 1
         request = Request(self.run_id, request_id or str(self.num_requests), "anna@host", "to try it")
         async with self.database.begin() as connection:
             match action:
                 case SteeringAction.SET:
-                    return await steering.change(connection, request, *arguments)
+                    return await steering.record_changes(connection, request, *arguments)
                 case SteeringAction.EXTEND:
-                    return await steering.extend(connection, request, *arguments)
+                    return await steering.record_extension(connection, request, *arguments)
             return await steering.CHANGES_OF_STATE[action](connection, request)
 
     async def audit(self) -> list[JsonObject]:
