@@ -181,6 +181,12 @@ async def test_a_notebook_steers_and_reads(operator: Steerer, loop: Loop) -> Non
 async def test_a_pending_stage_is_tried_again(operator: Steerer, loop: Loop) -> None:
     """The agent's stage begins anew and finds the agent that works; the rollout goes on."""
     rollout = (await operator.training.rows())[0]
+    handle = loop.client.get_workflow_handle(rollout.workflow_id)
+
+    async def agent_works() -> bool:
+        return bool((await handle.query("state"))["stage"] == "agent")
+
+    await loop.until(agent_works, "the agent's stage has begun")
     with pytest.raises(ConfigError, match="no stage 'grade' that is pending; there is agent"):
         await steering.retry_stage(loop.stack, str(rollout.id), "grade", "anna")
     answer = await steering.retry_stage(loop.stack, str(rollout.id), "agent", "anna")
