@@ -130,8 +130,7 @@ class RunActivities:
             asked = await evaluations.asked_evaluations(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
-            group_counts = await runs.count_groups(connection, input.run_id)
-            situation = await describe_situation(connection, row, group_counts)
+            situation = await describe_situation(connection, row)
             rate = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
         started = [
             StartedGroup(

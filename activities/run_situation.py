@@ -2,22 +2,20 @@
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store import learners, open_rollouts, plans
+from ratchet.store import groups, learners, open_rollouts, plans
 from ratchet.store.runs import RunRow
 from ratchet.types import GroupState
 
 
-async def describe_situation(connection: AsyncConnection, run: RunRow, groups: dict[str, int]) -> str:
-    """Return the open rollouts by stage, with the slowest of each, the ready groups, the planned step and the learner.
-
-    `groups`: number of the run's training groups by state.
-    """
+async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
+    """Return the open rollouts by stage with the slowest of each, the ready groups, the planned step, the learner."""
     lines = [
         f"{one.count} rollouts: {one.stage}, the longest for {one.longest_seconds:.0f} s"
         for one in await open_rollouts.count_open_rollouts(connection, run.run_id)
     ]
     needed = run.resolved_config.training.groups_per_step
-    lines.append(f"{groups.get(GroupState.READY, 0)} groups are ready; a step takes {needed}")
+    ready = await groups.count_groups_in_state(connection, run.run_id, GroupState.READY)
+    lines.append(f"{ready} groups are ready; a step takes {needed}")
     planned = await plans.unfinished_step(connection, run.run_id)
     learner = await learners.get_learner(connection, run.run_id)
     if planned is not None:

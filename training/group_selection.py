@@ -7,7 +7,7 @@ A run must neither wait for ever nor sample groups that no step could train. The
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig, TrainingConfig
-from ratchet.store import plans, runs, training_groups
+from ratchet.store import groups, plans, training_groups
 from ratchet.store.run_pause import pause_run
 from ratchet.store.runs import RunRow
 from ratchet.types import GroupState, Wish
@@ -42,7 +42,7 @@ async def config_in_force(connection: AsyncConnection, run: RunRow) -> RunConfig
     The last step of a run that drains takes what is left, from `min_groups` groups on, once no group is open.
     """
     config = run.resolved_config
-    if run.wish != Wish.DRAIN or (await runs.count_groups(connection, run.run_id)).get(GroupState.OPEN):
+    if run.wish != Wish.DRAIN or await groups.count_groups_in_state(connection, run.run_id, GroupState.OPEN):
         return config
     training = config.training.model_copy(update={"max_groups_seen": 1})
     return config.model_copy(update={"training": training})

@@ -263,6 +263,16 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
     )
 
 
+async def count_groups_in_state(connection: AsyncConnection, run_id: str, state: GroupState) -> int:
+    """Return the number of the run's training groups in one state; a run of weeks has few that are not consumed."""
+    statement = select(func.count()).where(
+        RolloutGroupTable.run_id == run_id,
+        RolloutGroupTable.purpose == Purpose.TRAIN,
+        RolloutGroupTable.state == state,
+    )
+    return int((await connection.execute(statement)).scalar_one())
+
+
 async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> int:
     """Return the number of members with a reward that have not been replaced."""
     statement = select(func.count()).where(
