@@ -1,14 +1,17 @@
 """The activities of the Evaluate workflow: make the rollouts of an evaluation once, and compute its solve rate."""
 
+from collections.abc import Mapping, Sequence
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.config import RunConfig
-from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, EvaluationPlan
+from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult
+from ratchet.payloads import EvaluationPlan
 from ratchet.store import evaluations, groups, runs
 from ratchet.store.database import Database
-from ratchet.store.evaluations import NewEvaluation
+from ratchet.store.evaluations import AskedEvaluation, NewEvaluation, temperature_label
 from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose
@@ -47,6 +50,9 @@ class EvaluationActivities:
         label = input.evaluation.label
         async with self.database.begin() as connection:
             await evaluations.end_evaluation(connection, input.run_id, label)
+            main = (await self.configs.of_run(input.run_id)).evaluation.temperatures[:1]
+            if input.evaluation.temperature in main:
+                await evaluations.keep_best(connection, input.run_id, label)
             rate = await evaluations.evaluation_solve_rate(connection, input.run_id, label)
         return EvaluateResult(
             label=label, num_rollouts=rate.num_rollouts, num_graded=rate.num_graded, solve_rate=rate.mean_reward
@@ -76,23 +82,59 @@ async def _make_groups(connection: AsyncConnection, run_id: str, plan: Evaluatio
 
 
 def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
-    """Return the evaluations of a run: of step 0 and of the last step, never of the best one."""
-    if not any(dataset.use == "eval" for dataset in config.datasets):
+    """Return the evaluations of step 0 and of the last step that `evaluation.at` names."""
+    if not _has_held_out_tasks(config):
         return []
     steps = {"start": 0, "end": config.training.steps}
-    both = {
-        temperature: config.evaluation.samples if temperature > 0 else 1
-        for temperature in config.evaluation.temperatures
-    }
-    only_at_start = dict.fromkeys(config.evaluation.start_temperatures, 1)
-    num_samples = {"start": both | only_at_start | both, "end": both}  # a temperature in both lists takes `samples`
     return [
-        EvaluationPlan(
-            label=f"{when}-{'greedy' if temperature == 0 else f't{temperature:g}'}",
-            step=steps[when],
-            temperature=temperature,
-            num_samples=number,
-        )
+        _plan(config, when, steps[when], temperature)
         for when in config.evaluation.at
-        for temperature, number in num_samples[when].items()
+        for temperature in _at(config, when)
     ]
+
+
+def evaluations_of_step(
+    config: RunConfig, step: int, known: Mapping[str, int], asked: Sequence[AskedEvaluation]
+) -> list[EvaluationPlan]:
+    """Return the evaluations of one step: those of `evaluation.at`, those every so many steps, and what people asked.
+
+    `known`: label → step of each evaluation that has begun. A label stays with its step: if steps were added since,
+    another evaluation of the end gets the step's number. What people ask is evaluated at the first step that comes.
+    """
+    if not _has_held_out_tasks(config):
+        return []
+    planned = [one for one in planned_evaluations(config) if one.step == step]
+    every = config.evaluation.every
+    if every is not None and step and step % every == 0 and not any(one.label.startswith("end-") for one in planned):
+        planned += [_plan(config, f"step{step}", step, temperature) for temperature in _at(config, "end")]
+    planned = [
+        one.model_copy(update={"label": f"{one.label}-{step}"}) if known.get(one.label, step) != step else one
+        for one in planned
+    ]
+    return planned + [
+        EvaluationPlan(label=one.label, step=step, temperature=one.temperature, num_samples=one.num_samples)
+        for one in asked
+        if known.get(one.label, step) == step
+    ]
+
+
+def _has_held_out_tasks(config: RunConfig) -> bool:
+    return any(dataset.use == "eval" for dataset in config.datasets)
+
+
+def _at(config: RunConfig, when: str) -> list[float]:
+    """Return the temperatures at one time, each once."""
+    evaluation = config.evaluation
+    more = evaluation.start_temperatures if when == "start" else []
+    return list(dict.fromkeys([*evaluation.temperatures, *more]))
+
+
+def _plan(config: RunConfig, when: str, step: int, temperature: float) -> EvaluationPlan:
+    """A temperature in both lists takes `samples`; greedy decoding takes one."""
+    evaluation = config.evaluation
+    return EvaluationPlan(
+        label=f"{when}-{temperature_label(temperature)}",
+        step=step,
+        temperature=temperature,
+        num_samples=evaluation.samples if temperature > 0 and temperature in evaluation.temperatures else 1,
+    )

@@ -3,7 +3,7 @@
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.payloads import GroupInput, GroupPlan, GroupResult, MemberInput, Replacement
-from ratchet.store import groups, rollouts
+from ratchet.store import groups, rollouts, runs
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 
@@ -38,11 +38,13 @@ class GroupRecordActivities:
     @activity_stage("replace_member")
     async def replace_member(self, input: MemberInput) -> Replacement:
         """Replace a member that ended without a verdict, up to the run's `max_replacements`."""
-        config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             if input.elsewhere and await rollouts.is_rollout_open(connection, input.rollout_id):
                 return Replacement(running=True)
-            new = await groups.replace_member(connection, input.rollout_id, config.training.max_replacements)
+            run = await runs.get_run(connection, await rollouts.run_of_rollout(connection, input.rollout_id))
+            assert run is not None
+            bound = run.resolved_config.training.max_replacements
+            new = await groups.replace_member(connection, input.rollout_id, bound)
         return Replacement(member=new)
 
     @activity_stage("settle_group")

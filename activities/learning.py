@@ -14,7 +14,7 @@ from activities.stage import activity_stage, heartbeating
 from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
-from ratchet.payloads import EngineList, Planned, RunInput, StageResult, StepInput, SyncInput
+from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import (
     engines,
     fork_report,
@@ -28,7 +28,7 @@ from ratchet.store import (
 )
 from ratchet.store.database import Database
 from ratchet.types import BatchState, EngineState
-from training import planner
+from training import group_selection, planner
 
 _LOG = structlog.get_logger()
 
@@ -48,8 +48,11 @@ class LearnActivities:
     @activity_stage("learn.plan")
     async def plan(self, input: RunInput) -> Planned:
         """Write the next plan row in one transaction, or return the one that is not trained yet."""
-        config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
+            await plans.lock_run_for_planning(connection, input.run_id)  # a change is seen by all plans after it
+            row = await runs.get_run(connection, input.run_id)
+            assert row is not None
+            config = await group_selection.config_in_force(connection, row)
             step = await planner.plan_step(connection, input.run_id, config)
             reason = await missing_verdicts.reason_to_pause(connection, input.run_id)
             if reason:
@@ -72,19 +75,22 @@ class LearnActivities:
             _LOG.warning("alarm", run=run_id, step=step, what=alarm)
 
     @activity_stage("learn.step")
-    async def step(self, input: StepInput) -> StageResult:
-        """Wait until the learner has trained the step and published its weights.
+    async def step(self, input: StepInput) -> LearnedStep:
+        """Wait until the learner has trained the step and published its weights, or a paused run is stopped before it.
 
         Raises LearnerLostError if the learner sends no heartbeat for 180 s.
         """
         started = asyncio.get_running_loop().time()
         while True:
             async with self.database.begin() as connection:
+                run = await runs.get_run(connection, input.run_id)
                 state = await plans.plan_state(connection, input.run_id, input.step)
                 learner = await learners.get_learner(connection, input.run_id)
                 published = await runs.newest_version(connection, input.run_id, input.step)
             if state in (BatchState.STEPPED, BatchState.COMMITTED) and published is not None:
-                return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
+                return LearnedStep(used_seconds=asyncio.get_running_loop().time() - started)
+            if run is not None and run.resolved_config.training.steps < input.step:
+                return LearnedStep(trained=False)
             waited = asyncio.get_running_loop().time() - started
             silent = learner.silent_seconds if learner else waited
             if silent > _LEARNER_LEASE_SECONDS:

@@ -58,10 +58,12 @@ class RegradeActivities:
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
         async with self.database.begin() as connection:
-            remaining = await grades.patches_to_regrade(connection, input.run_id, input.rollout_id, input.after, _PAGE)
+            remaining = await grades.patches_to_regrade(
+                connection, input.run_id, input.rollout_id, input.after, _PAGE, input.group
+            )
         if not remaining and input.after == 0:
             raise ConfigError(
-                f"{input.run_id or input.rollout_id}: no ended rollout with a stored patch; "
+                f"{input.run_id or input.group or input.rollout_id}: no ended rollout with a stored patch; "
                 "`ratchet rollouts` lists them"
             )
         if not remaining:

@@ -21,11 +21,7 @@ from ratchet.temporal_settings import TemporalSettings
 
 def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     """Raise ConfigError, naming key, value and remedy, for what would otherwise fail in the middle of the run."""
-    if config.sandbox.max_boxes > settings.queues["agent"].slots * settings.agent_workers:
-        raise ConfigError(
-            f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
-            "raise queues.agent.slots or agent_workers"
-        )
+    check_boxes(config, settings)
     find_reward(config.grading.reward)
     Harnesses()[config.harness.name].check(config.harness.all_options())
     secrets.with_secrets("harness.extra_env", config.harness.extra_env)
@@ -42,6 +38,15 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
     if config.init_from is None and config.model != TINY:
         require_model(model_of(config))
+
+
+def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:
+    """Raise ConfigError if the run may use more boxes than workers can run agents in."""
+    if config.sandbox.max_boxes > settings.queues["agent"].slots * settings.agent_workers:
+        raise ConfigError(
+            f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
+            "raise queues.agent.slots or agent_workers"
+        )
 
 
 def _require_function(key: str, path: str) -> None:

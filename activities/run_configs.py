@@ -1,4 +1,10 @@
-"""The resolved configs of runs, read once per worker process, because a run's config never changes."""
+"""The resolved configs of runs for the stages of rollouts, read again by each worker process every two seconds.
+
+What decides about a run (TrainRun's activities, the planner) reads the run's row in its own transaction instead.
+"""
+
+import time
+from typing import NamedTuple
 
 from ratchet import secrets
 from ratchet.config import RunConfig
@@ -9,6 +15,15 @@ from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
 
 _MAX_ROLLOUTS = 10_000
+_MAX_AGE_SECONDS = 2.0
+"""A change by `ratchet set` reaches the stages of rollouts after this time at the latest."""
+
+
+class _ReadConfig(NamedTuple):
+    """A config and when it was read, by the monotonic clock in seconds."""
+
+    config: RunConfig
+    read_at: float
 
 
 class RunConfigs:
@@ -17,20 +32,23 @@ class RunConfigs:
     def __init__(self, database: Database, settings: TemporalSettings) -> None:
         self.database = database
         self.settings = settings
-        self._configs: dict[str, RunConfig] = {}
+        self._configs: dict[str, _ReadConfig] = {}
         self._run_of_rollout: dict[int, str] = {}
 
     async def of_run(self, run_id: str) -> RunConfig:
         """Return the run's config. Raises BugError if the run has no row."""
-        if run_id not in self._configs:
-            async with self.database.begin() as connection:
-                row = await runs.get_run(connection, run_id)
-            if row is None:
-                raise BugError(f"run {run_id} has no row")
-            config = read_stored_config(row.config)
-            secrets.note_values(config.harness.extra_env)
-            self._configs[run_id] = config
-        return self._configs[run_id]
+        known = self._configs.get(run_id)
+        if known is not None and time.monotonic() - known.read_at < _MAX_AGE_SECONDS:
+            return known.config
+        started = time.monotonic()
+        async with self.database.begin() as connection:
+            row = await runs.get_run(connection, run_id)
+        if row is None:
+            raise BugError(f"run {run_id} has no row")
+        config = read_stored_config(row.config)
+        secrets.note_values(config.harness.extra_env)
+        self._configs[run_id] = _ReadConfig(config, started)
+        return config
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:
         """Return the config of the rollout's run."""

@@ -19,7 +19,7 @@ from ratchet.errors import ConfigError
 from ratchet.model_directory import model_of, require_model
 from ratchet.store import runs
 from ratchet.store.database import Database
-from ratchet.store.runs import NewRun
+from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, policy_version
 
@@ -44,8 +44,8 @@ async def create_run_from_config(
         if name != runs.ADHOC:
             await runs.require_no_other_run(connection, run_id)
         await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
-        for purpose, task_ids in order.items():
-            await runs.set_task_order(connection, run_id, purpose, task_ids)
+        for purpose, ordered in order.items():
+            await runs.set_task_order(connection, run_id, purpose, ordered)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
 
 
@@ -66,12 +66,13 @@ async def model_directory(connection: AsyncConnection, config: RunConfig) -> Pat
     return model
 
 
-async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[Purpose, list[int]]:
+async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[Purpose, list[OrderedTask]]:
     """Import every dataset. Training tasks are shuffled by the run's seed, held-out tasks keep their file's order."""
-    order: dict[Purpose, list[int]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
-    for dataset in config.datasets:
+    order: dict[Purpose, list[OrderedTask]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
+    for number, dataset in enumerate(config.datasets):
         digest = await asyncio.to_thread(dataset_digest, dataset)
         await import_dataset(connection, dataset, digest)
-        order[Purpose(dataset.use)] += await usable_task_ids(connection, dataset, digest, config)
+        usable = await usable_task_ids(connection, dataset, digest, config)
+        order[Purpose(dataset.use)] += [OrderedTask(task_id, number) for task_id in usable]
     random.Random(f"{config.seed}/task order").shuffle(order[Purpose.TRAIN])
     return order

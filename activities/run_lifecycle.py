@@ -7,10 +7,12 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
-from activities.evaluations import planned_evaluations
+from activities.evaluations import evaluations_of_step, planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
+from activities.run_situation import describe_situation
 from activities.stage import activity_stage, heartbeating
+from activities.steering import apply_to_run, apply_to_target
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
@@ -21,6 +23,7 @@ from ratchet.payloads import (
     EndRunInput,
     PauseRunInput,
     PrepareRunInput,
+    RunEnded,
     RunInput,
     RunningGroups,
     RunPlan,
@@ -29,7 +32,19 @@ from ratchet.payloads import (
     StartedGroup,
     ViewRunInput,
 )
-from ratchet.store import box_failures, evaluations, groups, plans, run_pause, runs, tasks, training_groups
+from ratchet.steering_payloads import SteerRunInput, SteerRunResult, SteerTargetInput
+from ratchet.store import (
+    box_failures,
+    evaluations,
+    groups,
+    metrics,
+    plans,
+    run_pause,
+    runs,
+    steering,
+    tasks,
+    training_groups,
+)
 from ratchet.store.database import Database
 from ratchet.store.groups import NewGroup
 from ratchet.stored_config import read_stored_config
@@ -37,12 +52,14 @@ from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from training import circuit_breaker, group_selection
 from training.quarantine import quarantined_tasks
-from training.task_selection import TaskRate, choose_tasks
+from training.task_selection import TaskRate, choose_tasks, mix_datasets
 
 _LOG = structlog.get_logger()
 
 _CHECKPOINT_SECONDS = 20.0
 _POLL_SECONDS = 0.3
+_MIX_STEPS = 10
+"""The datasets' shares are kept over the groups of so many steps, so that a changed weight acts within these."""
 
 
 class RunActivities:
@@ -89,8 +106,11 @@ class RunActivities:
         Consumes groups without signal, pauses a run whose groups all fail, and makes as many new groups as the
         staleness bound allows, unless the run is paused, stopping or ended.
         """
-        config = await self.configs.of_run(input.run_id)
         async with self.database.begin() as connection:
+            await plans.lock_run_for_planning(connection, input.run_id)
+            row = await runs.get_run(connection, input.run_id)
+            assert row is not None
+            config = row.resolved_config
             await group_selection.consume_without_signal(connection, input.run_id, config.training)
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
@@ -99,10 +119,19 @@ class RunActivities:
                 await self._make_groups(connection, input.run_id, config)
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
-            plannable = await group_selection.plannable(connection, input.run_id, config.training)
+            in_force = await group_selection.config_in_force(connection, row)
+            plannable = await group_selection.plannable(connection, input.run_id, in_force.training)
             open_groups = await runs.open_groups(connection, input.run_id)
+            if row.wish == Wish.DRAIN and row.state == RunState.RUNNING and not open_groups and not plannable:
+                await steering.end_drained(connection, input.run_id)
+                row = await runs.get_run(connection, input.run_id)
+                assert row is not None
+            known = await evaluations.evaluation_steps(connection, input.run_id)
+            asked = await evaluations.asked_evaluations(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
+            situation = await describe_situation(connection, row)
+            rate = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
         started = [
             StartedGroup(
                 group_id=group.id,
@@ -121,6 +150,11 @@ class RunActivities:
             evaluations_ended=sorted(ended),
             state=RunState(row.state),
             reason=row.state_reason,
+            last_step=row.resolved_config.training.steps,
+            num_steps=read_stored_config(row.config).training.steps,
+            evaluations=evaluations_of_step(read_stored_config(row.config), step, known, asked),
+            situation=situation,
+            solve_rate=rate,
         )
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
@@ -171,33 +205,56 @@ class RunActivities:
         return StageResult()
 
     @activity_stage("end_run")
-    async def end_run(self, input: EndRunInput) -> StageResult:
-        """Set the run's final state, for `done` only after its last checkpoint is committed.
+    async def end_run(self, input: EndRunInput) -> RunEnded:
+        """Set the run's final state, for `done` and `stopped` only after its last checkpoint is committed.
 
         Raises LearnerLostError, which is retried, if the checkpoint does not come within 20 s.
         """
-        if input.state is RunState.DONE:
-            await self._wait_for_checkpoint(input.run_id)
+        if input.state in (RunState.DONE, RunState.STOPPED):
+            await self._wait_for_checkpoint(input.run_id, input.last_step)
         async with self.database.begin() as connection:
-            await runs.end_run(connection, input.run_id, input.state, input.reason)
-            if input.state is not RunState.DONE:
+            ended = await runs.end_run(connection, input.run_id, input.state, input.reason, input.last_step)
+            if ended and input.state is not RunState.DONE:
                 await groups.cancel_unstarted_groups(connection, input.run_id)
-        return StageResult()
+        return RunEnded(ended=ended)
 
-    async def _wait_for_checkpoint(self, run_id: str) -> None:
-        num_steps = (await self.configs.of_run(run_id)).training.steps
+    async def _wait_for_checkpoint(self, run_id: str, decided_step: int | None) -> None:
+        """Wait for the checkpoint of the last step, unless that is another one than when the end was decided.
+
+        A paused run that is stopped may have no learner that writes it, and ends without.
+        """
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
             async with self.database.begin() as connection:
                 row = await runs.get_run(connection, run_id)
             assert row is not None
-            if row.checkpoint_step >= num_steps or row.state == RunState.DONE:
+            last_step = row.resolved_config.training.steps
+            if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
+                return
+            if decided_step is not None and decided_step != last_step:
                 return
             if asyncio.get_running_loop().time() > end:
+                if row.state == RunState.PAUSED and row.wish == Wish.STOP:
+                    return
                 raise LearnerLostError(
-                    f"the checkpoint of step {num_steps} of {run_id} is not complete yet; see `ratchet logs learner`"
+                    f"the checkpoint of step {last_step} of {run_id} is not complete yet; see `ratchet logs learner`"
                 )
             await asyncio.sleep(_POLL_SECONDS)
+
+    @activity_stage("steer_run")
+    async def steer_run(self, input: SteerRunInput) -> SteerRunResult:
+        """Record what a person asks of the run by an update. Raises ConfigError with the reason of a refusal."""
+        answer = await apply_to_run(self.database, self.settings, input)
+        _LOG.info("steered", run=input.run_id, action=input.action, by=input.by, what=answer.text)
+        return SteerRunResult(text=answer.text, changed=answer.changed)
+
+    @activity_stage("steer_target")
+    async def steer_target(self, input: SteerTargetInput) -> SteerRunResult:
+        """Cancel or retry one group or rollout. Raises ConfigError with the reason of a refusal."""
+        answer = await apply_to_target(
+            self.database, self.client, input.action, input.what, input.request_id, input.by, input.reason
+        )
+        return SteerRunResult(text=answer.text, changed=answer.changed)
 
 
 async def _create_groups(
@@ -230,17 +287,24 @@ async def next_tasks(
 ) -> list[LabelledTask]:
     """Return the tasks of the next `count` groups, of which `first` is the lowest number.
 
-    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`; in both cases without those
-    in quarantine. Empty if all are.
+    All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`, or by the weights of the
+    datasets; in each case without those in quarantine. Empty if all are.
     """
     training = config.training
     left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
-    if training.solve_rates is None:
+    weights = {number: 1.0 if one.weight is None else one.weight for number, one in enumerate(config.datasets)}
+    is_mixed = any(one.weight is not None for one in config.datasets)
+    if training.solve_rates is None and not is_mixed:
         positions = await runs.positions_in_turn(connection, run_id, Purpose.TRAIN, first, count, left_out)
         return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
     rows = await tasks.recent_solve_rates(connection, run_id, published - training.solve_rate_steps + 1)
     rates = [TaskRate(*row) for row in rows if row.task_id not in left_out]
-    return [LabelledTask(one.task_id, one.label) for one in choose_tasks(rates, training.solve_rates, count)]
+    if is_mixed and all(one.dataset_no is not None for one in rates):  # else a run of an earlier version
+        newest = await tasks.datasets_of_newest_groups(connection, run_id, _MIX_STEPS * training.groups_per_step)
+        chosen = mix_datasets(rates, training.solve_rates, count, weights, newest)
+    else:
+        chosen = choose_tasks(rates, training.solve_rates, count)
+    return [LabelledTask(one.task_id, one.label) for one in chosen]
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

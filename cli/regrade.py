@@ -6,7 +6,7 @@ import typer
 
 
 def regrade(
-    what: Annotated[str, typer.Argument(help="Id of a run or of a rollout.")],
+    what: Annotated[str, typer.Argument(help="A run, a group such as group/RUN/3, or a rollout.")],
     grader: Annotated[str | None, typer.Option(help="Grader to use instead of the task's own.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Number of grades per patch, each in a fresh box.")] = 1,
     adopt: Annotated[
@@ -16,18 +16,10 @@ def regrade(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Grade stored patches again, for example after a grader was fixed. Needs a running stack (`ratchet up`)."""
-    import asyncio
-    from uuid import uuid4
-
     from cli.console import print_json, say
-    from cli.workflow_client import run_workflow
-    from ratchet.grading_payloads import RegradeInput, RegradeResult
+    from client import Client
 
-    source = {"rollout_id": int(what)} if what.isdigit() else {"run_id": what}
-    wanted = RegradeInput.model_validate(
-        {**source, "grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
-    )
-    result = asyncio.run(run_workflow("Regrade", wanted, f"regrade/{what}-{uuid4().hex[:6]}", RegradeResult))
+    result = Client().regrade(what, grader, repeats, adopt, window, say)
     if json:
         print_json(result.model_dump())
     else:

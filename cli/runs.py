@@ -8,17 +8,16 @@ import typer
 def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List runs, newest first."""
     from cli.console import print_json, print_table
-    from cli.store_access import query
-    from ratchet.store import reports
+    from client import Client
 
-    found = query(reports.list_runs)
+    found = Client().runs()
     if json:
         print_json(found)
         return
     rows = [
         [
             run["run_id"],
-            run["state"],
+            run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}",
             f"{run['step']}/{run['steps']}",
             str(run["checkpoint_step"]),
             f"{run['graded']}/{run['rollouts']}",
@@ -29,3 +28,6 @@ def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     for run in found:
         if run["state_reason"]:
             print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")
+        if run["wish"] != "none":
+            end = "when what is in flight is settled" if run["stop_at"] is None else f"after step {run['stop_at']}"
+            print(f"{run['run_id']} is asked to {run['wish']}: it ends {end}; `ratchet steering {run['run_id']}`")

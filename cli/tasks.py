@@ -247,11 +247,13 @@ def admit(
 async def _admit(wanted: "AdmitInput") -> "AdmitResult":
     from uuid import uuid4
 
-    from cli.workflow_client import run_workflow
+    from cli.console import say
+    from client.workflows import run_workflow
     from ratchet.grading_payloads import AdmitResult
+    from stack.parts import Stack
 
-    name = Path(wanted.dataset).stem
-    return await run_workflow("AdmitTasks", wanted, f"admit/{name}-{uuid4().hex[:6]}", AdmitResult)
+    workflow_id = f"admit/{Path(wanted.dataset).stem}-{uuid4().hex[:6]}"
+    return await run_workflow(Stack(), "AdmitTasks", wanted, workflow_id, AdmitResult, say)
 
 
 @tasks_app.command()

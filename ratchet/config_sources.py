@@ -38,7 +38,7 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for key in parents:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{dotted}: {key} is not a section; see the keys in ratchet/config.py")
+            raise ConfigError(f"{dotted}: {key} is not a section; see the keys in ratchet/config_sections.py")
     tree[leaf] = value
 
 
@@ -89,13 +89,21 @@ def _parsed(name: str, text: str) -> Any:
     return {key: str(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
-def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def dotted_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return dotted key → value for texts KEY=VALUE, of which each value is YAML. Raises ConfigError."""
+    values = {}
     for override in overrides:
         dotted, separator, text = override.partition("=")
         if not separator or not dotted:
-            raise ConfigError(f"--set {override!r}: expected KEY=VALUE, for example --set training.steps=20")
-        _put(tree, dotted, _yaml_or_text(text))
+            raise ConfigError(f"{override!r}: expected KEY=VALUE, for example training.max_staleness=2")
+        values[dotted] = _yaml_or_text(text)
+    return values
+
+
+def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for dotted, value in dotted_values(overrides).items():
+        _put(tree, dotted, value)
     return tree
 
 

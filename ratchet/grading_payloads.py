@@ -100,7 +100,7 @@ class AdmitResult(Payload):
 
 
 class RegradeInput(StartInput):
-    """Argument of Regrade: grade the stored patches of a run or of one rollout again.
+    """Argument of Regrade: grade the stored patches of a run, of a group (its workflow id) or of one rollout again.
 
     `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward, unless a step has used its
     group. `after` and `counts` are set by continue-as-new.
@@ -108,6 +108,7 @@ class RegradeInput(StartInput):
 
     run_id: str | None = None
     rollout_id: int | None = None
+    group: str | None = None
     grader: str | None = None
     repeats: int = 1
     adopt: bool = False
@@ -117,8 +118,8 @@ class RegradeInput(StartInput):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.run_id is None) == (self.rollout_id is None):
-            raise ValueError("give exactly one of run_id and rollout_id")
+        if sum(value is not None for value in (self.run_id, self.rollout_id, self.group)) != 1:
+            raise ValueError("give exactly one of run_id, rollout_id and group")
         return self
 
 

@@ -307,6 +307,9 @@ class RunView(Payload):
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
     row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
+    `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of its config.
+    These three are None from workers of versions in which they could not change; `RunPlan` has them then.
+    `situation`: what is in flight, for people. `solve_rate`: mean reward of the newest step's batch.
     """
 
     step: int
@@ -316,6 +319,11 @@ class RunView(Payload):
     evaluations_ended: list[str]
     state: RunState = RunState.RUNNING
     reason: str = ""
+    last_step: int | None = None
+    num_steps: int | None = None
+    evaluations: list[EvaluationPlan] | None = None
+    situation: str = ""
+    solve_rate: float | None = None
 
 
 class PauseRunInput(Payload):
@@ -330,6 +338,12 @@ class StepInput(Payload):
 
     run_id: str
     step: int
+
+
+class LearnedStep(StageResult):
+    """`trained` False: the run was stopped before the step was trained."""
+
+    trained: bool = True
 
 
 class Planned(Payload):
@@ -352,42 +366,16 @@ class SyncInput(Payload):
     engine_id: int
 
 
-class EvaluateInput(Payload):
-    """Argument of the Evaluate workflow; the policy version must not change before it ends."""
-
-    run_id: str
-    evaluation: EvaluationPlan
-
-
-class StartedMember(Payload):
-    """A rollout of an evaluation. `task`: its label."""
-
-    rollout_id: int
-    workflow_id: str
-    task: str
-
-
-class EvaluateMembers(Payload):
-    """The rollouts of an evaluation that have no reward yet; at most `window` of them run at once."""
-
-    members: list[StartedMember]
-    harness: str
-    window: int
-    stages: dict[str, StageOptions]
-
-
-class EvaluateResult(Payload):
-    """Result of an evaluation. `solve_rate` None: no rollout has a verdict."""
-
-    label: str
-    num_rollouts: int
-    num_graded: int
-    solve_rate: float | None
-
-
 class EndRunInput(Payload):
-    """The final state of a run and the reason for it."""
+    """The final state of a run and the reason for it. `last_step`: see `RunView`, for a run that ends by itself."""
 
     run_id: str
     state: RunState
     reason: str = ""
+    last_step: int | None = None
+
+
+class RunEnded(StageResult):
+    """Whether the run has ended; False if it was extended or resumed after its end had been decided."""
+
+    ended: bool = True

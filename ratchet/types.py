@@ -62,9 +62,10 @@ class Purpose(StrEnum):
 class RunState(StrEnum):
     """State of a run.
 
-    running → paused (TrainRun, planner, learner or sweep), running or paused → done | cancelled (TrainRun),
-    paused, failed or cancelled → running (`ratchet resume`, and `ratchet train` for a paused one), running → failed
-    (the learner of a run that trains on stored rollouts).
+    running → paused (`ratchet pause`, TrainRun, planner, learner or sweep), running or paused → done | stopped |
+    cancelled (TrainRun), paused, stopped, failed or cancelled → running (`ratchet resume` and `ratchet extend`, and
+    `ratchet train` for a paused one), done → running (`ratchet extend`), running → failed (the learner of a run that
+    trains on stored rollouts).
     """
 
     RUNNING = "running"
@@ -73,7 +74,10 @@ class RunState(StrEnum):
     """No group, step or evaluation is started, for the reason in `state_reason`, until the run is resumed; rollouts in
     flight go on."""
     DONE = "done"
-    """The last step is trained and its checkpoint is committed. Final."""
+    """The last step is trained and its checkpoint is committed. Final unless steps are added."""
+    STOPPED = "stopped"
+    """The run ended before its last step because a person stopped or drained it. Its trained steps are in a checkpoint,
+    unless it was paused at that time; it can be resumed."""
     FAILED = "failed"
     """The run stopped with an error, which is in `state_reason`; it can be resumed from its newest checkpoint."""
     CANCELLED = "cancelled"
@@ -84,7 +88,7 @@ class GroupState(StrEnum):
     """State of a group.
 
     open → ready | failed (when all members have ended), ready → consumed (planner), open or ready → cancelled,
-    failed → ready (regrading with `--adopt`).
+    failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`).
     """
 
     OPEN = "open"
@@ -270,18 +274,41 @@ class EngineState(StrEnum):
     """The vLLM process has ended."""
 
 
-class Wish(StrEnum):
-    """A request to a running run, stored in the run's row and read by TrainRun between steps.
+class SteeringAction(StrEnum):
+    """What a person can ask of a run or of a part of it; each change has a row in the table `steering`."""
 
-    No command or endpoint writes it at present; TrainRun obeys a value that is set by SQL.
+    PAUSE = "pause"
+    """Start nothing new until the run is resumed; what is in flight goes on."""
+    RESUME = "resume"
+    """Let a run go on that is paused, stopped, failed or cancelled, or is to drain or to stop."""
+    DRAIN = "drain"
+    """Start no new groups and end the run when those in flight are settled."""
+    STOP = "stop"
+    """End the run after the step that is planned."""
+    EXTEND = "extend"
+    """Add steps; a run that has ended goes on."""
+    SET = "set"
+    """Change a value of the config."""
+    CANCEL = "cancel"
+    """Cancel a group or a rollout."""
+    RETRY = "retry"
+    """Run the members of a group, or one rollout, again that have ended without a verdict, or try a stage now."""
+    EVALUATE = "evaluate"
+    """Evaluate the policy at the next step boundary."""
+
+
+class Wish(StrEnum):
+    """How a person wants an open run to end, stored in the run's row and read by TrainRun between steps.
+
+    none → drain | stop, drain → stop (`ratchet drain` and `ratchet stop`), drain or stop → none (`ratchet resume`).
     """
 
     NONE = "none"
-    """Continue the run."""
-    PAUSE = "pause"
-    """Start no new groups and plan no step until the value changes."""
+    """Train all steps."""
+    DRAIN = "drain"
+    """Start no new groups; end the run when those in flight are trained, or will never be."""
     STOP = "stop"
-    """Cancel the open groups and end the run as `cancelled`."""
+    """Cancel the open groups; end the run after the step that is planned, or at once if none is."""
 
 
 # ---------------------------------------------------------------- search attributes (registered by `ratchet up`)

@@ -1,7 +1,7 @@
 """Summarise a run's evaluations: solve rates with intervals, paired differences, rates per bug family, and the plot.
 
 Printed, committed and tested figures all come from this module. Intervals are bootstrap percentiles over tasks, not
-over rollouts (rollouts of one task are not independent), with 10,000 seeded draws.
+over rollouts (`ratchet/solve_rates.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-_DRAWS = 10_000
+from ratchet.solve_rates import interval
 
 Rates = dict[str, float]
 """Task digest → mean reward."""
@@ -26,13 +25,6 @@ def rates_by_task(rows: Sequence[dict[str, Any]], label: str, family: str | None
     return {task: float(np.mean(values)) for task, values in rewards.items()}
 
 
-def interval(values: npt.NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
-    """Return (mean, lower, upper) of the 95% bootstrap interval."""
-    draws = np.random.default_rng(seed).integers(0, len(values), size=(_DRAWS, len(values)))
-    means = values[draws].mean(axis=1)
-    return float(values.mean()), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before,
     paired by task; per family the rate before and after.
@@ -40,12 +32,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     labels = sorted({row["label"] for row in rows})
     report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}}
     for label in labels:
-        mean, low, high = interval(np.array(list(rates_by_task(rows, label).values())))
+        found = interval(np.array(list(rates_by_task(rows, label).values())))
         report["evaluations"][label] = {
-            "mean": mean,
-            "low": low,
-            "high": high,
-            "tasks": len(rates_by_task(rows, label)),
+            "mean": found.mean,
+            "low": found.low,
+            "high": found.high,
+            "tasks": found.num_tasks,
         }
     for label in labels:
         kind = label.removeprefix("start-")
@@ -64,8 +56,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _difference(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
     before, after = rates_by_task(rows, f"start-{kind}"), rates_by_task(rows, f"end-{kind}")
     paired = sorted(before.keys() & after.keys())
-    mean, low, high = interval(np.array([after[task] - before[task] for task in paired]))
-    return {"mean": mean, "low": low, "high": high, "tasks": float(len(paired))}
+    found = interval(np.array([after[task] - before[task] for task in paired]))
+    return {"mean": found.mean, "low": found.low, "high": found.high, "tasks": float(found.num_tasks)}
 
 
 def draw(

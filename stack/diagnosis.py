@@ -19,7 +19,7 @@ from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import WorkflowState, describe_workflow
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import EngineState, JsonObject, RunState
+from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
 from stack.part_logs import without_password
 from stack.parts import Stack
@@ -52,6 +52,7 @@ class Diagnosis:
     run_id: str
     state: str = "unknown"
     reason: str = ""
+    wish: str = Wish.NONE
     step: int = 0
     num_steps: int = 0
     answer: str = ""
@@ -109,6 +110,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     training = read_stored_config(row.config).training
     found.state = row.state
     found.reason = row.state_reason
+    found.wish = row.wish
     found.step = row.step
     found.num_steps = training.steps
     found.groups_per_step = training.groups_per_step
@@ -170,6 +172,8 @@ def _answer(found: Diagnosis) -> str:
         return f"{name}: {words}"
     if found.notes and found.state == "unknown":
         return found.notes[0]
+    if found.wish != Wish.NONE:
+        return f"a person has asked it to {found.wish}; `ratchet steering {found.run_id}` says who"
     if found.reason:  # a running run: why it starts no new groups
         return found.reason
     if found.retried:

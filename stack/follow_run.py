@@ -23,9 +23,8 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
-from stack.part_health import HealthState, read_fresh_health, read_health
+from stack.part_health import HealthState, read_health
 from stack.parts import Stack
-from stack.probes import RUNS_NEED
 from stack.progress import ReportProgress
 from stack.startup import connect_stack
 from stack.supervisor import Supervisor
@@ -57,23 +56,6 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     return run_id
-
-
-async def restart_run(stack: Stack, run_id: str) -> str | None:
-    """Let a run that is paused, failed or cancelled go on; return why it had stopped, None if it was running.
-
-    If this is interrupted between the two steps, the sweep starts the workflow. Raises ConfigError, and MachineError if
-    a part of the stack is given up.
-    """
-    settings = load_temporal_settings()
-    for name, part in (read_fresh_health(stack.home) or {}).items():
-        if part.state is HealthState.GIVEN_UP and name in RUNS_NEED:
-            raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
-    client = await connect_stack(stack, settings)
-    async with stack.database() as database, database.begin() as connection:
-        reason = await runs.resume_run(connection, run_id)
-    await start_train_run(client, settings, run_id)
-    return reason
 
 
 def new_run_id(name: str) -> str:

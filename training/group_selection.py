@@ -6,9 +6,11 @@ A run must neither wait for ever nor sample groups that no step could train. The
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.config import TrainingConfig
-from ratchet.store import plans, training_groups
+from ratchet.config import RunConfig, TrainingConfig
+from ratchet.store import groups, plans, training_groups
 from ratchet.store.run_pause import pause_run
+from ratchet.store.runs import RunRow
+from ratchet.types import GroupState, Wish
 from training.advantage import has_signal
 
 _PATIENCE = 4
@@ -32,6 +34,18 @@ def groups_to_start(
     if num_open == 0:
         unseen = max(unseen, training.min_groups - num_ready)
     return max(0, min(room, unseen))
+
+
+async def config_in_force(connection: AsyncConnection, run: RunRow) -> RunConfig:
+    """Return the config by which the run's next step is planned.
+
+    The last step of a run that drains takes what is left, from `min_groups` groups on, once no group is open.
+    """
+    config = run.resolved_config
+    if run.wish != Wish.DRAIN or await groups.count_groups_in_state(connection, run.run_id, GroupState.OPEN):
+        return config
+    training = config.training.model_copy(update={"max_groups_seen": 1})
+    return config.model_copy(update={"training": training})
 
 
 def max_groups_seen(training: TrainingConfig) -> int:

@@ -105,6 +105,7 @@ class RankLearner:
         peaks = torch.zeros(3, dtype=torch.float64, device=self.device)
         grad_norm = 0.0
         update_norm = 0.0
+        self._set_learning_rate(plan)
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
         for number in range(plan.num_updates):
@@ -173,6 +174,23 @@ class RankLearner:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+    def _set_learning_rate(self, plan: Plan) -> None:
+        """Use the plan's learning rate, which may have been changed while the run goes on; the warm-up stays as it is.
+
+        Plan rows of earlier versions have none: theirs is the config's.
+        """
+        wanted = float(plan.knobs.get("learning_rate", self.config.training.learning_rate))
+        if self.schedule.base_lrs == [wanted] * len(self.schedule.base_lrs):
+            return
+        self.schedule.base_lrs = [wanted] * len(self.schedule.base_lrs)
+        current: list[float | Tensor] = [
+            wanted * factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas
+        ]
+        for group, value in zip(self.optimiser.param_groups, current, strict=True):
+            group["initial_lr"] = wanted
+            group["lr"] = value
+        self.schedule._last_lr = current
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""

@@ -121,6 +121,7 @@ async def _insert_plan(
         "loss": config.loss.model_dump(),
         "updates_per_step": config.training.updates_per_step,
         "min_policy_step": min_policy_step,
+        "learning_rate": config.training.learning_rate,
     }
     rows = [asdict(member) for member in members]
     await plans.insert_plan(connection, run_id, PlanRow(step, rows, knobs, denominators(members), config.seed))

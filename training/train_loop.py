@@ -37,6 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import checkpoints, learner_commits, learners, runs, training_groups
+from ratchet.store.learners import NextStep
 from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
 from training import plan_loader
@@ -142,24 +143,33 @@ class TrainLoop:
             self.learner.load(self.lease.uri)
 
     def run(self) -> None:
-        """Train from the checkpoint to the last step. Raises FencedError if the run ends or is taken over meanwhile."""
-        num_steps = self.config.training.steps
-        step = self.lease.step
+        """Train from the checkpoint to the last step, which a person may move while the run goes on.
+
+        Raises FencedError if the run ends or is taken over meanwhile.
+        """
+        step = saved = self.lease.step
         _LOG.info("learner ready", run=self.lease.run_id, epoch=self.lease.epoch, step=step, rank=self.learner.rank)
-        while step < num_steps:
+        while self._train_step(step + 1):
             step += 1
-            self._train_step(step)
-            if step % self.config.training.checkpoint_every == 0 or step == num_steps:
+            if step % self.config.training.checkpoint_every == 0:
                 self.checkpoints.start(step)
+                saved = step
+        if saved != step:
+            self.checkpoints.start(step)
         self.checkpoints.commit()
         self.publisher.close()
         self.context.heartbeat.set_phase("done", step)
 
-    def _train_step(self, step: int) -> None:
-        """Wait for the step's plan row, train it, and publish the new weights with the step's metrics."""
+    def _train_step(self, step: int) -> bool:
+        """Wait for the step's plan row, train it, and publish the new weights with the step's metrics.
+
+        Return False if the run ends before this step.
+        """
         waiting = time.monotonic()
         self.context.heartbeat.set_phase("waiting for a plan", step)
         plan = self._wait_for_plan(step)
+        if plan is None:
+            return False
         self.context.after_point("plan", step)
 
         loading = time.monotonic()
@@ -179,27 +189,33 @@ class TrainLoop:
             "step_seconds": time.monotonic() - stepping,
         }
         self.publisher.publish(step, self._step_metrics(plan, sequences, result, timings))
+        return True
 
-    def _wait_for_plan(self, step: int) -> Plan:
-        """Return the step's plan; commit a checkpoint that becomes complete while waiting. A collective."""
-        while (plan := self.context.ranks.on_rank_zero(lambda: self._poll_plan(step))) is None:
+    def _wait_for_plan(self, step: int) -> Plan | None:
+        """Return the step's plan, None if there is no such step; commit a checkpoint that becomes complete while
+        waiting. A collective.
+        """
+        while (found := self.context.ranks.on_rank_zero(lambda: self._poll_plan(step))) is None:
             self.checkpoints.commit()
-        return plan
+        return found if isinstance(found, Plan) else None
 
-    def _poll_plan(self, step: int) -> Plan | None:
-        """Poll for the plan row, on rank 0; return None if a checkpoint must be committed first.
+    def _poll_plan(self, step: int) -> Plan | NextStep | None:
+        """Poll for the plan row, on rank 0; return NextStep.NONE if there is no such step, None if a checkpoint must be
+        committed first.
 
         Raises FencedError if the run has ended or another learner has taken over.
         """
         lease = self.lease
         store = self.context.store
         while not self.checkpoints.is_written():
-            planned = store.transaction(
-                lambda connection: learners.is_step_planned(connection, lease.run_id, lease.epoch, step)
+            found = store.transaction(
+                lambda connection: learners.next_step(connection, lease.run_id, lease.epoch, step)
             )
-            if planned is None:
+            if found is NextStep.FENCED:
                 raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
-            if planned:
+            if found is NextStep.NONE:
+                return found
+            if found is NextStep.PLANNED:
                 plan = store.transaction(lambda connection: plan_loader.load_step_plan(connection, lease.run_id, step))
                 assert plan is not None, "a plan row is never deleted"
                 return plan

@@ -10,7 +10,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.evaluations import EvaluationActivities
-    from ratchet.payloads import EvaluateInput, EvaluateMembers, EvaluateResult, GroupMember, StartedMember
+    from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
+    from ratchet.payloads import GroupMember
     from workflows.activity_options import FIRST_STAGE, run_activity
     from workflows.rollout_group import run_with_replacements
 
@@ -24,6 +25,7 @@ class Evaluate:
 
     def __init__(self) -> None:
         self.num_left = 0
+        self.num_ended = 0
 
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
@@ -45,3 +47,8 @@ class Evaluate:
             record = plan.stages["record"]
             first = GroupMember(member.rollout_id, member.workflow_id)
             await run_with_replacements(first, input.run_id, member.task, plan.harness, step, record)
+            self.num_ended += 1
+            workflow.set_current_details(
+                f"{input.evaluation.label} of step {step}: {self.num_ended} of {len(plan.members)} rollouts have ended "
+                "in this execution"
+            )

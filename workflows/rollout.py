@@ -33,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         StageInput,
         StageResult,
     )
+    from ratchet.status_payloads import RolloutStatus
     from ratchet.types import AgentExit, SandboxRole
     from workflows.activity_options import (
         FIRST_STAGE,
@@ -65,14 +66,34 @@ class Rollout:
         self.attempt = 1
         self.used_seconds: dict[str, float] = {}
         self.grade: GradeResult | None = None
+        self.status = RolloutStatus(attempt=1, stage="claim", stage_since="")
+        self.summary = ""
+
+    @workflow.query(description="The present stage, the box, and what the agent, the patch and the grader have given.")
+    def state(self) -> RolloutStatus:
+        return self.status
+
+    def _show(self, stage: str = "", **facts: str) -> None:
+        """Show the stage that begins now, or what a stage has given, in the details and in the query `state`."""
+        if stage:
+            since = workflow.now().strftime("%Y-%m-%d %H:%M:%S UTC")
+            facts |= {"stage": stage, "stage_since": since}
+        self.status = self.status.model_copy(update={"attempt": self.attempt, **facts})
+        known = {"box": self.status.box, "agent": self.status.agent, "patch": self.status.patch}
+        lines = [
+            self.summary,
+            f"attempt {self.attempt}: {self.status.stage} since {self.status.stage_since}",
+            *(f"{name}: {value}" for name, value in [*known.items(), ("verdict", self.status.verdict)] if value),
+        ]
+        workflow.set_current_details("\n\n".join(lines))
 
     @workflow.run
     async def run(self, input: RolloutInput) -> RolloutResult:
         claim = await self._claim(input)
         if claim.outcome is not None:
             return RolloutResult(rollout_id=claim.rollout_id, outcome=claim.outcome, reward=claim.reward)
-        workflow.set_current_details(claim.summary)
         self.attempt = claim.attempt
+        self.summary = claim.summary
         failure = None
         reason = ""
         try:
@@ -125,16 +146,24 @@ class Rollout:
         """Run one agent box from boot to patch; return None if the agent was starved, which is not its fault."""
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
-        prepared = await run_activity(WorkspaceActivities.workspace, work, claim.stages["workspace"])
+        where = f"attempt {self.attempt}, box {box.provider_id}"
+        self._show("workspace")
+        prepared = await run_activity(WorkspaceActivities.workspace, work, claim.stages["workspace"], where)
         self._count_seconds("workspace", prepared)
-        worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"])
+        self._show("agent")
+        worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"], where)
         self._count_seconds("agent", worked)
+        self._show(agent=f"{worked.agent_exit} after {worked.num_turns} model calls")
         if worked.agent_exit is AgentExit.STARVED:
             return None
-        taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"])
+        self._show("diff")
+        ended = f"agent: {worked.agent_exit}, {worked.num_turns} model calls"
+        taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], ended)
         self._count_seconds("diff", taken)
+        self._show(patch=f"{taken.num_bytes:,} bytes")
         if taken.grade_id is not None:  # an empty patch on a task that is known to need a change
             self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
+            self._show(verdict="not solved: the patch is empty")
         return taken.patch_id
 
     async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
@@ -156,9 +185,13 @@ class Rollout:
                     role=SandboxRole.GRADE,
                     tries_left=claim.grade_tries - number - 1,
                 )
-                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"])
+                self._show("grade")
+                where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
+                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"], where)
                 self._count_seconds("grade", grade)
+                self._show("control_run" if grade.num_control_runs else "", verdict=_verdict(grade))
                 self.grade = await self._confirm(claim, grade, work) if grade.num_control_runs else grade
+                self._show(verdict=_verdict(self.grade))
                 return
             except ActivityError as error:
                 cause = failure_cause(error)
@@ -180,11 +213,13 @@ class Rollout:
         return confirmed
 
     async def _boot(self, claim: Claim, role: SandboxRole) -> LiveSandbox:
+        self._show(f"boot of the {role} box")
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
         if workflow.patched("guard-counts-failed-tries"):
             self._count_seconds("boot", box)
+        self._show(box=box.provider_id)
         return box
 
     def _count_seconds(self, stage_name: str, result: StageResult) -> None:
@@ -212,7 +247,12 @@ class Rollout:
             reason=reason,
             used_seconds=self.used_seconds,
         )
-        result = await run_activity_even_if_cancelled(RolloutRecordActivities.finalise, ending, claim.stages["record"])
+        self._show("finalise", **({"verdict": f"none: {reason}"} if ending.failure else {}))
+        told = f"{ending.failure}: {reason}"[:100] if ending.failure else self.status.verdict
+        result = await run_activity_even_if_cancelled(
+            RolloutRecordActivities.finalise, ending, claim.stages["record"], told
+        )
+        self._show(f"ended as {result.outcome}")
         changes = [OUTCOME.value_set(result.outcome.value)]
         workflow.upsert_search_attributes(
             changes if result.reward is None else [*changes, REWARD.value_set(result.reward)]
@@ -224,4 +264,9 @@ class Rollout:
     async def _release(self, claim: Claim) -> None:
         """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed."""
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
-        await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"])
+        what = f"boxes of attempt {self.attempt}"
+        await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
+
+
+def _verdict(grade: GradeResult) -> str:
+    return "rejected" if grade.rejected else "solved" if grade.solved else "not solved"

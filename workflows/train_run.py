@@ -31,9 +31,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.evaluations import EvaluationActivities
     from activities.learning import LearnActivities
     from activities.run_lifecycle import RunActivities
+    from ratchet.evaluation_payloads import EvaluateInput
     from ratchet.payloads import (
         EndRunInput,
-        EvaluateInput,
         EvaluationPlan,
         GroupInput,
         GroupResult,
@@ -61,6 +61,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.evaluate import Evaluate
     from workflows.rollout_group import RolloutGroup
+    from workflows.steered_run import SteeredRun, final_state, reason_of_end
 
 
 MAX_CHILD_FAILURES = 5
@@ -81,21 +82,16 @@ class ChildFailedError(Exception):
 
 
 @workflow.defn(name="TrainRun", failure_exception_types=[ValidationError])
-class TrainRun:
-    """State: whether a signal has come; which groups this execution has started, with the handles of those that it did
-    not adopt; how often each child has failed; when it last looked for groups whose workflow is missing.
+class TrainRun(SteeredRun):
+    """State: which groups this execution has started, with the handles of those that it did not adopt; how often each
+    child has failed; when it last looked for groups whose workflow is missing.
     """
 
     def __init__(self) -> None:
-        self.woken = False
+        super().__init__()
         self.started: dict[str, _GroupHandle | None] = {}
         self.failures: dict[str, int] = {}
         self.looked_at: datetime | None = None
-
-    @workflow.signal
-    def wake(self) -> None:
-        """Read the run's state again, because something has changed in Postgres."""
-        self.woken = True
 
     @workflow.run
     async def run(self, input: TrainRunInput) -> str:
@@ -114,14 +110,16 @@ class TrainRun:
             cause = failure_cause(error)
             await self._stop(plan, RunState.FAILED, cause.message)
             raise ApplicationError(cause.message, type=cause.kind, non_retryable=True) from error
+        await workflow.wait_condition(workflow.all_handlers_finished)
         return plan.run_id
 
     async def _run_to_the_end(self, plan: RunPlan) -> None:
         """Run the steps and end the run. Pause it if something fails, and go on when it has been resumed."""
         while True:
             try:
-                await self._end(plan, await self._run_steps(plan), "")
-                return
+                view = await self._run_steps(plan)
+                if await self._end(plan, final_state(view), reason_of_end(view), view.last_step):
+                    return  # else it has been extended meanwhile
             except (ActivityError, ChildWorkflowError, ValidationError, ChildFailedError) as error:
                 # Executions that began before this version fail instead, so that their histories replay.
                 if is_cancelled_exception(error) or not workflow.patched("errors-pause"):
@@ -132,25 +130,28 @@ class TrainRun:
         """Pause the run in Postgres and wait a while. The caller then tries again, and pauses again if it has to."""
         stop_if_cancelled()
         if workflow.info().is_continue_as_new_suggested():
-            workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
+            await self._continue_as_new(plan)
         workflow.set_current_details(f"paused: {reason}\n\nRun `ratchet resume {plan.run_id}` when it is mended.")
         self.failures.clear()
         paused = PauseRunInput(run_id=plan.run_id, reason=reason)
-        await run_activity(RunActivities.pause_run, paused, plan.stages["record"])
+        await run_activity(RunActivities.pause_run, paused, plan.stages["record"], summary=reason[:100])
         await self._sleep(plan)
 
-    async def _run_steps(self, plan: RunPlan) -> RunState:
-        """Train until the last step is evaluated or a stop is requested; return the final state.
+    async def _run_steps(self, plan: RunPlan) -> RunView:
+        """Train until the last step is evaluated or the run is stopped; return the run's state at that time.
 
         Continues as new every `steps_per_execution` steps.
         """
         steps_here = 0
         view = await self._advance(plan)
-        await self._sync(plan, view.step)
+        if view.wish is not Wish.STOP:
+            await self._sync(plan, view.step)
         while True:
+            last_step = plan.num_steps if view.last_step is None else view.last_step
             if view.wish is Wish.STOP:
                 await self._cancel_groups(group.workflow_id for group in view.open_groups)
-                return RunState.CANCELLED
+                if view.step >= last_step or view.last_step is None:
+                    return view
             if view.state is RunState.PAUSED:
                 view = await self._wait_until_resumed(plan)
                 continue
@@ -158,29 +159,35 @@ class TrainRun:
                 await self._sleep(plan)
                 view = await self._advance(plan)
                 continue
-            if view.step >= plan.num_steps:
-                return RunState.DONE
-            if view.wish is Wish.NONE:
+            if view.step >= last_step:
+                return view
+            if view.wish is not Wish.STOP:
                 await self._start_groups(plan, view)
-                if view.plannable and await self._train_step(plan):
-                    steps_here += 1
+            if view.plannable and await self._train_step(plan):
+                steps_here += 1
             if steps_here >= plan.steps_per_execution or workflow.info().is_continue_as_new_suggested():
-                await workflow.wait_condition(workflow.all_handlers_finished)
-                workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
-            if not view.plannable or view.wish is not Wish.NONE:
+                await self._continue_as_new(plan)
+            if not view.plannable:
                 await self._sleep(plan)
             view = await self._advance(plan)
 
+    async def _continue_as_new(self, plan: RunPlan) -> None:
+        """End this execution after its updates have been answered; the next one goes on from Postgres."""
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
+
     async def _wait_until_resumed(self, plan: RunPlan) -> RunView:
-        """Return the run's state at the first change: it is resumed, or has to stop. Engines are then brought up to
-        date, because an update of one of them may be what failed.
+        """Return the run's state at the first change: it is resumed, or has to stop. Engines of a resumed run are
+        brought up to date first, because an update of one of them may be what failed.
         """
         while True:
             if workflow.info().is_continue_as_new_suggested():
-                workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
+                await self._continue_as_new(plan)
             await self._sleep(plan)
             view = await self._advance(plan)
-            if view.state is not RunState.PAUSED or view.wish is Wish.STOP:
+            if view.wish is Wish.STOP:
+                return view
+            if view.state is not RunState.PAUSED:
                 await self._sync(plan, view.step)
                 return view
 
@@ -188,25 +195,19 @@ class TrainRun:
         """Do the run's book-keeping, make new groups and return the run's state."""
         self.woken = False
         input = ViewRunInput(run_id=plan.run_id)
-        view = await run_activity(RunActivities.advance_run, input, plan.stages["record"])
+        view = await run_activity(RunActivities.advance_run, input, plan.stages["record"], summary="look")
         if view.state not in (RunState.RUNNING, RunState.PAUSED):
             raise ApplicationError(
                 f"run {plan.run_id} has ended ({view.state}); `ratchet resume {plan.run_id}` continues it",
                 type="RunEnded",
                 non_retryable=True,
             )
-        self._display(plan, view)
+        self.show(plan, view)
         return view
-
-    def _display(self, plan: RunPlan, view: RunView) -> None:
-        paused = "paused: " if view.state is RunState.PAUSED else ""
-        reason = f"{paused}{view.reason}\n\n" if view.reason else ""
-        workflow.set_current_details(
-            f"{reason}step {view.step} of {plan.num_steps}: {plan.summary}; {len(view.open_groups)} groups in flight"
-        )
 
     async def _sleep(self, plan: RunPlan) -> None:
         """Wait for a signal, at most `poll_seconds`, after which a lost signal does not matter."""
+        self.wait_for(plan, "a person" if self.is_paused() else "groups, boxes or verdicts")
         try:
             await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
         except TimeoutError:
@@ -243,7 +244,7 @@ class TrainRun:
         self.looked_at = now
         run = RunInput(run_id=plan.run_id)
         patient = plan.stages["record"].model_copy(update={"start_to_close_seconds": ASK_SECONDS})
-        found = await run_activity(RunActivities.find_running_groups, run, patient)
+        found = await run_activity(RunActivities.find_running_groups, run, patient, summary="look for lost groups")
         running = set(found.workflow_ids)
         for key in open_groups:
             handle = self.started.get(key)
@@ -278,18 +279,24 @@ class TrainRun:
     async def _train_step(self, plan: RunPlan) -> bool:
         """Plan a step, start the next groups, wait for the learner and update the engines; False if nothing to plan."""
         run = RunInput(run_id=plan.run_id)
-        planned = await run_activity(LearnActivities.plan, run, plan.stages["record"])
+        planned = await run_activity(LearnActivities.plan, run, plan.stages["record"], summary="plan a step")
         if planned.step is None:
             return False
-        await self._start_groups(plan, await self._advance(plan))
+        view = await self._advance(plan)
+        if view.wish is not Wish.STOP:
+            await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
-        await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
+        self.wait_for(plan, f"the learner's step {planned.step}")
+        done = await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
+        if not done.trained:
+            return False
         await self._sync(plan, planned.step)
         return True
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
-        engines = await run_activity(LearnActivities.find_engines, run, plan.stages["learn"])
+        self.wait_for(plan, f"the engines, to serve step {step}")
+        engines = await run_activity(LearnActivities.find_engines, run, plan.stages["learn"], summary=f"step {step}")
         syncs = [SyncInput(run_id=plan.run_id, step=step, engine_id=engine) for engine in engines.engine_ids]
         await asyncio.gather(
             *(
@@ -300,7 +307,10 @@ class TrainRun:
 
     async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
         """Run the evaluations of this step that have not ended; return False if one has to be started again."""
-        due = [one for one in plan.evaluations if one.step == view.step and one.label not in view.evaluations_ended]
+        planned = plan.evaluations if view.evaluations is None else view.evaluations
+        due = [one for one in planned if one.step == view.step and one.label not in view.evaluations_ended]
+        if due:
+            self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
         return all(await asyncio.gather(*(self._run_evaluation(plan, evaluation) for evaluation in due)))
 
     async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
@@ -350,15 +360,19 @@ class TrainRun:
                 workflow.logger.warning(f"cancelled without book-keeping: {failure_cause(error).message}")
                 await self._cancel_groups(self.started)
             else:
-                self._display(plan, view)
+                self.show(plan, view)
                 await self._cancel_groups(group.workflow_id for group in view.open_groups)
             await self._end(plan, state, reason)
 
         await shielded(stop())
 
-    async def _end(self, plan: RunPlan, state: RunState, reason: str) -> None:
-        ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason)
-        await run_activity_even_if_cancelled(RunActivities.end_run, ending, plan.stages["record"])
+    async def _end(self, plan: RunPlan, state: RunState, reason: str, last_step: int | None = None) -> bool:
+        """End the run; return False if it goes on, because it was extended or resumed meanwhile."""
+        ending = EndRunInput(run_id=plan.run_id, state=state, reason=reason, last_step=last_step)
+        result = await run_activity_even_if_cancelled(
+            RunActivities.end_run, ending, plan.stages["record"], summary=f"{state}: {reason}" if reason else state
+        )
+        return result.ended
 
 
 def _retrieve_exception(handle: Any) -> None:

@@ -2,14 +2,17 @@
 
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, and_, func, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.payloads import StartedMember
-from ratchet.store import groups
-from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.types import Outcome, Purpose
+from ratchet.errors import ConfigError
+from ratchet.evaluation_payloads import StartedMember
+from ratchet.payloads import GroupMember
+from ratchet.store import groups, plans, runs, steering
+from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
+from ratchet.store.steering import Request
+from ratchet.types import JsonObject, Outcome, Purpose, RunState, SteeringAction, Wish
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +36,76 @@ class SolveRate:
     mean_reward: float | None
 
 
+@dataclass(slots=True, frozen=True)
+class AskedEvaluation:
+    """An evaluation that a person has asked for, which has not ended."""
+
+    label: str
+    temperature: float
+    num_samples: int
+
+
+MIN_VERDICTS = 0.95
+"""Share of an evaluation's rollouts that must have a verdict, for the evaluation to make its step the best one."""
+
+
+def temperature_label(temperature: float) -> str:
+    """Return the part of an evaluation's label that names its temperature."""
+    return "greedy" if temperature == 0 else f"t{temperature:g}"
+
+
+async def ask_evaluation(
+    connection: AsyncConnection, request: Request, temperature: float, num_samples: int
+) -> AskedEvaluation:
+    """Record that a person wants the run's policy evaluated at the next step boundary.
+
+    The request is a row of `steering`, whose target is the evaluation's label. Raises ConfigError if the run has ended,
+    is to end, or has no held-out tasks.
+    """
+    await plans.lock_run_for_planning(connection, request.run_id)
+    row = await runs.get_run(connection, request.run_id)
+    if row is None or row.state not in (RunState.RUNNING, RunState.PAUSED) or row.wish == Wish.STOP:
+        raise ConfigError(f"run {request.run_id} is not open; evaluate one of its steps as {request.run_id}@STEP")
+    if not await runs.count_run_tasks(connection, request.run_id, Purpose.EVAL):
+        raise ConfigError(f"run {request.run_id} has no dataset with `use: eval`")
+    number = len(await _asked(connection, request.run_id)) + 1
+    label = f"asked{number}-{temperature_label(temperature)}"
+    after = {"temperature": temperature, "samples": num_samples}
+    step = await plans.newest_planned_step(connection, request.run_id) + 1
+    await steering.record(connection, request, SteeringAction.EVALUATE, label, None, after, step)
+    return AskedEvaluation(label, temperature, num_samples)
+
+
+async def _asked(connection: AsyncConnection, run_id: str) -> list[AskedEvaluation]:
+    statement = select(SteeringTable.target, SteeringTable.after).where(
+        SteeringTable.run_id == run_id, SteeringTable.action == SteeringAction.EVALUATE
+    )
+    rows = await connection.execute(statement.order_by(SteeringTable.id))
+    return [AskedEvaluation(row.target, row.after["temperature"], row.after["samples"]) for row in rows]
+
+
+async def asked_evaluations(connection: AsyncConnection, run_id: str) -> list[AskedEvaluation]:
+    """Return the evaluations that people have asked for and that have not ended, oldest first."""
+    ended = await ended_evaluations(connection, run_id)
+    return [one for one in await _asked(connection, run_id) if one.label not in ended]
+
+
+async def keep_best(connection: AsyncConnection, run_id: str, label: str) -> None:
+    """Make the evaluation's step the run's best one, whose weights and checkpoint are kept, if no step was better.
+
+    The first of equal steps stays. Evaluations with too few verdicts do not count: what is missing may be the hard
+    tasks. The caller passes evaluations of one temperature only.
+    """
+    rate = await evaluation_solve_rate(connection, run_id, label)
+    if rate.mean_reward is None or rate.num_graded < MIN_VERDICTS * rate.num_rollouts:
+        return
+    step = select(EvaluationTable.step).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
+    better = update(RunTable).where(
+        RunTable.run_id == run_id, or_(RunTable.best_rate.is_(None), RunTable.best_rate < rate.mean_reward)
+    )
+    await connection.execute(better.values(best_step=step.scalar_subquery(), best_rate=rate.mean_reward))
+
+
 async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> bool:
     """Insert the evaluation's row; return False if it exists already."""
     statement = insert(EvaluationTable).values(**asdict(new)).on_conflict_do_nothing()
@@ -51,6 +124,59 @@ async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -
     )
     ended = {"outcome": Outcome.CANCELLED, "outcome_reason": "its evaluation was cancelled", "ended_at": func.now()}
     await connection.execute(unclaimed.values(**ended))
+
+
+async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[GroupMember]:
+    """Replace the rollouts of an evaluation that ended without a verdict, and let it run again; return the new ones."""
+    statement = select(RolloutGroupTable.id).where(_groups_of(run_id, label)).order_by(RolloutGroupTable.id)
+    new = [
+        member
+        for group_id in (await connection.execute(statement)).scalars().all()
+        for member in await groups.retry_members(connection, group_id)
+    ]
+    if new:
+        mine = update(EvaluationTable).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
+        await connection.execute(mine.values(ended_at=None))
+    return new
+
+
+async def evaluation_steps(connection: AsyncConnection, run_id: str) -> dict[str, int]:
+    """Return the step of each evaluation of the run that has begun."""
+    statement = select(EvaluationTable.label, EvaluationTable.step).where(EvaluationTable.run_id == run_id)
+    return {label: step for label, step in await connection.execute(statement)}
+
+
+async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
+    """Return the run's evaluations with their counts and mean reward, oldest first."""
+    statement = (
+        select(
+            EvaluationTable.label,
+            EvaluationTable.step,
+            EvaluationTable.temperature,
+            EvaluationTable.num_samples,
+            EvaluationTable.policy_version,
+            EvaluationTable.created_at,
+            EvaluationTable.ended_at,
+            func.count(RolloutTable.id).label("rollouts"),
+            func.count(RolloutTable.reward).label("graded"),
+            func.avg(RolloutTable.reward).label("mean_reward"),
+        )
+        .outerjoin(
+            RolloutGroupTable,
+            and_(
+                RolloutGroupTable.run_id == EvaluationTable.run_id,
+                RolloutGroupTable.purpose == Purpose.EVAL,
+                RolloutGroupTable.label == EvaluationTable.label,
+            ),
+        )
+        .outerjoin(
+            RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
+        )
+        .where(EvaluationTable.run_id == run_id)
+        .group_by(*EvaluationTable.__table__.c)
+        .order_by(EvaluationTable.created_at, EvaluationTable.label)
+    )
+    return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:

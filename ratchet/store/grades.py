@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet.grading_payloads import StoredPatch
-from ratchet.store.schema import GradeTable, PatchTable, RolloutTable, SandboxTable
+from ratchet.store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable, SandboxTable
 from ratchet.types import JsonObject
 
 
@@ -97,9 +97,14 @@ async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> Gr
 
 
 async def patches_to_regrade(
-    connection: AsyncConnection, run_id: str | None, rollout_id: int | None, after: int, count: int
+    connection: AsyncConnection,
+    run_id: str | None,
+    rollout_id: int | None,
+    after: int,
+    count: int,
+    group: str | None = None,
 ) -> list[StoredPatch]:
-    """Return the last patch of each of the next `count` ended rollouts of a run, or that of one rollout.
+    """Return the last patch of each of the next `count` ended rollouts of a run or of a group, or that of one rollout.
 
     `after`: the id of a rollout; only later ones count.
     """
@@ -112,9 +117,11 @@ async def patches_to_regrade(
         .order_by(RolloutTable.id)
         .limit(count)
     )
-    statement = (
-        statement.where(RolloutTable.run_id == run_id)
-        if run_id is not None
-        else statement.where(RolloutTable.id == rollout_id)
-    )
+    if run_id is not None:
+        statement = statement.where(RolloutTable.run_id == run_id)
+    elif group is not None:
+        members = select(RolloutGroupTable.id).where(RolloutGroupTable.workflow_id == group)
+        statement = statement.where(RolloutTable.group_id.in_(members))
+    else:
+        statement = statement.where(RolloutTable.id == rollout_id)
     return [StoredPatch(*row) for row in await connection.execute(statement)]

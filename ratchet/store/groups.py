@@ -134,10 +134,15 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
         return GroupMember(replaced_by, workflow_id)
     if group.state != GroupState.OPEN or group.num_replacements >= max_replacements or old.outcome in REWARDED_OUTCOMES:
         return None
+    return await _insert_replacement(connection, old, group.group_no)
+
+
+async def _insert_replacement(connection: AsyncConnection, old: Any, group_no: int) -> GroupMember:
+    """Insert a member that replaces `old`, a row of a rollout. The caller holds the lock of the group's row."""
     member = (
         await connection.execute(select(func.max(RolloutTable.member)).where(RolloutTable.group_id == old.group_id))
     ).scalar_one() + 1
-    workflow_id = f"rollout/{old.run_id}/{group.group_no}/{member}"
+    workflow_id = f"rollout/{old.run_id}/{group_no}/{member}"
     copied = {
         name: getattr(old, name) for name in ("run_id", "group_id", "task_id", "purpose", "harness", "temperature")
     }
@@ -146,13 +151,39 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
             insert(RolloutTable).values(**copied, member=member, workflow_id=workflow_id).returning(RolloutTable.id)
         )
     ).scalar_one()
-    await connection.execute(update(RolloutTable).where(RolloutTable.id == rollout_id).values(replaced_by=new_id))
+    await connection.execute(update(RolloutTable).where(RolloutTable.id == old.id).values(replaced_by=new_id))
     await connection.execute(
         update(RolloutGroupTable)
         .where(RolloutGroupTable.id == old.group_id)
         .values(num_replacements=RolloutGroupTable.num_replacements + 1)
     )
     return GroupMember(new_id, workflow_id)
+
+
+async def retry_members(connection: AsyncConnection, group_id: int, rollout_id: int | None = None) -> list[GroupMember]:
+    """Replace members of an open or failed group that have ended without a verdict, beyond `max_replacements`; the
+    group is then open, and its run starts its workflow.
+
+    `rollout_id`: only this member. Returns the new members; none if there is nothing to retry.
+    """
+    statement = select(RolloutGroupTable.state, RolloutGroupTable.group_no).where(RolloutGroupTable.id == group_id)
+    group = (await connection.execute(statement.with_for_update())).one()
+    if group.state not in (GroupState.OPEN, GroupState.FAILED):
+        return []
+    ended = (
+        select(RolloutTable)
+        .where(RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None))
+        .where(RolloutTable.outcome.is_not(None), RolloutTable.outcome.not_in(REWARDED_OUTCOMES))
+        .order_by(RolloutTable.member)
+    )
+    if rollout_id is not None:
+        ended = ended.where(RolloutTable.id == rollout_id)
+    rows = (await connection.execute(ended)).all()
+    new = [await _insert_replacement(connection, row, group.group_no) for row in rows]
+    if new:
+        opening = update(RolloutGroupTable).where(RolloutGroupTable.id == group_id)
+        await connection.execute(opening.values(state=GroupState.OPEN))
+    return new
 
 
 async def settle_group(connection: AsyncConnection, group_id: int, accept_failed: bool) -> GroupState:
@@ -230,6 +261,16 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
     await connection.execute(
         members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now())
     )
+
+
+async def count_groups_in_state(connection: AsyncConnection, run_id: str, state: GroupState) -> int:
+    """Return the number of the run's training groups in one state; a run of weeks has few that are not consumed."""
+    statement = select(func.count()).where(
+        RolloutGroupTable.run_id == run_id,
+        RolloutGroupTable.purpose == Purpose.TRAIN,
+        RolloutGroupTable.state == state,
+    )
+    return int((await connection.execute(statement)).scalar_one())
 
 
 async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> int:

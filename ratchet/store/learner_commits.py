@@ -20,7 +20,7 @@ from ratchet.store.schema import BatchTable, CheckpointTable, PolicyVersionTable
 from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, policy_version
 
 KEPT_CHECKPOINTS = 2
-"""Number of checkpoints of a run that are kept."""
+"""Number of checkpoints of a run that are kept, beside that of its best step."""
 MAX_FAILURES = 3
 """Learners of a run that may fail by an unexpected error without a new checkpoint between them; then the run is
 paused."""
@@ -101,7 +101,7 @@ async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept
     """Retire old published versions; return the URIs of those that remain.
 
     The newest version of each of these steps remains: the newest `num_kept` steps, the steps of the kept checkpoints,
-    and step 0. Raises FencedError.
+    the run's best step, and step 0. Raises FencedError.
     """
     await hold_lease(connection, lease)
     columns = select(PolicyVersionTable.version, PolicyVersionTable.step, PolicyVersionTable.uri).order_by(
@@ -116,7 +116,8 @@ async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept
         .limit(KEPT_CHECKPOINTS)
     )
     newest = list(dict.fromkeys(row.step for row in rows))[:num_kept]
-    steps = {0, *newest, *(await connection.execute(saved)).scalars()}
+    best = select(RunTable.best_step).where(RunTable.run_id == lease.run_id)
+    steps = {0, *newest, *(await connection.execute(saved)).scalars(), *(await connection.execute(best)).scalars()}
     remaining = {row.step: row for row in reversed(rows) if row.step in steps}
     old = [row.version for row in rows if row not in remaining.values()]
     retiring = update(PolicyVersionTable).where(PolicyVersionTable.version.in_(old))
@@ -159,7 +160,13 @@ async def commit_checkpoint(
         .order_by(CheckpointTable.step.desc())
         .limit(KEPT_CHECKPOINTS)
     )
-    return list((await connection.execute(newest)).scalars())
+    best = (
+        select(CheckpointTable.uri)
+        .join(RunTable, (RunTable.run_id == CheckpointTable.run_id) & (RunTable.best_step == CheckpointTable.step))
+        .where(CheckpointTable.run_id == lease.run_id)
+    )
+    kept = [*(await connection.execute(newest)).scalars(), *(await connection.execute(best)).scalars()]
+    return list(dict.fromkeys(kept))
 
 
 async def fail_run(connection: AsyncConnection, lease: RunLease, world_size: int, reason: str) -> None:

@@ -1,8 +1,9 @@
 """The learner's row per run: its phase and heartbeat, and which runs need a learner."""
 
 from dataclasses import dataclass
+from enum import Enum
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -83,18 +84,33 @@ async def count_learner_failure(
     return count
 
 
-async def is_step_planned(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> bool | None:
-    """Return whether the step's plan row exists; None if the learner of this epoch has no more work. Polled: one
-    query."""
+class NextStep(Enum):
+    """What the learner of an epoch has to do about a step."""
+
+    PLANNED = "the step has a plan row"
+    UNPLANNED = "the step may still be planned"
+    NONE = "the run ends before this step, so the step before it is the last"
+    FENCED = "the run has ended, or another learner has taken over"
+
+
+async def next_step(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> NextStep:
+    """Return what the learner of this epoch has to do about the step. Polled: one query."""
     statement = (
-        select(RunTable.state, RunTable.epoch, BatchTable.step)
+        select(RunTable.state, RunTable.epoch, BatchTable.step, last_step().label("last_step"))
         .outerjoin(BatchTable, and_(BatchTable.run_id == RunTable.run_id, BatchTable.step == step))
         .where(RunTable.run_id == run_id)
     )
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.epoch != epoch or row.state not in (RunState.RUNNING, RunState.PAUSED):
-        return None
-    return row.step is not None
+        return NextStep.FENCED
+    if step > row.last_step:
+        return NextStep.NONE
+    return NextStep.PLANNED if row.step is not None else NextStep.UNPLANNED
+
+
+def last_step() -> ColumnElement[int]:
+    """Return the step after which the run ends: the config's last, or the one that a person has stopped it at."""
+    return func.least(RunTable.config["training"]["steps"].as_integer(), RunTable.stop_at)
 
 
 async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float | None]:
@@ -107,7 +123,7 @@ async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float |
         select(RunTable.run_id, silent)
         .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
         .where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
-        .where(RunTable.checkpoint_step < RunTable.config["training"]["steps"].as_integer())
+        .where(RunTable.checkpoint_step < last_step())
         .order_by(RunTable.created_at)
     )
     return {row[0]: None if row[1] is None else float(row[1]) for row in await connection.execute(statement)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sqlalchemy import func
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,3 +22,21 @@ async def record_metrics(
     await connection.execute(
         statement.on_conflict_do_update(index_elements=["run_id", "step", "name"], set_={"value": value})
     )
+
+
+async def read_metrics(connection: AsyncConnection, run_id: str) -> dict[int, dict[str, float]]:
+    """Return step → name → value, for all metrics of a run."""
+    columns = (MetricTable.step, MetricTable.name, MetricTable.value)
+    statement = select(*columns).where(MetricTable.run_id == run_id).order_by(MetricTable.step, MetricTable.name)
+    found: dict[int, dict[str, float]] = {}
+    for step, name, value in await connection.execute(statement):
+        found.setdefault(step, {})[name] = value
+    return found
+
+
+async def read_metric(connection: AsyncConnection, run_id: str, step: int, name: str) -> float | None:
+    """Return one metric of one step, None if it was not recorded."""
+    statement = select(MetricTable.value).where(
+        MetricTable.run_id == run_id, MetricTable.step == step, MetricTable.name == name
+    )
+    return (await connection.execute(statement)).scalar_one_or_none()

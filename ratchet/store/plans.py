@@ -18,8 +18,8 @@ class PlanRow:
     """One plan row as stored.
 
     `members`: the fields of `training.plan_types.Member`, one object per rollout. `knobs`: loss settings, updates per
-    step and the lowest policy step that is trained. `denominators`: per update, trained tokens and rollouts, for
-    display."""
+    step, the learning rate after warm-up and the lowest policy step that is trained. `denominators`: per update,
+    trained tokens and rollouts, for display."""
 
     step: int
     members: list[JsonObject]

@@ -45,6 +45,8 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.run_id,
             RunTable.state,
             RunTable.state_reason,
+            RunTable.wish,
+            RunTable.stop_at,
             RunTable.config_name,
             RunTable.step,
             RunTable.checkpoint_step,

@@ -28,6 +28,7 @@ from ratchet.store.schema import (
     AttemptTable,
     ChainSpanTable,
     ChainTable,
+    CheckpointTable,
     GradeTable,
     PolicyVersionTable,
     RolloutTable,
@@ -207,13 +208,18 @@ async def drop_archived_rows(connection: AsyncConnection, run_id: str, after: in
 async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
     """Return which files of an ended run something still needs.
 
-    The newest weights stay, those of step 0, which tell architecture and tokenizer, and those that another run was
-    started from; of the checkpoints, the newest.
+    The newest weights stay, those of the best step, those of step 0, which tell architecture and tokenizer, and those
+    that another run was started from; of the checkpoints, the newest and that of the best step.
     """
     uris = (await connection.execute(select(PolicyVersionTable.uri).where(*_needed_versions(run_id)))).scalars()
     pointer = select(RunTable.checkpoint_uri).where(RunTable.run_id == run_id)
-    checkpoint = (await connection.execute(pointer)).scalar_one()
-    return KeptFiles(_names(uris), _names([checkpoint] if checkpoint else []))
+    best = (
+        select(CheckpointTable.uri)
+        .join(RunTable, (RunTable.run_id == CheckpointTable.run_id) & (RunTable.best_step == CheckpointTable.step))
+        .where(RunTable.run_id == run_id)
+    )
+    checkpoints = [*(await connection.execute(pointer)).scalars(), *(await connection.execute(best)).scalars()]
+    return KeptFiles(_names(uris), _names(uri for uri in checkpoints if uri))
 
 
 async def retire_weights(connection: AsyncConnection, run_id: str) -> None:
@@ -230,7 +236,9 @@ def _needed_versions(run_id: str) -> tuple[ColumnElement[bool], ColumnElement[bo
     of_run = (version.run_id == run_id) & (version.state == PolicyVersionState.PUBLISHED)
     newest = select(func.max(version.step)).where(of_run).scalar_subquery()
     begun_from = exists().where(aliased(RunTable).model_path == PolicyVersionTable.uri)
-    return published, or_(PolicyVersionTable.step == 0, PolicyVersionTable.step == newest, begun_from)
+    best = select(RunTable.best_step).where(RunTable.run_id == run_id).scalar_subquery()
+    needed = or_(PolicyVersionTable.step.in_([0, newest]), func.coalesce(PolicyVersionTable.step == best, False))
+    return published, or_(needed, begun_from)
 
 
 def _names(uris: Iterable[str]) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import LabelledTask
+from ratchet.steering import with_last_step
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
-from ratchet.stored_config import config_digest, known_digests
-from ratchet.types import GroupState, JsonObject, Purpose, RunState
+from ratchet.stored_config import config_digest, known_digests, read_stored_config
+from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 
 ADHOC = "adhoc"
 """Config name of runs that hold rollouts started by hand."""
@@ -42,6 +43,12 @@ class RunRow:
     checkpoint_step: int
     state_reason: str
     source_run_id: str | None
+    stop_at: int | None = None
+
+    @property
+    def resolved_config(self) -> RunConfig:
+        """The config under which the run goes on now; a run that is stopped has no steps after that one."""
+        return with_last_step(read_stored_config(self.config), self.stop_at)
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +94,7 @@ _COLUMNS = (
     RunTable.checkpoint_step,
     RunTable.state_reason,
     RunTable.source_run_id,
+    RunTable.stop_at,
 )
 _OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
 
@@ -116,14 +124,17 @@ async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str
 
 
 async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    """Return the newest training run with this config if it failed or was cancelled; `ratchet resume` continues it."""
+    """Return the newest training run with this config if it failed, or was stopped or cancelled; `ratchet resume`
+    continues it.
+    """
     statement = select(RunTable.run_id, RunTable.state).where(
         RunTable.config_digest.in_(known_digests(config)),
         RunTable.config_name != ADHOC,
         RunTable.source_run_id.is_(None),
     )
     row = (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).one_or_none()
-    return row.run_id if row is not None and row.state in (RunState.FAILED, RunState.CANCELLED) else None
+    ended_early = (RunState.STOPPED, RunState.FAILED, RunState.CANCELLED)
+    return row.run_id if row is not None and row.state in ended_early else None
 
 
 async def unfinished_runs(connection: AsyncConnection, running: bool = False) -> list[str]:
@@ -167,28 +178,44 @@ async def set_run_config(connection: AsyncConnection, run_id: str, config: JsonO
     await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(config=config))
 
 
-async def end_run(connection: AsyncConnection, run_id: str, state: RunState, reason: str = "") -> None:
-    """End a running or paused run; an ended one keeps its state."""
+async def end_run(
+    connection: AsyncConnection, run_id: str, state: RunState, reason: str = "", last_step: int | None = None
+) -> bool:
+    """End a running or paused run; an ended one keeps its state.
+
+    `last_step`: the step that was the run's last when its end was decided. Returns False, and leaves the run open, if
+    a person has extended or resumed it since.
+    """
+    row = (
+        await connection.execute(select(*_COLUMNS).where(RunTable.run_id == run_id).with_for_update(key_share=True))
+    ).one()
+    run = RunRow(*row)
+    if last_step is not None and run.resolved_config.training.steps != last_step:
+        return False
     statement = update(RunTable).where(
         RunTable.run_id == run_id, RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
     )
-    await connection.execute(statement.values(state=state, state_reason=reason, ended_at=func.now()))
+    ended = {"state": state, "state_reason": reason, "wish": Wish.NONE, "ended_at": func.now()}
+    await connection.execute(statement.values(**ended))
+    return True
 
 
-async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
-    """Let a paused, failed or cancelled run go on and return why it had stopped; None if it was running.
+async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool = False) -> str | None:
+    """Let a paused, stopped, failed or cancelled run go on and return why it had stopped; None if it was running.
 
     It goes on from its newest checkpoint. Earlier groups without signal no longer count towards the next pause. Raises
-    ConfigError if the run does not exist, is done or pruned, or may not run beside another open one.
+    ConfigError if the run does not exist, is done (unless `allow_done`, for a run that gets more steps) or pruned, or
+    may not run beside another open one.
     """
     columns = (RunTable.state, RunTable.state_reason, RunTable.config_name, RunTable.source_run_id, RunTable.pruned_at)
     statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.config_name == ADHOC:
         raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
-    if row.state == RunState.DONE:
+    if row.state == RunState.DONE and not allow_done:
         raise ConfigError(
-            f"run {run_id} is done; start another one from its last weights with `--set init_from={run_id}@STEP`"
+            f"run {run_id} is done; `ratchet extend {run_id} STEPS` adds steps, or start another run from its last "
+            f"weights with `--set init_from={run_id}@STEP`"
         )
     if row.state == RunState.RUNNING:
         return None
@@ -201,6 +228,8 @@ async def resume_run(connection: AsyncConnection, run_id: str) -> str | None:
         going.values(
             state=RunState.RUNNING,
             state_reason="",
+            wish=Wish.NONE,
+            stop_at=None,
             ended_at=None,
             restarts=0,
             patient_from=RunTable.next_group_no,
@@ -221,12 +250,19 @@ async def count_restart(connection: AsyncConnection, run_id: str) -> int:
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def set_task_order(connection: AsyncConnection, run_id: str, purpose: Purpose, task_ids: Sequence[int]) -> None:
+class OrderedTask(NamedTuple):
+    """A task of a run, and which of the config's datasets it comes from; None if that is not known."""
+
+    task_id: int
+    dataset_no: int | None = None
+
+
+async def set_task_order(
+    connection: AsyncConnection, run_id: str, purpose: Purpose, tasks: Sequence[OrderedTask]
+) -> None:
     """Store the order in which the run visits the tasks of one purpose; an existing order stays."""
-    if task_ids:
-        rows = [
-            {"run_id": run_id, "purpose": purpose, "position": n, "task_id": task} for n, task in enumerate(task_ids)
-        ]
+    if tasks:
+        rows = [{"run_id": run_id, "purpose": purpose, "position": n, **one._asdict()} for n, one in enumerate(tasks)]
         await connection.execute(pg_insert(RunTaskTable).on_conflict_do_nothing(), rows)
 
 

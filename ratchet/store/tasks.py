@@ -200,13 +200,15 @@ async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None
 
 
 class RecentSolveRate(NamedTuple):
-    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward."""
+    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward,
+    `dataset_no` in runs of earlier versions."""
 
     task_id: int
     label: str
     position: int
     last_group_no: int | None
     mean_reward: float | None
+    dataset_no: int | None
 
 
 async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[RecentSolveRate]:
@@ -225,14 +227,37 @@ async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_ste
             RunTaskTable.position,
             func.max(RolloutGroupTable.group_no),
             func.avg(RolloutTable.reward),
+            RunTaskTable.dataset_no,
         )
         .select_from(RunTaskTable)
         .join(TaskTable, TaskTable.id == RunTaskTable.task_id)
         .outerjoin(RolloutGroupTable, mine)
         .outerjoin(RolloutTable, (RolloutTable.group_id == RolloutGroupTable.id) & counted)
         .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
-        .group_by(TaskTable.id, TaskTable.label, RunTaskTable.position)
+        .group_by(TaskTable.id, TaskTable.label, RunTaskTable.position, RunTaskTable.dataset_no)
         .order_by(RunTaskTable.position)
     )
     rows = await connection.execute(statement)
-    return [RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4])) for row in rows]
+    return [
+        RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4]), row[5])
+        for row in rows
+    ]
+
+
+async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, count: int) -> dict[int, int]:
+    """Return dataset number → how many of the run's newest `count` training groups are made from it."""
+    newest = (
+        select(RolloutGroupTable.task_id)
+        .where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
+        .order_by(RolloutGroupTable.group_no.desc())
+        .limit(count)
+        .subquery()
+    )
+    statement = (
+        select(RunTaskTable.dataset_no, func.count())
+        .join(newest, newest.c.task_id == RunTaskTable.task_id)
+        .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
+        .where(RunTaskTable.dataset_no.is_not(None))
+        .group_by(RunTaskTable.dataset_no)
+    )
+    return {number: found for number, found in await connection.execute(statement) if number is not None}

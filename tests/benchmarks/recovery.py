@@ -25,8 +25,9 @@ from typing import Any
 import orjson
 
 from cli.console import say
+from client.steering import steer_run
 from ratchet.errors import RatchetError
-from stack.follow_run import restart_run
+from ratchet.types import SteeringAction
 from tests.benchmarks._commit import commit
 from tests.benchmarks._recovery_effective import measure_effective_time
 from tests.benchmarks._recovery_evidence import (
@@ -152,7 +153,7 @@ class Bench:
         state, reason = self.recovery.state()
         if state != "running":
             row.violations.append(f"the run is {state}: {reason}")
-            asyncio.run(restart_run(self.recovery.stack, self.recovery.run_id))
+            asyncio.run(steer_run(self.recovery.stack, SteeringAction.RESUME, self.recovery.run_id, by="the benchmark"))
 
     # ------------------------------------------------------------ judging
 

@@ -35,6 +35,7 @@ from ratchet.store.schema.runs import (
     MetricTable,
     PolicyVersionTable,
     RunTable,
+    SteeringTable,
 )
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "SandboxTable",
     "SessionTable",
     "SessionTokenTable",
+    "SteeringTable",
     "TaskTable",
     "TrialTable",
     "TurnTable",

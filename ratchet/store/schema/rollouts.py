@@ -40,13 +40,17 @@ class TaskTable(Base):
 
 
 class RunTaskTable(Base):
-    """The tasks of a run in the order in which its seed visits them, per purpose."""
+    """The tasks of a run in the order in which its seed visits them, per purpose.
+
+    `dataset_no`: which of the config's datasets the task comes from, counted from 0; NULL in runs of earlier versions.
+    """
 
     __tablename__ = "run_task"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
     purpose: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     task_id: Mapped[int] = reference("task.id")
+    dataset_no: Mapped[int | None]
 
 
 class RolloutGroupTable(Base):

@@ -10,8 +10,10 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    UniqueConstraint,
     text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ratchet.store.schema.base import Base, identity, now
@@ -40,7 +42,9 @@ class RunTable(Base):
     again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
     engine. `restarts`: how often the sweep has started its workflow again without an hour between.
 
-    `pruned_at`, `archived_to`, `archived_at`: see `ratchet.store.retention`."""
+    `wish` and `stop_at`: how a person wants the run to end, and the step after which it does, if it is not the config's
+    last (`ratchet.store.steering`). `best_step` and `best_rate`: of the best evaluation, whose weights are kept
+    (`ratchet.store.evaluations`). `pruned_at`, `archived_to`, `archived_at`: see `ratchet.store.retention`."""
 
     __tablename__ = "run"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -48,6 +52,9 @@ class RunTable(Base):
     state_reason: Mapped[str] = mapped_column(server_default="")
     wish: Mapped[str] = mapped_column(server_default="none")
     wish_update_id: Mapped[str | None]
+    stop_at: Mapped[int | None]
+    best_step: Mapped[int | None]
+    best_rate: Mapped[float | None]
     config: Mapped[dict[str, Any]]
     config_digest: Mapped[str]
     config_name: Mapped[str]
@@ -69,6 +76,29 @@ class RunTable(Base):
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]
     __table_args__ = (Index("ix_run_config_digest", "config_digest"),)
+
+
+class SteeringTable(Base):
+    """What a person asked of a run: who, when, from what to what. One row per change, written in the transaction that
+    makes it; never changed.
+
+    `target`: the config key, or the workflow of the group or rollout; empty for the run itself. `request_id`: of the
+    command or update, so that a repeated one changes nothing. `from_step`: the first step planned after the change.
+    """
+
+    __tablename__ = "steering"
+    id: Mapped[int] = identity()
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"))
+    request_id: Mapped[str]
+    action: Mapped[str]
+    target: Mapped[str] = mapped_column(server_default="")
+    before: Mapped[Any] = mapped_column(JSONB)
+    after: Mapped[Any] = mapped_column(JSONB)
+    asked_by: Mapped[str]
+    reason: Mapped[str] = mapped_column(server_default="")
+    from_step: Mapped[int]
+    asked_at: Mapped[datetime] = now()
+    __table_args__ = (UniqueConstraint("run_id", "request_id", "target"),)
 
 
 class BatchTable(Base):

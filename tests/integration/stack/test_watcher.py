@@ -15,11 +15,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from client.steering import steer_run
 from ratchet.errors import MachineError
 from ratchet.store import runs
 from ratchet.store.database import Database
+from ratchet.types import SteeringAction
 from stack import probes
-from stack.follow_run import restart_run
 from stack.part_health import HealthLimits, HealthState, PartHealth, read_health
 from stack.parts import Part, Stack, free_ports
 from stack.ports import is_free
@@ -215,7 +216,7 @@ async def test_runs_are_paused_once_if_a_part_that_they_need_is_given_up(
             again = await runs.get_run(connection, run_id)
         assert again is not None and again.state == "running", "what a person has resumed is not paused again"
         with pytest.raises(MachineError, match=r"learner is given up .* run `ratchet up` first"):
-            await restart_run(stack, run_id)
+            await steer_run(stack, SteeringAction.RESUME, run_id, by="a test")
 
 
 async def test_a_part_waits_for_the_part_that_it_needs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ import pytest
 from sqlalchemy import select, update
 
 from ratchet.config import RunConfig
-from ratchet.store import learner_commits, learners, runs
+from ratchet.store import learner_commits, learners, metrics, runs
 from ratchet.store.arrays import logprobs_to_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import (
     BatchItemTable,
+    BatchTable,
     CheckpointTable,
     LearnerTable,
     MetricTable,
@@ -307,3 +308,40 @@ async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
     await equal_runs.assert_trained_once(settings)
     assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
     assert list((home / "tensorboard" / settings.run_id).glob("events.out.tfevents.*"))
+
+
+async def test_a_changed_learning_rate_replays_bit_by_bit(equal_runs: Runs) -> None:
+    """It is in the plan rows, so a learner that is killed later trains the same, also within the warm-up."""
+    undisturbed, killed = await equal_runs.make(), await equal_runs.make()
+    for settings in (undisturbed, killed):
+        async with equal_runs.database.begin() as connection:
+            for step, rate in ((3, 3e-4), (6, 2e-3), (7, 2e-3), (8, 2e-3)):
+                row = (BatchTable.run_id == settings.run_id) & (BatchTable.step == step)
+                knobs = BatchTable.knobs.op("||")({"learning_rate": rate})
+                await connection.execute(update(BatchTable).where(row).values(knobs=knobs))
+    await equal_runs.train(undisturbed, 1, [])
+    assert await equal_runs.train(killed, 1, [("step", 3, 0), ("publish", 4, 0), ("step", 7, 0), ("save", 8, 0)]) == 5
+    assert await equal_runs.digest(killed) == await equal_runs.digest(undisturbed)
+    async with equal_runs.database.begin() as connection:
+        found = await metrics.read_metrics(connection, killed.run_id)
+    rates = [round(found[step]["learning_rate"], 9) for step in range(1, 9)]
+    assert rates == [2.5e-4, 5e-4, 2.25e-4, 1e-3, 1e-3, 2e-3, 2e-3, 2e-3], "four updates of warm-up"
+
+
+async def test_a_stopped_run_is_checkpointed_after_its_planned_step_and_goes_on(equal_runs: Runs) -> None:
+    """The weights of the resumed run equal those of one that was never stopped."""
+    undisturbed, stopped = await equal_runs.make(), await equal_runs.make()
+    await equal_runs.train(undisturbed, 1, [])
+    row = update(RunTable).where(RunTable.run_id == stopped.run_id)
+    async with equal_runs.database.begin() as connection:
+        await connection.execute(row.values(stop_at=3))
+    await equal_runs.train(stopped, 1, [])
+    async with equal_runs.database.begin() as connection:
+        found = await runs.get_run(connection, stopped.run_id)
+        assert found is not None and (found.step, found.checkpoint_step) == (3, 3), "no step of `checkpoint_every`"
+        assert stopped.run_id not in await learners.runs_wanting_learner(connection)
+        await connection.execute(row.values(stop_at=None))
+        assert stopped.run_id in await learners.runs_wanting_learner(connection)
+    await equal_runs.train(stopped, 1, [])
+    assert await equal_runs.digest(stopped) == await equal_runs.digest(undisturbed)
+    await equal_runs.assert_trained_once(stopped)

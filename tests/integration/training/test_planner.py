@@ -15,6 +15,7 @@ from ratchet.config import RunConfig
 from ratchet.payloads import EndRunInput, ViewRunInput
 from ratchet.store import chains, groups, runs
 from ratchet.store.database import Database
+from ratchet.store.runs import OrderedTask
 from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState, Purpose, RunState
@@ -260,7 +261,9 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
             )
         ).all()
         task_of = {row.id: row.task_id for row in rows}
-        await runs.set_task_order(connection, run_id, Purpose.TRAIN, [task_of[one] for one in reversed(ids)])
+        await runs.set_task_order(
+            connection, run_id, Purpose.TRAIN, [OrderedTask(task_of[one]) for one in reversed(ids)]
+        )
         await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == ids[0]).values(started_step=5))
         await connection.execute(
             update(RolloutGroupTable).where(RolloutGroupTable.id.in_(ids[1:])).values(started_step=6)

@@ -13,15 +13,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from ratchet.payloads import (
-    Claim,
-    EvaluateInput,
-    EvaluateMembers,
-    EvaluateResult,
-    EvaluationPlan,
-    RolloutInput,
-    StartedMember,
-)
+from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
+from ratchet.payloads import Claim, EvaluationPlan, RolloutInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import SEARCH_ATTRIBUTES, Outcome
 from stack.temporal_server import ensure_temporal_cli

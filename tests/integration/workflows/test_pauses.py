@@ -46,6 +46,10 @@ class Operator:
         await start_train_run(self.loop.client, self.loop.settings, self.run_id)
         return reason
 
+    async def start_workflow(self) -> None:
+        """Start the run's workflow again, as the sweep does."""
+        await start_train_run(self.loop.client, self.loop.settings, self.run_id)
+
     async def sweep(self) -> SweepResult:
         found: SweepResult = await self.loop.client.execute_workflow(
             "Sweep", SweepInput(), id=f"sweep/{self.run_id}", task_queue="control", result_type=SweepResult
@@ -77,13 +81,14 @@ async def test_an_error_that_may_not_be_retried_pauses_the_run(
     """Also if it comes back every time that the workflow looks; the agents at work notice nothing."""
     members = await training.rows()
     await operator.change(RolloutGroupTable, state="nonsense", label="kept")
-    await operator.change(RunTable, wish="nonsense")
+    kept = (await operator.row()).config
+    await operator.change(RunTable, config={**kept, "training": "nonsense"})
     paused = await operator.state_is("paused")
     assert "view_run failed" in paused.state_reason and "nonsense" in paused.state_reason
     assert await operator.status() is WorkflowExecutionStatus.RUNNING
     await operator.resume()
     assert "nonsense" in (await operator.state_is("paused")).state_reason, "nothing has been mended"
-    await operator.change(RunTable, wish="none")
+    await operator.change(RunTable, config=kept)
     await operator.change(RolloutGroupTable, state="open")
     assert "nonsense" in str(await operator.resume())
     await training.let_go()

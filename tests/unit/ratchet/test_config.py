@@ -41,7 +41,7 @@ def test_precedence(path: Path) -> None:
     ("override", "named"),
     [
         ("training.stepz=3", "training.stepz: there is no such key; did you mean training.steps?"),
-        ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
+        ("training.steps=-1", "training.steps: Input should be greater than or equal to 0 (got -1)"),
         (
             "training.steps={a} b",
             "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')",

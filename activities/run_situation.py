@@ -1,0 +1,25 @@
+"""Say in a few lines what a run does and waits for, for the details of its workflow in the Temporal UI."""
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store import groups, learners, open_rollouts, plans
+from ratchet.store.runs import RunRow
+from ratchet.types import GroupState
+
+
+async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
+    """Return the open rollouts by stage with the slowest of each, the ready groups, the planned step, the learner."""
+    lines = [
+        f"{one.count} rollouts: {one.stage}, the longest for {one.longest_seconds:.0f} s"
+        for one in await open_rollouts.count_open_rollouts(connection, run.run_id)
+    ]
+    needed = run.resolved_config.training.groups_per_step
+    ready = await groups.count_groups_in_state(connection, run.run_id, GroupState.READY)
+    lines.append(f"{ready} groups are ready; a step takes {needed}")
+    planned = await plans.unfinished_step(connection, run.run_id)
+    learner = await learners.get_learner(connection, run.run_id)
+    if planned is not None:
+        lines.append(f"step {planned} is planned and not trained")
+    if learner is not None:
+        lines.append(f"learner: {learner.phase} {learner.step}, heartbeat {learner.silent_seconds:.0f} s ago")
+    return "\n".join(lines)

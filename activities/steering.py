@@ -1,0 +1,102 @@
+"""Steer a run, a group, a rollout or a stage: write the request to the store, then tell the workflows.
+
+`ratchet` and the updates of TrainRun both come here. The store is written first: what Temporal then does not hear is
+found by TrainRun at its next look, and a repeated request changes nothing.
+"""
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetActivityRequest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.run_checks import check_boxes
+from ratchet.errors import ConfigError, TemporalUnavailableError
+from ratchet.steering_payloads import SteerRunInput
+from ratchet.store import steering, steering_targets
+from ratchet.store.database import Database
+from ratchet.store.steering import Request, SteeringAnswer
+from ratchet.store.steering_targets import Target
+from ratchet.temporal_client import describe_workflow
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import SteeringAction
+
+
+async def apply_to_run(database: Database, settings: TemporalSettings, input: SteerRunInput) -> SteeringAnswer:
+    """Record what a person asks of a run. Raises ConfigError with the reason of a refusal."""
+    request = Request(input.run_id, input.request_id, input.by, input.reason)
+    async with database.begin() as connection:
+        match input.action:
+            case SteeringAction.SET:
+                check_boxes(await steering.changed_by(connection, input.run_id, input.changes), settings)
+                return await steering.record_changes(connection, request, input.changes)
+            case SteeringAction.EXTEND:
+                return await steering.record_extension(connection, request, input.steps)
+            case _:
+                return await steering.CHANGES_OF_STATE[input.action](connection, request)
+
+
+async def apply_to_target(
+    database: Database, client: Client, action: SteeringAction, what: str, request_id: str, by: str, reason: str
+) -> SteeringAnswer:
+    """Cancel or retry a group or a rollout. Raises ConfigError with the reason of a refusal, and
+    TemporalUnavailableError if its workflow cannot be told.
+    """
+    async with database.begin() as connection:
+        target = await steering_targets.find_target(connection, what)
+        request = Request(target.run_id, request_id, by, reason)
+        if action is SteeringAction.RETRY:
+            return await steering_targets.record_retry(connection, request, target)
+        answer = await steering_targets.record_cancel(connection, request, target)
+    try:
+        await client.get_workflow_handle(target.workflow_id).cancel()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise TemporalUnavailableError(f"Temporal cannot cancel {target.workflow_id}: {error.message}") from error
+    return answer
+
+
+async def reset_stage(
+    database: Database, client: Client, what: str, stage: str, by: str, reason: str
+) -> SteeringAnswer:
+    """Try a rollout's stage again now: one that waits for its next try begins it, one that runs is begun anew.
+
+    Raises ConfigError if no such stage of the rollout is pending.
+    """
+    async with database.begin() as connection:
+        target = await steering_targets.find_target(connection, what)
+    pending = await _pending_stages(client, target)
+    if stage not in pending:
+        names = ", ".join(sorted(pending)) or "none"
+        raise ConfigError(f"{target.workflow_id} has no stage {stage!r} that is pending; there is {names}")
+    execution = WorkflowExecution(workflow_id=target.workflow_id)
+    wanted = ResetActivityRequest(
+        namespace=client.namespace, execution=execution, identity=client.identity, id=pending[stage]
+    )
+    try:
+        await client.workflow_service.reset_activity(wanted)
+    except RPCError as error:
+        raise TemporalUnavailableError(f"Temporal cannot reset {stage}: {error.message}") from error
+    async with database.begin() as connection:
+        request = Request(target.run_id, f"{target.workflow_id}/{pending[stage]}", by, reason)
+        next_step = await steering.first_unplanned_step(connection, target.run_id)
+        names = f"{target.workflow_id} {stage}"
+        await steering.record(connection, request, SteeringAction.RETRY, names, "pending", "retried", next_step)
+    return SteeringAnswer(f"{target.workflow_id}: {stage} is tried again now")
+
+
+async def _pending_stages(client: Client, target: Target) -> dict[str, str]:
+    """Return stage → the id of its activity, for the activities of the rollout that have not ended."""
+    try:
+        described = await describe_workflow(client, target.workflow_id)
+    except RPCError as error:
+        raise TemporalUnavailableError(f"Temporal cannot describe {target.workflow_id}: {error.message}") from error
+    if described is None:
+        return {}
+    pending = described.raw_description.pending_activities
+    return {one.activity_type.name: one.activity_id for one in pending}
+
+
+async def run_of(database: Database, what: str) -> str:
+    """Return the run of a group or a rollout. Raises ConfigError if there is none."""
+    async with database.begin() as connection:
+        return (await steering_targets.find_target(connection, what)).run_id

@@ -1,0 +1,85 @@
+"""`ratchet evaluate`: evaluate a config, a step of a run or a model, and compare two evaluations."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def evaluate(
+    what: Annotated[
+        str | None, typer.Argument(help="A config file, RUN, RUN@STEP, or a model directory (then with --config).")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Tasks, agent and limits for a model directory.")] = None,
+    dataset: Annotated[list[Path] | None, typer.Option(help="Evaluate these tasks instead. Repeatable.")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy. Repeatable. Default: 1.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task at each temperature above 0.")] = 1,
+    new: Annotated[bool, typer.Option("--new", help="Do not continue an unfinished one with equal settings.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="Compare two evaluations, RUN:LABEL each, task by task.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Evaluate held-out tasks: pass@k and pass^k with 95% intervals over tasks, by dataset and by family.
+
+    RUN: an open run is evaluated at its next step boundary. Otherwise a run of zero steps is started; if the command is
+    cut, the same command goes on with what has no verdict. Rollouts without a verdict are counted, not failures.
+    """
+    from cli.console import print_json, say
+    from client import Client
+    from ratchet.errors import ConfigError
+
+    client = Client()
+    if compare is not None:
+        found = client.compare(*compare)
+        print_json(found) if json else _print_comparison(found)
+        return
+    if what is None:
+        raise ConfigError("name what to evaluate, or use --compare")
+    found = client.evaluate(
+        what,
+        temperatures=temperature or [1.0],
+        samples=samples,
+        config=config,
+        datasets=dataset or [],
+        new=new,
+        say=say,
+    )
+    print_json(found) if json else _print_reports(found)
+
+
+def _print_reports(found: dict[str, Any]) -> None:
+    from cli.console import print_table
+
+    for label, report in found["evaluations"].items():
+        parts = {"all": report, **report["by_dataset"], **report["by_family"]}
+        ks = list(report["pass_at_k"])
+        columns = ["", "tasks", "rollouts", "no verdict", *(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks[1:])]
+        rows = [
+            [
+                name,
+                str(part["tasks"]),
+                str(part["rollouts"]),
+                str(part["without_verdict"]),
+                *(_estimate(part["pass_at_k"].get(k)) for k in ks),
+                *(_estimate(part["pass_all_k"].get(k)) for k in ks[1:]),
+            ]
+            for name, part in parts.items()
+        ]
+        print_table(f"{found['run_id']}:{label}, step {report['step']}", columns, rows)
+
+
+def _estimate(found: dict[str, float] | None) -> str:
+    if found is None or not found["num_tasks"]:
+        return ""
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def _print_comparison(found: dict[str, Any]) -> None:
+    difference = found["difference"]
+    print(f"{found['second']} - {found['first']}, paired over {difference['num_tasks']} tasks")
+    print(f"solve rate: {difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]")
+    print(
+        f"tasks that only one solves: {found['only_first']} and {found['only_second']}; "
+        f"McNemar's exact test: p = {found['p_value']:.3g}"
+    )

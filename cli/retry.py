@@ -1,0 +1,22 @@
+"""`ratchet retry`: run again what ended without a verdict, or try a pending stage now."""
+
+from typing import Annotated
+
+import typer
+
+
+def retry(
+    what: Annotated[str, typer.Argument(help="A rollout's number, or a workflow: group/RUN/3, rollout/RUN/3/0.")],
+    stage: Annotated[
+        str | None, typer.Option(help="Try this pending stage of the rollout now, such as boot or grade.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept with the request.")] = "",
+) -> None:
+    """Run a rollout, or the members of a group, again that ended without a verdict, beyond the run's replacements.
+
+    What has a verdict is judged again by `ratchet regrade`.
+    """
+    from cli.console import say
+    from client import Client
+
+    say(Client().retry(what, stage, reason).text)

@@ -1,0 +1,17 @@
+"""Ratchet in Python and notebooks: start, watch, steer and read runs. `ratchet`, the command, is built on it.
+
+    from ratchet.client import Client
+
+    run = Client().run()                       # the newest one
+    run.steps().frame()                        # a pandas data frame
+    run.set({"training.max_staleness": 2})
+    run.wait()
+
+It is a layer of its own, above `stack` and below `cli`, because it starts workflows and reads the stack's addresses;
+`ratchet.client` is the name under which it is imported.
+"""
+
+from client.rows import Rows
+from client.session import Client, Run
+
+__all__ = ["Client", "Rows", "Run"]

@@ -1,0 +1,174 @@
+"""Evaluate a config, a step of a run or a model directory, and compare two evaluations.
+
+An open run is evaluated by itself, at its next step boundary. Anything else becomes a run of zero steps, which the same
+workflow prepares, pauses, resumes and ends; so an evaluation that is cut goes on, and runs only what has no verdict.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from client.steering import wake_run
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config, resolve_config
+from ratchet.errors import ConfigError
+from ratchet.solve_rates import compare
+from ratchet.store import evaluation_report, evaluations, runs
+from ratchet.store.runs import RunRow
+from ratchet.store.steering import Request
+from ratchet.types import JsonObject, RunState
+from stack.follow_run import start_run, watch_run
+from stack.parts import Stack
+from stack.progress import ReportProgress
+from stack.startup import bring_up
+
+_POLL_SECONDS = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class EvaluationSettings:
+    """What is evaluated how. `config`: gives tasks, harness and limits for a model directory. `datasets`: instead of
+    the config's. `new`: do not continue an unfinished evaluation with the same settings.
+    """
+
+    temperatures: tuple[float, ...] = (1.0,)
+    samples: int = 1
+    config: Path | None = None
+    datasets: tuple[Path, ...] = ()
+    new: bool = False
+
+
+async def run_evaluation(
+    stack: Stack, what: str, settings: EvaluationSettings, by: str, say: ReportProgress
+) -> JsonObject:
+    """Evaluate and return the run's id and a report per evaluation.
+
+    Raises ConfigError if `what` is none of the three, cannot be evaluated now, or if the run is paused meanwhile.
+    """
+    path = Path(what)
+    if path.is_file():
+        return await _evaluate_config(stack, load_config(path), path.stem, settings, say)
+    if (path / "config.json").is_file():
+        if settings.config is None:
+            raise ConfigError(f"{what} is a model directory: name the config with its tasks and agent by --config")
+        config = load_config(settings.config, [f"model={path.resolve()}"])
+        return await _evaluate_config(stack, config, path.resolve().name, settings, say)
+    run_id, _, step = what.rpartition("@") if "@" in what else (what, "", "")
+    async with stack.database() as database, database.begin() as connection:
+        row = await runs.get_run(connection, run_id)
+    if row is None or (step and not step.isdigit()):
+        raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP and no model directory")
+    if row.state in (RunState.RUNNING, RunState.PAUSED):
+        if step and int(step) != row.step:
+            raise ConfigError(
+                f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: evaluate its "
+                "present step, or wait for its end"
+            )
+        return await _evaluate_open_run(stack, row, settings, by, say)
+    config = RunConfig.model_validate(row.config, extra="ignore")
+    config = config.model_copy(update={"init_from": f"{run_id}@{step or row.step}"})
+    return await _evaluate_config(stack, config, f"{run_id}-step{step or row.step}", settings, say)
+
+
+async def _evaluate_config(
+    stack: Stack, config: RunConfig, name: str, settings: EvaluationSettings, say: ReportProgress
+) -> JsonObject:
+    wanted = evaluation_config(config, settings)
+    await asyncio.to_thread(bring_up, stack, wanted, say)
+    run_id = await start_run(stack, wanted, f"evaluate-{name}", settings.new, say)
+    await watch_run(stack, run_id, say)
+    return await read_reports(stack, run_id)
+
+
+def evaluation_config(config: RunConfig, settings: EvaluationSettings) -> RunConfig:
+    """Return the config of a run that only evaluates: its held-out tasks, or all tasks if none are held out."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    if settings.datasets:
+        values["datasets"] = [{"path": str(path.resolve())} for path in settings.datasets]
+    held_out = [one for one in values["datasets"] if one.get("use") == "eval"]
+    values["datasets"] = [{**one, "use": "eval", "weight": None} for one in held_out or values["datasets"]]
+    values["training"] |= {"steps": 0}
+    values["evaluation"] = {
+        "at": ["start"],
+        "temperatures": list(settings.temperatures),
+        "samples": settings.samples,
+    }
+    return resolve_config(values, "the evaluation's config", Path.cwd())
+
+
+async def _evaluate_open_run(
+    stack: Stack, row: RunRow, settings: EvaluationSettings, by: str, say: ReportProgress
+) -> JsonObject:
+    request_id = uuid4().hex
+    async with stack.database() as database:
+        async with database.begin() as connection:
+            labels = [
+                (
+                    await evaluations.ask_evaluation(
+                        connection,
+                        Request(row.run_id, f"{request_id}/{temperature}", by),
+                        temperature,
+                        settings.samples if temperature > 0 else 1,
+                    )
+                ).label
+                for temperature in settings.temperatures
+            ]
+        say(f"run {row.run_id} is evaluated at its next step boundary: {', '.join(labels)}")
+        await wake_run(stack, row.run_id)
+        line = ""
+        while True:
+            async with database.begin() as connection:
+                ended = await evaluations.ended_evaluations(connection, row.run_id)
+                found = await runs.get_run(connection, row.run_id)
+            if set(labels) <= ended:
+                return await read_reports(stack, row.run_id, labels)
+            assert found is not None
+            if found.state != RunState.RUNNING:
+                raise ConfigError(f"run {row.run_id} is {found.state}: {found.state_reason}")
+            now = f"step {found.step}: {len(set(labels) & ended)} of {len(labels)} evaluations have ended"
+            if now != line:
+                say(now)
+                line = now
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None = None) -> JsonObject:
+    """Return a report per evaluation of a run, of all or of these labels."""
+    async with stack.database() as database, database.begin() as connection:
+        rows = await evaluations.list_evaluations(connection, run_id)
+        reports = {
+            row["label"]: {
+                "step": row["step"],
+                "temperature": row["temperature"],
+                "policy_version": row["policy_version"],
+                **evaluation_report.report_evaluation(
+                    await evaluation_report.evaluated_tasks(connection, run_id, row["label"])
+                ),
+            }
+            for row in rows
+            if labels is None or row["label"] in labels
+        }
+    return {"run_id": run_id, "evaluations": reports}
+
+
+async def compare_evaluations(stack: Stack, first: str, second: str) -> JsonObject:
+    """Compare two evaluations, each named RUN:LABEL, or RUN for its newest, on the tasks that both have verdicts for.
+
+    Raises ConfigError if one does not exist, or if they have no task in common.
+    """
+    async with stack.database() as database, database.begin() as connection:
+        names: list[str] = []
+        counts = []
+        for name in (first, second):
+            run_id, _, label = name.partition(":")
+            found = await evaluation_report.find_evaluation(connection, run_id, label or None)
+            names.append(f"{run_id}:{found}")
+            tasks = await evaluation_report.evaluated_tasks(connection, run_id, found)
+            counts.append({task.task: task.count for task in tasks})
+    result = compare(*counts)
+    if not result.difference.num_tasks:
+        raise ConfigError(f"{names[0]} and {names[1]} have no task with verdicts in common")
+    return {"first": names[0], "second": names[1], **asdict(result)}

@@ -1,0 +1,246 @@
+"""The classes `Client` and `Run`: every question about runs and every request to them, as blocking calls.
+
+They work in notebooks, too, whose event loop is busy: a call then runs on a loop of its own in another thread.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from client import evaluating, steering
+from client.evaluating import EvaluationSettings
+from client.rows import Rows
+from client.workflows import run_workflow
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config, resolve_config
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.grading_payloads import RegradeInput, RegradeResult
+from ratchet.store import evaluations, metrics, reports, runs
+from ratchet.store import steering as stored_steering
+from ratchet.store.runs import RunRow
+from ratchet.store.steering import SteeringAnswer
+from ratchet.types import JsonObject, SteeringAction
+from stack.diagnosis import Diagnosis, diagnose
+from stack.follow_run import collect_result, start_run, watch_run
+from stack.parts import Stack
+from stack.progress import ReportProgress
+
+_T = TypeVar("_T")
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def run_blocking(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end. Raises MachineError if the store does not answer."""
+    try:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, work).result()
+    except StoreUnavailableError as error:
+        raise MachineError(f"{error}; start the stack with `ratchet up`") from None
+
+
+class Client:
+    """The runs of one stack, by default that of the present directory.
+
+    `by`: who asks, for the audit of what people change; the default is `user@host` of this process.
+    """
+
+    def __init__(self, home: Path | str | None = None, by: str | None = None) -> None:
+        self.stack = Stack(Path(home) if home is not None else None)
+        self.by = by or steering.who_asks()
+
+    def read(self, query: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
+        """Run a query of `ratchet.store` in a transaction. Raises MachineError if the store does not answer."""
+
+        async def run() -> _T:
+            async with self.stack.database() as database, database.begin() as connection:
+                return await query(connection)
+
+        return run_blocking(run())
+
+    def runs(self) -> Rows:
+        """Return every run with its progress, newest first."""
+        return Rows(self.read(reports.list_runs))
+
+    def run(self, run_id: str | None = None) -> "Run":
+        """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
+        exist.
+        """
+        found = run_id or self.read(runs.newest_run)
+        if found is None:
+            raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
+        run = Run(self, found)
+        run.row()
+        return run
+
+    def train(
+        self,
+        config: Path | str | Mapping[str, Any] | RunConfig,
+        name: str = "run",
+        new: bool = False,
+        set: Sequence[str] = (),
+        say: ReportProgress = _silent,
+    ) -> "Run":
+        """Start a run on the stack, which must be up, or continue the unfinished one with the same config.
+
+        `config`: a YAML file, whose name then replaces `name`, or the values. `set`: KEY=VALUE overrides of a file.
+        """
+        if isinstance(config, Path | str):
+            path = Path(config)
+            resolved, name = load_config(path, set), path.stem
+        else:
+            values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
+            resolved = resolve_config(values, "the config", Path.cwd())
+        return Run(self, run_blocking(start_run(self.stack, resolved, name, new, say)))
+
+    def evaluate(
+        self,
+        what: Path | str,
+        temperatures: Sequence[float] = (1.0,),
+        samples: int = 1,
+        config: Path | None = None,
+        datasets: Sequence[Path] = (),
+        new: bool = False,
+        say: ReportProgress = _silent,
+    ) -> JsonObject:
+        """Evaluate a config file, RUN, RUN@STEP, or a model directory with `config`, and return a report per
+        temperature: pass@k and pass^k, also by dataset and by family.
+        """
+        settings = EvaluationSettings(tuple(temperatures), samples, config, tuple(datasets), new)
+        return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
+
+    def compare(self, first: str, second: str) -> JsonObject:
+        """Compare two evaluations, each RUN:LABEL, or RUN for its newest, task by task."""
+        return run_blocking(evaluating.compare_evaluations(self.stack, first, second))
+
+    def rollout(self, name: str | int) -> JsonObject:
+        """Return everything about one rollout except its token arrays. `name`: its number or workflow id."""
+        rollout_id = self.read(lambda connection: reports.find_rollout(connection, str(name)))
+        if rollout_id is None:
+            raise ConfigError(f"there is no rollout {name!r}; `ratchet rollouts` lists them")
+        return self.read(lambda connection: reports.read_rollout(connection, rollout_id))
+
+    def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
+        """Cancel a group (`group/RUN/3`) or a rollout (its number or workflow id)."""
+        wanted = (self.stack, SteeringAction.CANCEL, str(what), self.by, reason)
+        return run_blocking(steering.steer_target(*wanted))
+
+    def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> SteeringAnswer:
+        """Run a rollout, or the members of a group, again that ended without a verdict; or try a pending stage of a
+        rollout now.
+        """
+        if stage is not None:
+            return run_blocking(steering.retry_stage(self.stack, str(what), stage, self.by, reason))
+        wanted = (self.stack, SteeringAction.RETRY, str(what), self.by, reason)
+        return run_blocking(steering.steer_target(*wanted))
+
+    def regrade(
+        self,
+        what: str | int,
+        grader: str | None = None,
+        repeats: int = 1,
+        adopt: bool = False,
+        window: int = 2,
+        say: ReportProgress = _silent,
+    ) -> RegradeResult:
+        """Grade the stored patches of a run, a group (`group/RUN/3`) or a rollout again, and wait for the verdicts."""
+        name = str(what)
+        if name.isdigit():
+            source: JsonObject = {"rollout_id": int(name)}
+        else:
+            source = {"group": name} if name.startswith("group/") else {"run_id": name}
+        options = {"grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
+        wanted = RegradeInput.model_validate({**source, **options})
+        workflow_id = f"regrade/{name}-{uuid4().hex[:6]}"
+        return run_blocking(run_workflow(self.stack, "Regrade", wanted, workflow_id, RegradeResult, say))
+
+
+class Run:
+    """One run: requests to it, and what the store knows of it."""
+
+    def __init__(self, client: Client, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"Run({self.run_id!r})"
+
+    def _ask(self, action: SteeringAction, reason: str, **more: Any) -> SteeringAnswer:
+        client = self.client
+        return run_blocking(steering.steer_run(client.stack, action, self.run_id, client.by, reason, **more))
+
+    def pause(self, reason: str = "") -> SteeringAnswer:
+        """Start nothing new until the run is resumed; what is in flight goes on."""
+        return self._ask(SteeringAction.PAUSE, reason)
+
+    def resume(self, reason: str = "") -> SteeringAnswer:
+        """Let a paused, stopped, failed or cancelled run go on, or take back a wish to drain or stop it."""
+        return self._ask(SteeringAction.RESUME, reason)
+
+    def drain(self, reason: str = "") -> SteeringAnswer:
+        """Start no new groups; the run ends when those in flight are trained, or will never be."""
+        return self._ask(SteeringAction.DRAIN, reason)
+
+    def stop(self, reason: str = "") -> SteeringAnswer:
+        """End the run after the step that is planned, with a checkpoint."""
+        return self._ask(SteeringAction.STOP, reason)
+
+    def extend(self, steps: int, reason: str = "") -> SteeringAnswer:
+        """Add steps; a run that has ended goes on."""
+        return self._ask(SteeringAction.EXTEND, reason, steps=steps)
+
+    def set(self, changes: Mapping[str, Any], reason: str = "") -> SteeringAnswer:
+        """Change config values, all or none: `run.set({"training.max_staleness": 2})`."""
+        return self._ask(SteeringAction.SET, reason, changes=changes)
+
+    def row(self) -> RunRow:
+        """Return the run's row: state, wish, config, step. Raises ConfigError if the run does not exist."""
+        row = self.client.read(lambda connection: runs.get_run(connection, self.run_id))
+        if row is None:
+            raise ConfigError(f"there is no run {self.run_id!r}; `ratchet runs` lists those that there are")
+        return row
+
+    def why(self) -> Diagnosis:
+        """Say what the run waits for."""
+        return run_blocking(diagnose(self.client.stack, self.run_id))
+
+    def wait(self, say: ReportProgress = print) -> JsonObject:
+        """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
+
+        async def follow() -> JsonObject:
+            await watch_run(self.client.stack, self.run_id, say)
+            return await collect_result(self.client.stack, self.run_id)
+
+        return run_blocking(follow())
+
+    def steps(self) -> Rows:
+        """Return one row per planned step, with its metrics as columns."""
+        values = self.client.read(lambda connection: metrics.read_metrics(connection, self.run_id))
+        planned = self.client.read(lambda connection: reports.read_steps(connection, self.run_id))
+        return Rows(
+            {**{key: value for key, value in step.items() if key != "metrics"}, **values.get(step["step"], {})}
+            for step in planned
+        )
+
+    def rollouts(self, limit: int = 100_000) -> Rows:
+        """Return the run's rollouts, newest first."""
+        return Rows(self.client.read(lambda connection: reports.list_rollouts(connection, self.run_id, limit)))
+
+    def evaluations(self) -> Rows:
+        """Return one row per evaluation, oldest first."""
+        return Rows(self.client.read(lambda connection: evaluations.list_evaluations(connection, self.run_id)))
+
+    def steering(self) -> Rows:
+        """Return what people have asked of the run, newest first."""
+        return Rows(self.client.read(lambda connection: stored_steering.list_steering(connection, self.run_id)))

@@ -1,0 +1,119 @@
+"""Steer runs of a stack from outside: record the request in Postgres, then wake the workflow, or start it.
+
+If the process dies in between, or Temporal is away, nothing is lost: TrainRun looks once a minute, and the sweep starts
+the workflow of a running run that has none.
+"""
+
+import contextlib
+import getpass
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from temporalio.service import RPCError
+
+from activities import steering
+from ratchet.errors import MachineError
+from ratchet.steering_payloads import SteerRunInput
+from ratchet.store import runs
+from ratchet.store.steering import SteeringAnswer
+from ratchet.temporal_client import start_train_run
+from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from ratchet.types import SteeringAction
+from stack.part_health import HealthState, read_fresh_health
+from stack.parts import Stack
+from stack.probes import RUNS_NEED
+from stack.startup import connect_stack
+
+_STARTING = (SteeringAction.RESUME, SteeringAction.EXTEND)
+_WAKE_SECONDS = 2.0
+
+
+def who_asks() -> str:
+    """Return `user@host` of this process, for the audit table."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user id has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+async def steer_run(
+    stack: Stack,
+    action: SteeringAction,
+    run_id: str,
+    by: str,
+    reason: str = "",
+    steps: int = 0,
+    changes: Mapping[str, Any] | None = None,
+) -> SteeringAnswer:
+    """Pause, resume, drain, stop, extend or change a run. Raises ConfigError with the reason of a refusal, and
+    MachineError if a run could not go on because a part of the stack is given up or does not answer.
+    """
+    settings = load_temporal_settings()
+    input = SteerRunInput(
+        run_id=run_id, action=action, request_id=uuid4().hex, by=by, reason=reason, steps=steps, changes=changes or {}
+    )
+    client = None
+    if action in _STARTING:
+        _require_parts(stack)
+        client = await connect_stack(stack, settings)  # before anything is changed
+    async with stack.database() as database:
+        answer = await steering.apply_to_run(database, settings, input)
+        async with database.begin() as connection:
+            row = await runs.get_run(connection, run_id)
+    if row is None or row.source_run_id is not None:  # the learner service looks by itself
+        return answer
+    if client is not None:
+        await start_train_run(client, settings, run_id)
+    elif answer.changed and not await _wake(stack, settings, run_id):
+        return SteeringAnswer(
+            f"{answer.text}. Temporal does not answer: the run notices within a minute after it is back"
+        )
+    return answer
+
+
+def _require_parts(stack: Stack) -> None:
+    for name, part in (read_fresh_health(stack.home) or {}).items():
+        if part.state is HealthState.GIVEN_UP and name in RUNS_NEED:
+            raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
+
+
+async def _wake(stack: Stack, settings: TemporalSettings, run_id: str) -> bool:
+    """Signal the run's workflow, if it has one; return False if Temporal does not answer."""
+    try:
+        client = await connect_stack(stack, settings, _WAKE_SECONDS)
+    except MachineError:
+        return False
+    with contextlib.suppress(RPCError):  # a run that has ended has no workflow
+        await client.get_workflow_handle(f"run/{run_id}").signal("wake")
+    return True
+
+
+async def wake_run(stack: Stack, run_id: str) -> bool:
+    """Let the run's workflow look at Postgres now; return False if Temporal does not answer."""
+    return await _wake(stack, load_temporal_settings(), run_id)
+
+
+async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> SteeringAnswer:
+    """Cancel or retry a group or a rollout. Raises ConfigError, MachineError and TemporalUnavailableError."""
+    settings = load_temporal_settings()
+    client = await connect_stack(stack, settings)
+    async with stack.database() as database:
+        answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
+        run_id = await steering.run_of(database, what)
+    if answer.changed and action is SteeringAction.RETRY:
+        await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
+    elif answer.changed:
+        await _wake(stack, settings, run_id)
+    return answer
+
+
+async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> SteeringAnswer:
+    """Try a pending stage of a rollout again now. Raises ConfigError, MachineError and TemporalUnavailableError."""
+    client = await connect_stack(stack, load_temporal_settings())
+    async with stack.database() as database:
+        return await steering.reset_stage(database, client, what, stage, by, reason)

@@ -1,0 +1,320 @@
+"""The sections of a run's config: each setting once, with its unit, its effect and the reason for its default."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ratchet.types import TurnKind
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EngineConfig(Section):
+    """How vLLM serves the policy."""
+
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    """Data type of the engine's weights. `auto`, the default, takes the one that the model's own config names."""
+    max_num_seqs: Positive = 64
+    """Number of requests that one engine decodes at once. 64 keeps a CPU or a small GPU busy without exhausting its KV
+    cache; raise it on a large GPU."""
+    kv_cache_gib: Positive = 1
+    """Size of the KV cache on CPU, in GiB; 1 suits the tiny policy. On a GPU vLLM takes a share of the memory."""
+    num_threads: Positive = 1
+    """Number of OpenMP threads of the engine on CPU. The default is 1, because learner and boxes share the cores."""
+    keep_cache: bool = False
+    """Whether calls in progress keep their KV cache when new weights arrive. False, the default, recomputes the cache,
+    so that every logprob belongs to the weights it is labelled with. True saves that work, which matters for long
+    contexts, and mixes weights within the context of a call."""
+    tool_parser: str = "qwen3_coder"
+    """vLLM's name of the parser that reads tool calls from the output. The default suits Qwen3 and the tiny policy."""
+    reasoning_parser: str | None = None
+    """vLLM's name of the parser that separates reasoning from the answer. None, the default, means that the model
+    produces no reasoning."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
+    template's digest. Empty by default: the template's own defaults apply."""
+    restore_reasoning: bool | None = None
+    """Whether reasoning is put back that an agent omits; None, the default, means if the chat template shows it."""
+    images: Literal["placeholder", "refuse"] = "placeholder"
+    """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
+    args: list[str] = []
+    """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
+
+
+class DatasetConfig(Section):
+    """One dataset and how its columns are named."""
+
+    path: str
+    """Path of a JSONL or parquet file, or of a folder of Harbor tasks. A relative path is resolved against the
+    directory of the config file first, then against the working directory."""
+    use: Literal["train", "eval"] = "train"
+    """`train`, the default, means that groups are made from the tasks. `eval` means that the tasks are held out and
+    only evaluated."""
+    weight: Annotated[float, Field(ge=0)] | None = None
+    """Share of the groups that are made from this dataset, relative to the other weights; 0 makes none. None, the
+    default, means 1 if another training dataset has a weight, else all tasks take turns, as one list."""
+    limit: Positive | None = None
+    """Number of rows to take from the start of the file. None, the default, takes all."""
+    input_key: str = "prompt"
+    """Name of the column with the problem statement; the default is that of the bundled datasets."""
+    label_key: str = "label"
+    """Name of the column with the task's label, which names the task in reports and on the command line."""
+    metadata_key: str = "metadata"
+    """Name of the column with the task's image, working directory and grader (docs/tasks.md)."""
+
+
+class HarnessConfig(Section):
+    """Which agent program works on the tasks, and with what limits."""
+
+    name: str = "bash_agent"
+    """Name of the agent program: bash_agent, claude_code, codex, mini_swe_agent, or the import path of a class as
+    `package.module:Class`. bash_agent is the default because it needs nothing to be fetched."""
+    prompt: str | None = None
+    """Template of the user message, in which `{problem_statement}` and `{workdir}` are replaced. None, the default,
+    uses the prompt of activities/harnesses/base.py."""
+    system_prompt: str | None = None
+    """System prompt, or for claude_code a text that is appended to it. None, the default, uses the program's own."""
+    max_turns: Positive = 50
+    """Number of model calls after which the agent ends with `turn_limit`. 50 bounds the cost of an agent that loops."""
+    step_timeout_seconds: Seconds = 120
+    """Time limit of one tool call, in seconds. 120 s lets a usual test suite finish."""
+    extra_args: str | None = None
+    """Arguments appended to the agent's command line, in shell syntax. None, the default, uses the harness's own
+    (variable VIME_AGENT_CC_EXTRA_ARGS for claude_code)."""
+    extra_env: dict[str, str] = {}
+    """Environment variables of the agent's program, which override all others (variable VIME_AGENT_CC_EXTRA_ENVS for
+    claude_code). Each value is a reference `${NAME}`, which the worker looks up in secrets.env of the state directory
+    or in its environment, so that no value is stored. Empty by default."""
+    options: dict[str, Any] = {}
+    """Options that only this harness has. The harness refuses unknown ones when the run starts. Empty by default."""
+
+    def all_options(self) -> dict[str, Any]:
+        """Return `options`, with `system_prompt` among them if it is set."""
+        return self.options if self.system_prompt is None else {**self.options, "system_prompt": self.system_prompt}
+
+
+class SandboxConfig(Section):
+    """How many boxes a run uses and how large they are.
+
+    The provider and its image metadata key are set by environment variables (docs/sandboxes.md).
+    """
+
+    max_boxes: Annotated[int, Field(ge=2)] = 48
+    """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
+    below the agent slots of temporal.yaml."""
+    memory_mib: Annotated[int, Field(ge=64)] | None = None
+    """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
+    this limit and the next two."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """CPU limit of one box, in cores. None, the default, leaves it to the service (docker: no limit)."""
+    max_processes: Annotated[int, Field(ge=64)] | None = None
+    """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
+
+
+class SamplingConfig(Section):
+    """How the policy is sampled, and the token limits of one model call."""
+
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature of training rollouts; values that a client sends are ignored. 1, the default, samples from
+    the policy itself, which is what the loss assumes."""
+    max_response_tokens: Positive = 8192
+    """Largest number of tokens that one model call may sample (rollout_max_response_len)."""
+    max_context_tokens: Positive = 32768
+    """Largest number of tokens of prompt and output of one model call together (rollout_max_context_len)."""
+    min_response_tokens: Positive = 16
+    """Number of output tokens that must fit behind the prompt. A call with less room is refused as too long, because a
+    shorter answer could not hold a tool call."""
+
+
+class LossConfig(Section):
+    """The token loss and how it is averaged."""
+
+    preset: str = "icepop"
+    """Name of the token loss: grpo, dr_grpo, dapo, gspo, cispo, tis, icepop, seq_mis, sft (training/loss.py names the
+    papers), or a function as `package.module:function`. A preset also sets the defaults of clip_low, clip_high,
+    ratio_cap, reducer and training.advantage. icepop is the default because it masks tokens whose probability differs
+    between engine and learner."""
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Lower clip bound of grpo, dr_grpo, dapo and gspo: the probability ratio is kept at or above 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """Upper clip bound of grpo, dr_grpo, dapo and gspo: the probability ratio is kept at or below 1 + clip_high."""
+    mask_low: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of icepop: a token whose ratio to its recorded probability is below this gets no gradient."""
+    mask_high: Annotated[float, Field(gt=0)] = 5.0
+    """Upper bound of icepop: a token whose ratio to its recorded probability is above this gets no gradient."""
+    ratio_cap: Annotated[float, Field(gt=0)] = 5.0
+    """Upper bound of the probability ratio: of a token in tis and cispo, of a turn in seq_mis."""
+    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the policy's entropy at each trained token, subtracted from the token's loss. 0, the default, computes
+    the entropy for the metrics only."""
+    reducer: Literal["token_mean", "rollout_mean", "prompt_mean", "constant"] = "token_mean"
+    """How token losses are averaged: over all tokens of an update, over rollouts first, over groups first, or by a
+    constant divisor. token_mean, the default, gives every token the same weight."""
+    constant_tokens: Positive = 1024
+    """Divisor of the `constant` reducer, in tokens per rollout; other reducers ignore it."""
+
+
+LOSS_PRESET_VALUES: dict[str, dict[str, Any]] = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "reducer": "rollout_mean", "advantage": "std"},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "reducer": "constant", "advantage": "mean"},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "reducer": "token_mean", "advantage": "std"},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "reducer": "rollout_mean", "advantage": "std"},
+    "cispo": {"ratio_cap": 5.0, "reducer": "token_mean", "advantage": "std"},
+    "tis": {"ratio_cap": 2.0},
+    "icepop": {"mask_low": 0.5, "mask_high": 5.0},
+    "seq_mis": {"ratio_cap": 2.0},
+    "sft": {},
+}
+"""The values of each preset's paper, used for keys that the config does not set; a missing key keeps its own
+default."""
+
+
+ADVANTAGES = ("mean", "std", "leave_one_out", "batch", "shuffled")
+
+
+class TrainingConfig(Section):
+    """Steps, groups and the optimiser."""
+
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Number of steps of the run; the checkpoint of the last one is the result. 0 only evaluates the initial
+    weights."""
+    groups_per_step: Positive = 8
+    """Number of groups with signal, that is with different rewards, that one step trains on."""
+    min_groups: Positive = 1
+    """Smallest number of groups with signal that a step is planned on once `max_groups_seen` groups are ready. 1 lets a
+    run go on if most tasks are always or never solved."""
+    max_groups_seen: Positive | None = None
+    """Number of ready groups, with or without signal, after which a step is planned on fewer than `groups_per_step`.
+    None, the default, means twice `groups_per_step`."""
+    group_size: Positive = 8
+    """Number of rollouts of one task whose rewards are compared; at least 2."""
+    min_graded: Positive | None = None
+    """Smallest number of graded rollouts of a group that is trained on. None, the default, means half of `group_size`,
+    at least 2."""
+    max_replacements: Annotated[int, Field(ge=0)] = 2
+    """Number of rollouts of a group that may be replaced after they ended without a verdict. 0 replaces none."""
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Largest age of the weights that sampled a token, in steps; tokens of older weights get no loss weight. 0 means
+    synchronous training. 1, the default, lets rollouts run while a step is trained."""
+    solve_rates: tuple[Fraction, Fraction] | None = None
+    """Lower and upper bound of a task's recent mean reward; tasks outside get no group. [0.05, 0.95] leaves out tasks
+    that are always or never solved. None, the default, takes all tasks in turn."""
+    solve_rate_steps: Positive = 10
+    """Window, in steps, of the recent mean reward for `solve_rates`. A task without a group in the window is tried
+    again."""
+    updates_per_step: Positive = 1
+    """Number of optimiser updates of one step; all members of a group are in the same update. 1, the default, keeps
+    every update on-policy with respect to the step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Learning rate of AdamW after warm-up. 1e-6 suits models of some billion parameters."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Length of the linear warm-up of the learning rate, in optimiser updates. 0, the default, means none."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay. 0, the default, means none, as usual in RL fine-tuning."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Norm to which the gradient of an update is clipped."""
+    advantage: str = "mean"
+    """How advantages are computed from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
+    the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group
+    and serves as a control that must not learn."""
+    negative_weight: Fraction = 1.0
+    """Factor of every advantage below 0. 1, the default, leaves them unchanged; 0 trains only rollouts that were better
+    than their group's mean."""
+    truncated: Literal["train", "mask", "exclude"] = "train"
+    """How rollouts that a limit ended are used: `train` trains them, `mask` counts them in the baseline without loss,
+    `exclude` does neither."""
+    train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]
+    """Kinds of turns that may be trained. Auxiliary calls, such as titles, are left out by default."""
+    bin_tokens: Positive = 32768
+    """Number of tokens of one forward pass of a rank; at least `sampling.max_context_tokens`. It bounds the learner's
+    memory."""
+    packing: Literal["auto", "tree", "packed", "padded"] = "auto"
+    """How chains share a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side, `padded`
+    makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
+    workers: Positive | None = None
+    """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
+    checkpoint_every: Positive = 5
+    """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
+    steps."""
+    kept_versions: Positive | None = 4
+    """Number of published weights whose files are kept, beside step 0 and those of kept checkpoints. None keeps all."""
+    weight_transport: Literal["disk", "nccl"] = "disk"
+    """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
+    learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
+    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the learner's computation. Master weights, optimiser moments and gradient sums are always
+    float32."""
+    fp32_head: bool = False
+    """Whether logits are computed in float32 although `dtype` is not; it brings logprobs closer to the engine's. False
+    by default, because it costs memory."""
+    activation_checkpointing: bool = False
+    """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
+    computation and far less memory."""
+
+
+class EvaluationConfig(Section):
+    """When and how the held-out tasks are evaluated."""
+
+    at: list[Literal["start", "end"]] = ["start", "end"]
+    """When the held-out tasks are evaluated: before the first step, after the last one, or both, which is the
+    default."""
+    every: Positive | None = None
+    """Number of steps between further evaluations, for which training waits. None, the default, means none, because
+    each takes as long as all held-out rollouts."""
+    temperatures: list[float] = [1.0, 0.0]
+    """Temperatures of the evaluations; 0 is greedy decoding. The default compares sampled and greedy rewards."""
+    start_temperatures: list[float] = []
+    """Further temperatures of the evaluation at the start. They show what sharpening of the initial policy alone would
+    give. Empty by default."""
+    samples: Positive = 1
+    """Number of rollouts of each held-out task at those `temperatures` that are above 0. Greedy evaluations and
+    `start_temperatures` take one."""
+
+
+class GradingConfig(Section):
+    """How patches are judged and rewarded."""
+
+    reward: str = "solved"
+    """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
+    gives 1 to a solved task and 0 to any other."""
+    integrity: Literal["drop", "reject"] = "drop"
+    """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
+    without those files; `reject` gives it the verdict `rejected`."""
+    control_share: Fraction = 1.0
+    """Share of solved verdicts that control runs check; all by default, since each costs only three more grades. They
+    run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more
+    against the true ones."""
+    admission: Literal["required", "ignored"] = "required"
+    """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
+    present grader versions; `ignored` all of them."""
+
+
+class LimitsConfig(Section):
+    """Time and size limits of a rollout."""
+
+    agent_seconds: Seconds = 1800
+    """Time budget of the agent's program, in seconds of the box's clock. Time in which it waits for an engine or an
+    adapter does not count (SWE_AGENT_TIME_BUDGET_SEC)."""
+    eval_seconds: Seconds = 600
+    """Time limit of the tests of one grade, in seconds (SWE_EVAL_TIMEOUT_SEC)."""
+    guard_seconds: Seconds | None = None
+    """Time limit of all stages of a rollout together, in seconds. None, the default, means agent_seconds + eval_seconds
+    + the margin in temporal.yaml (SWE_ROLLOUT_GUARD_SEC)."""
+    stall_seconds: Seconds | None = 900
+    """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above
+    harness.step_timeout_seconds. None disables the check."""
+    workspace_seconds: Seconds = 300
+    """Time limit of a task's pre_commands, in seconds."""
+    max_patch_bytes: Positive = 5_000_000
+    """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""

@@ -1,0 +1,36 @@
+"""Arguments and results of the Evaluate workflow and its activities; the rules of `payloads.py` apply."""
+
+from ratchet.payloads import EvaluationPlan, Payload, StageOptions
+
+
+class EvaluateInput(Payload):
+    """Argument of the Evaluate workflow; the policy version must not change before it ends."""
+
+    run_id: str
+    evaluation: EvaluationPlan
+
+
+class StartedMember(Payload):
+    """A rollout of an evaluation. `task`: its label."""
+
+    rollout_id: int
+    workflow_id: str
+    task: str
+
+
+class EvaluateMembers(Payload):
+    """The rollouts of an evaluation that have no reward yet; at most `window` of them run at once."""
+
+    members: list[StartedMember]
+    harness: str
+    window: int
+    stages: dict[str, StageOptions]
+
+
+class EvaluateResult(Payload):
+    """Result of an evaluation. `solve_rate` None: no rollout has a verdict."""
+
+    label: str
+    num_rollouts: int
+    num_graded: int
+    solve_rate: float | None

@@ -1,0 +1,106 @@
+"""Statistics of an evaluation: pass@k and pass^k with intervals, and the paired comparison of two evaluations.
+
+A task's `n` verdicts, of which `c` are solved, give unbiased estimates for any k ≤ n: pass@k = 1 - C(n-c, k) / C(n, k)
+is the chance that one of k rollouts solves the task (Chen et al. 2021), and pass^k = C(c, k) / C(n, k) that all of k do
+(Yao et al. 2024). Rollouts without a verdict are no failures: they are left out, and counted. Intervals are bootstrap
+percentiles over tasks, because the rollouts of one task are not independent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+_DRAWS = 10_000
+
+
+@dataclass(slots=True, frozen=True)
+class SolvedCount:
+    """How many rollouts of a task have a verdict, and how many of these solve it."""
+
+    num_verdicts: int
+    num_solved: int
+
+
+@dataclass(slots=True, frozen=True)
+class Estimate:
+    """A mean over `num_tasks` tasks with its 95% interval; NaN without tasks."""
+
+    mean: float
+    low: float
+    high: float
+    num_tasks: int
+
+
+@dataclass(slots=True, frozen=True)
+class PairedComparison:
+    """Two evaluations on the tasks for which both have verdicts.
+
+    `difference`: of the solve rates, the second less the first. `only_first` and `only_second`: tasks that only this
+    one solves, in at least half of its rollouts; `p_value`: of McNemar's exact two-sided test on them.
+    """
+
+    difference: Estimate
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def pass_at_k(count: SolvedCount, k: int) -> float:
+    """Return the unbiased estimate of the chance that at least one of k rollouts solves the task; needs k verdicts."""
+    return 1 - comb(count.num_verdicts - count.num_solved, k) / comb(count.num_verdicts, k)
+
+
+def pass_all_k(count: SolvedCount, k: int) -> float:
+    """Return pass^k, the unbiased estimate of the chance that all of k rollouts solve the task; needs k verdicts."""
+    return comb(count.num_solved, k) / comb(count.num_verdicts, k)
+
+
+def interval(values: npt.NDArray[np.float64], seed: int = 0) -> Estimate:
+    """Return the mean and its bootstrap interval, with 10,000 seeded draws."""
+    if not len(values):
+        return Estimate(float("nan"), float("nan"), float("nan"), 0)
+    draws = np.random.default_rng(seed).integers(0, len(values), size=(_DRAWS, len(values)))
+    means = values[draws].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(values.mean()), float(low), float(high), len(values))
+
+
+def estimate_pass_at_k(counts: Iterable[SolvedCount], k: int) -> Estimate:
+    """Return pass@k over the tasks with at least k verdicts."""
+    return interval(np.array([pass_at_k(count, k) for count in counts if count.num_verdicts >= k]))
+
+
+def estimate_pass_all_k(counts: Iterable[SolvedCount], k: int) -> Estimate:
+    """Return pass^k over the tasks with at least k verdicts."""
+    return interval(np.array([pass_all_k(count, k) for count in counts if count.num_verdicts >= k]))
+
+
+def reported_ks(counts: Sequence[SolvedCount]) -> list[int]:
+    """Return the k to report: the powers of two up to the largest number of verdicts of a task, and that number."""
+    most = max((count.num_verdicts for count in counts), default=0)
+    return sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
+
+
+def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> PairedComparison:
+    """Compare two evaluations task by task."""
+    paired = [
+        (first[task], second[task])
+        for task in sorted(first.keys() & second.keys())
+        if first[task].num_verdicts and second[task].num_verdicts
+    ]
+    rates = np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
+    solved = rates >= 0.5
+    only_first = int((solved[:, 0] & ~solved[:, 1]).sum())
+    only_second = int((solved[:, 1] & ~solved[:, 0]).sum())
+    difference = interval(rates[:, 1] - rates[:, 0])
+    return PairedComparison(difference, only_first, only_second, mcnemar(only_first, only_second))
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the p-value of McNemar's exact test: of a fair coin that falls at least as unevenly."""
+    num: int = only_first + only_second
+    tail = sum(comb(num, heads) for heads in range(min(only_first, only_second) + 1))
+    return min(1.0, float(2 * tail / 2**num))

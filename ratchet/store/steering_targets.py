@@ -1,0 +1,165 @@
+"""Write what a person asks of one group or rollout: cancel it, or run it again, with the audit row.
+
+A cancelled group is cancelled in the store first, so that no step takes it even if its workflow never hears of it. A
+retried one is open in the store, and TrainRun starts the workflows of open groups. A rollout that is at work is
+cancelled by its workflow alone, which writes the outcome.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import ConfigError
+from ratchet.store import evaluations, groups, plans, runs, steering
+from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
+from ratchet.store.steering import Request, SteeringAnswer
+from ratchet.types import REWARDED_OUTCOMES, GroupState, Purpose, RunState, SteeringAction
+
+
+class TargetKind(StrEnum):
+    """What a request is about."""
+
+    GROUP = "group"
+    ROLLOUT = "rollout"
+    EVALUATION = "evaluation"
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """A group, a rollout or an evaluation. `state`: of the group, the rollout's outcome, or `ended`; None while it is
+    in flight. `id`: 0 for an evaluation, which has a label instead."""
+
+    kind: TargetKind
+    id: int
+    run_id: str
+    workflow_id: str
+    purpose: str
+    group_id: int | None
+    state: str | None
+    is_claimed: bool = True
+    label: str = ""
+
+
+async def find_target(connection: AsyncConnection, name: str) -> Target:
+    """Return the rollout with this id or workflow id, or the group or evaluation with this workflow id.
+
+    Raises ConfigError if there is none.
+    """
+    if name.startswith("evaluate/"):
+        run_id, _, label = name.removeprefix("evaluate/").partition("/")
+        ended = select(EvaluationTable.ended_at).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
+        evaluation = (await connection.execute(ended)).one_or_none()
+        if evaluation is not None:
+            state = "ended" if evaluation.ended_at is not None else None
+            return Target(TargetKind.EVALUATION, 0, run_id, name, Purpose.EVAL, None, state, label=label)
+    elif name.startswith("group/"):
+        group = select(
+            RolloutGroupTable.id, RolloutGroupTable.run_id, RolloutGroupTable.purpose, RolloutGroupTable.state
+        ).where(RolloutGroupTable.workflow_id == name)
+        found = (await connection.execute(group)).one_or_none()
+        if found is not None:
+            return Target(TargetKind.GROUP, found.id, found.run_id, name, found.purpose, found.id, found.state)
+    else:
+        rollout = select(
+            RolloutTable.id,
+            RolloutTable.run_id,
+            RolloutTable.workflow_id,
+            RolloutTable.purpose,
+            RolloutTable.group_id,
+            RolloutTable.outcome,
+            RolloutTable.owner.is_not(None).label("is_claimed"),
+        ).where(RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name)
+        row = (await connection.execute(rollout)).one_or_none()
+        if row is not None:
+            return Target(TargetKind.ROLLOUT, *row)
+    raise ConfigError(
+        f"there is no group or rollout {name!r}; name a rollout by its number in `ratchet rollouts`, or a workflow, "
+        "such as evaluate/RUN/start-t1, group/RUN/3 or rollout/RUN/3/0"
+    )
+
+
+async def record_cancel(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
+    """Cancel a group, or record that a rollout or an evaluation is cancelled; the caller then cancels its workflow."""
+    run = await _lock_run(connection, request, target)
+    if target.kind is TargetKind.GROUP:
+        if target.state == GroupState.CANCELLED:
+            return SteeringAnswer(f"{target.workflow_id} is cancelled already", changed=False)
+        if target.state not in (GroupState.OPEN, GroupState.READY):
+            raise ConfigError(f"{target.workflow_id} is {target.state}; only an open or a ready group can be cancelled")
+        await groups.cancel_group(connection, target.id)
+        text = f"{target.workflow_id} is cancelled; the run makes another group"
+    else:
+        if target.state is not None:
+            raise ConfigError(f"{target.workflow_id} has ended ({target.state})")
+        if target.kind is TargetKind.ROLLOUT and not target.is_claimed:
+            raise ConfigError(f"{target.workflow_id} has not begun; cancel its group, or wait until it has")
+        text = f"{target.workflow_id} is being cancelled"
+        text += "; another rollout replaces it in its group" if target.group_id is not None else ""
+    await steering.record(
+        connection, request, SteeringAction.CANCEL, target.workflow_id, target.state, "cancelled", run
+    )
+    return SteeringAnswer(text)
+
+
+async def record_retry(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
+    """Replace the members of a group, or one rollout, that ended without a verdict. Raises ConfigError."""
+    next_step = await _lock_run(connection, request, target)
+    if target.kind is TargetKind.EVALUATION:
+        return await _retry_evaluation(connection, request, target, next_step)
+    if target.purpose != Purpose.TRAIN or target.group_id is None:
+        raise ConfigError(
+            f"{target.workflow_id} belongs to no training group; retry its evaluation, evaluate/RUN/LABEL"
+        )
+    if target.kind is TargetKind.ROLLOUT and target.state is None:
+        raise ConfigError(f"{target.workflow_id} is in flight; `ratchet cancel {target.id}` makes its group replace it")
+    if target.state in REWARDED_OUTCOMES:
+        raise ConfigError(f"{target.workflow_id} has a verdict; `ratchet regrade {target.id}` judges its patch again")
+    run = await runs.get_run(connection, target.run_id)
+    if run is None or run.state not in (RunState.RUNNING, RunState.PAUSED):
+        raise ConfigError(f"run {target.run_id} has ended; `ratchet resume {target.run_id}` lets it go on")
+    only = target.id if target.kind is TargetKind.ROLLOUT else None
+    new = await groups.retry_members(connection, target.group_id, only)
+    if not new:
+        return SteeringAnswer(
+            f"{target.workflow_id}: nothing to retry, because each member has a verdict, is in flight or is replaced",
+            changed=False,
+        )
+    names = [member.workflow_id for member in new]
+    await steering.record(connection, request, SteeringAction.RETRY, target.workflow_id, target.state, names, next_step)
+    return SteeringAnswer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
+
+
+async def _retry_evaluation(
+    connection: AsyncConnection, request: Request, target: Target, next_step: int
+) -> SteeringAnswer:
+    """Run what has no verdict again, as long as the run's engines can serve the step that was evaluated."""
+    run = await runs.get_run(connection, target.run_id)
+    assert run is not None
+    if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
+        return SteeringAnswer(
+            f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False
+        )
+    step = await evaluations.evaluation_steps(connection, target.run_id)
+    if step[target.label] != run.step:
+        raise ConfigError(
+            f"{target.workflow_id} is of step {step[target.label]}, and run {run.run_id} is at step {run.step}; "
+            f"`ratchet evaluate {run.run_id}@{step[target.label]}` evaluates that step when the run has ended"
+        )
+    new = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
+    if not new:
+        return SteeringAnswer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
+    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+        await runs.resume_run(connection, run.run_id, allow_done=True)
+    await steering.record(
+        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(new), next_step
+    )
+    return SteeringAnswer(f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict")
+
+
+async def _lock_run(connection: AsyncConnection, request: Request, target: Target) -> int:
+    """Lock the run's row, so that no step is planned meanwhile; return the first step that is not planned."""
+    assert request.run_id == target.run_id
+    await plans.lock_run_for_planning(connection, target.run_id)
+    return await plans.newest_planned_step(connection, target.run_id) + 1

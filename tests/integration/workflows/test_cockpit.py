@@ -1,0 +1,79 @@
+"""What the Temporal UI shows of a run and of a rollout: search attributes, memo, details, summaries and queries."""
+
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHandle
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from ratchet.types import SEARCH_ATTRIBUTES
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_groups import Training, training
+
+pytestmark = pytest.mark.timeout(600)
+__all__ = ["training"]
+
+
+async def summaries(handle: WorkflowHandle[Any, Any]) -> dict[str, str]:
+    """Return the summary of each activity of a workflow, by its type."""
+    found = {}
+    for event in (await handle.fetch_history()).events:
+        if event.HasField("activity_task_scheduled_event_attributes"):
+            name = event.activity_task_scheduled_event_attributes.activity_type.name
+            payload = event.user_metadata.summary
+            found[name] = str(pydantic_data_converter.payload_converter.from_payload(payload)) if payload.data else ""
+    return found
+
+
+async def test_a_run_is_found_and_says_what_it_waits_for(training: Training, loop: Loop) -> None:
+    await loop.until(training.working, "both agents work")
+    query = f'ratchet_run = "{training.run_id}" AND WorkflowType = "TrainRun" AND ratchet_step = 0'
+    assert "ratchet_run" in SEARCH_ATTRIBUTES
+
+    async def listed() -> list[str]:
+        return [one.id async for one in loop.client.list_workflows(query)]
+
+    assert await loop.until(listed, "the run is found by its attributes") == [f"run/{training.run_id}"]
+    handle = loop.client.get_workflow_handle(f"run/{training.run_id}")
+    memo = await (await handle.describe()).memo()
+    assert (memo["state"], memo["step"], memo["steps"]) == ("running", 0, 1)
+
+    async def agents_work() -> Any:
+        status = await handle.query("state")
+        return status if "2 rollouts: agent works" in status["situation"] else None
+
+    status = await loop.until(agents_work, "the run shows what its rollouts do")
+    assert status["waits_for"] == "groups, boxes or verdicts" and status["waits_since"].endswith("UTC")
+    assert (status["state"], status["num_open_groups"]) == ("running", 1)
+    await handle.execute_update("pause", {"by": "anna", "reason": "to look"})
+
+    async def shows_pause() -> bool:
+        shown = await handle.query("state")
+        return bool(shown["state"] == "paused" and shown["waits_for"] == "a person")
+
+    await loop.until(shows_pause, "the run says that it waits for a person")
+    memo = await (await handle.describe()).memo()
+    assert (memo["state"], memo["reason"]) == ("paused", "paused by anna: to look")
+    await handle.execute_update("resume", {})
+
+
+async def test_a_rollout_shows_its_stage_and_what_it_has_given(training: Training, loop: Loop) -> None:
+    await loop.until(training.working, "both agents work")
+    handle = loop.client.get_workflow_handle((await training.rows())[0].workflow_id)
+
+    async def agent_works() -> Any:
+        status = await handle.query("state")
+        return status if status["stage"] == "agent" else None
+
+    working = await loop.until(agent_works, "the rollout shows its agent")
+    assert working["box"] and working["stage_since"].endswith("UTC") and not working["verdict"]
+    await training.let_go()
+    await loop.result(handle)
+    status = await handle.query("state")
+    assert status["stage"] == "ended as graded"
+    assert status["agent"] == "done after 1 model calls" and status["patch"] == "0 bytes"
+    assert status["verdict"].startswith("not solved")
+    shown = await summaries(handle)
+    assert working["box"] in shown["agent"] and working["box"] in shown["workspace"]
+    assert shown["diff"] == "agent: done, 1 model calls" and shown["finalise"] == status["verdict"]
+    assert "0 bytes" in shown.get("grade", "0 bytes")

@@ -1,0 +1,142 @@
+"""Evaluations at will: a run of zero steps, one that an open run makes, and what has no verdict is run again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import select
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+
+from client import evaluating, steering
+from client.evaluating import EvaluationSettings
+from ratchet.errors import ConfigError
+from ratchet.store import runs
+from ratchet.store.schema import RolloutTable
+from ratchet.types import Purpose, SteeringAction
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_groups import TASK
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Evaluated:
+    """A run with one held-out task, whose hidden test passes without a patch, and whose agents are held."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.run_id = f"evaluated-{uuid4().hex[:8]}"
+        self.handle = loop.client.get_workflow_handle(f"run/{self.run_id}")
+
+    async def begin(self, steps: int, at: list[str]) -> None:
+        await self.loop.script(*["I give up."] * 8, hold=self.run_id)
+        path = self.loop.dataset(**TASK, eval_cmd="true")
+        config = {
+            "model": str(self.loop.model),
+            "datasets": [{"path": path, "use": "eval"}, *([{"path": path}] if steps else [])],
+            "grading": {"admission": "ignored"},
+            "training": {"steps": steps, "groups_per_step": 1, "group_size": 2, "max_replacements": 0},
+            "limits": {"agent_seconds": 120, "eval_seconds": 20},
+            "evaluation": {"at": at, "temperatures": [1.0], "samples": 2},
+        }
+        await self.loop.client.start_workflow("TrainRun", {"config": config}, id=self.handle.id, task_queue="control")
+
+    async def rollouts(self, purpose: Purpose = Purpose.EVAL) -> list[Any]:
+        columns = (RolloutTable.id, RolloutTable.workflow_id, RolloutTable.outcome, RolloutTable.claimed_at)
+        statement = select(*columns).where(RolloutTable.run_id == self.run_id, RolloutTable.purpose == purpose)
+        async with self.loop.database.begin() as connection:
+            return list(await connection.execute(statement.order_by(RolloutTable.id)))
+
+    async def working(self, count: int, purpose: Purpose = Purpose.EVAL) -> list[Any]:
+        async def found() -> list[Any]:
+            rows = await self.rollouts(purpose)
+            return rows if sum(row.claimed_at is not None and row.outcome is None for row in rows) >= count else []
+
+        rows: list[Any] = await self.loop.until(found, f"{count} agents work")
+        return rows
+
+    async def state(self) -> str:
+        async with self.loop.database.begin() as connection:
+            row = await runs.get_run(connection, self.run_id)
+        assert row is not None
+        return row.state
+
+
+@pytest.fixture
+async def evaluated(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Evaluated]:
+    for name in ("RATCHET_TEMPORAL_CONFIG", "RATCHET_DATABASE_URL", "TEMPORAL_ADDRESS"):
+        if name in loop.environment:
+            monkeypatch.setenv(name, loop.environment[name])
+    found = Evaluated(loop)
+    yield found
+    await loop.release(found.run_id)
+    if (await found.handle.describe()).status is WorkflowExecutionStatus.RUNNING:
+        await found.handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):  # the next test's run is refused beside an open one
+        await loop.result(found.handle)
+
+    async def nothing_runs() -> bool:
+        rows = await found.rollouts() + await found.rollouts(Purpose.TRAIN)
+        return all(row.outcome is not None or row.claimed_at is None for row in rows)
+
+    await loop.until(nothing_runs, "every rollout has ended")
+    await loop.forget_script()
+
+
+async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Evaluated, loop: Loop) -> None:
+    await evaluated.begin(steps=0, at=["start"])
+    first, _ = await evaluated.working(2)
+    await steering.steer_target(loop.stack, SteeringAction.CANCEL, str(first.id), "anna")
+
+    async def cancelled() -> bool:
+        return (await evaluated.rollouts())[0].outcome == "cancelled"
+
+    await loop.until(cancelled, "one rollout has no verdict")
+    await loop.release(evaluated.run_id)
+    assert await loop.result(evaluated.handle) == evaluated.run_id
+    assert await evaluated.state() == "done", "a run of zero steps only evaluates"
+    report = (await evaluating.read_reports(loop.stack, evaluated.run_id))["evaluations"]["start-t1"]
+    assert (report["rollouts"], report["verdicts"], report["without_verdict"], report["solved"]) == (2, 1, 1, 1)
+    assert report["pass_at_k"]["1"]["mean"] == 1.0 and "2" not in report["pass_at_k"]
+
+    await loop.forget_script()
+    await loop.script("I give up.")
+    name = f"evaluate/{evaluated.run_id}/start-t1"
+    answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
+    assert answer.changed and "1 rollouts run instead" in answer.text
+
+    async def done_again() -> bool:
+        rows = await evaluated.rollouts()
+        return len(rows) == 3 and rows[2].outcome == "graded" and await evaluated.state() == "done"
+
+    await loop.until(done_again, "the evaluation has ended again")
+    report = (await evaluating.read_reports(loop.stack, evaluated.run_id))["evaluations"]["start-t1"]
+    assert (report["rollouts"], report["verdicts"], report["without_verdict"]) == (2, 2, 0)
+    assert report["pass_all_k"]["2"]["mean"] == 1.0
+    again = await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
+    assert not again.changed and "every rollout has a verdict" in again.text
+    same = await evaluating.compare_evaluations(loop.stack, evaluated.run_id, f"{evaluated.run_id}:start-t1")
+    assert (same["difference"]["mean"], same["p_value"]) == (0.0, 1.0)
+    with pytest.raises(ConfigError, match="it has start-t1"):
+        await evaluating.compare_evaluations(loop.stack, evaluated.run_id, f"{evaluated.run_id}:end-t1")
+
+
+async def test_an_open_run_is_evaluated_at_its_next_step_boundary(evaluated: Evaluated, loop: Loop) -> None:
+    await evaluated.begin(steps=1, at=[])
+    await evaluated.working(2, Purpose.TRAIN)
+    said: list[str] = []
+    settings = EvaluationSettings(temperatures=(0.5,), samples=2)
+
+    asking = asyncio.create_task(evaluating.run_evaluation(loop.stack, evaluated.run_id, settings, "anna", said.append))
+    await evaluated.working(2)
+    status = await evaluated.handle.query("state")
+    assert status["waits_for"] == "the evaluations asked1-t0.5" and status["num_open_groups"] >= 1
+    await loop.release(evaluated.run_id)
+    found = (await asyncio.wait_for(asking, 240))["evaluations"]
+    assert list(found) == ["asked1-t0.5"] and found["asked1-t0.5"]["step"] == 0
+    assert found["asked1-t0.5"]["pass_at_k"]["2"]["mean"] == 1.0
+    assert "asked1-t0.5" in said[0]
+    with pytest.raises(ConfigError, match="open at step 0"):
+        await evaluating.run_evaluation(loop.stack, f"{evaluated.run_id}@3", settings, "anna", said.append)

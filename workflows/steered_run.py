@@ -1,0 +1,199 @@
+"""The updates of TrainRun: what a person can ask of a run through Temporal, as `ratchet pause`, `set` and so on do.
+
+A handler only records the request, by one short activity, and wakes the workflow, which reads the run's row at its
+next decision. A validator refuses what can be refused without the store, so that a mistake is not even accepted. An
+update works as long as the workflow runs; `ratchet` asks Postgres directly and works at any time.
+"""
+
+from collections.abc import Awaitable
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.run_lifecycle import RunActivities
+    from ratchet.errors import ConfigError
+    from ratchet.payloads import RunPlan, RunView
+    from ratchet.status_payloads import RunStatus
+    from ratchet.steering import require_changeable
+    from ratchet.steering_payloads import (
+        ChangeInput,
+        ExtendInput,
+        SteerInput,
+        SteerRunInput,
+        SteerRunResult,
+        SteerTargetInput,
+        TargetInput,
+    )
+    from ratchet.types import RunState, SteeringAction, Wish
+    from workflows.activity_options import FIRST_STAGE, RUN, STEP, failure_cause, run_activity
+
+_UNKNOWN = "a Temporal client"
+_STEER_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 30})
+
+
+class SteeredRun:
+    """Base class of TrainRun: its updates, its query, the signal that wakes it, and what the UI shows of it.
+
+    State: whether a signal has come; the newest view of the run; what the workflow waits for, and since when; what its
+    memo and search attributes say.
+    """
+
+    def __init__(self) -> None:
+        self.woken = False
+        self.view: RunView | None = None
+        self.waits_for = ""
+        self.waits_since = ""
+        self.told: tuple[object, ...] = ()
+
+    @workflow.signal
+    def wake(self) -> None:
+        """Read the run's state again, because something has changed in Postgres."""
+        self.woken = True
+
+    @workflow.query(description="What the run does and waits for.")
+    def state(self) -> RunStatus:
+        view = self.view
+        run_id = workflow.info().workflow_id.removeprefix("run/")
+        if view is None:
+            return RunStatus(run_id=run_id, waits_for="its preparation")
+        return RunStatus(
+            run_id=run_id,
+            state=view.state,
+            reason=view.reason,
+            wish=view.wish,
+            step=view.step,
+            last_step=view.last_step,
+            num_open_groups=len(view.open_groups),
+            solve_rate=view.solve_rate,
+            situation=view.situation,
+            waits_for=self.waits_for,
+            waits_since=self.waits_since,
+        )
+
+    def show(self, plan: RunPlan, view: RunView) -> None:
+        """Show the run's state: the details change with each look, memo and search attributes if the step or the state
+        has changed, because each change of these is an event of the history.
+        """
+        self.view = view
+        self._show_details(plan)
+        told = (view.state, view.wish, view.step)
+        if self.told != told and workflow.patched("run-attributes"):
+            self.told = told
+            workflow.upsert_search_attributes([RUN.value_set(plan.run_id), STEP.value_set(view.step)])
+            memo = {"state": view.state, "reason": view.reason, "wish": view.wish, "step": view.step}
+            workflow.upsert_memo({**memo, "steps": view.num_steps, "solve_rate": view.solve_rate})
+
+    def is_paused(self) -> bool:
+        return self.view is not None and self.view.state is RunState.PAUSED
+
+    def wait_for(self, plan: RunPlan, what: str) -> None:
+        """Show what the workflow waits for from now on."""
+        self.waits_for = what
+        self.waits_since = workflow.now().strftime("%Y-%m-%d %H:%M:%S UTC")
+        self._show_details(plan)
+
+    def _show_details(self, plan: RunPlan) -> None:
+        view = self.view
+        if view is None:
+            return
+        paused = "paused: " if view.state is RunState.PAUSED else ""
+        wish = {Wish.DRAIN: "is drained", Wish.STOP: f"ends after step {view.last_step}"}.get(view.wish, "")
+        rate = "" if view.solve_rate is None else f", mean reward of its batch {view.solve_rate:.3f}"
+        lines = [
+            f"{paused}{view.reason}" if view.reason else "",
+            wish,
+            f"step {view.step} of {view.num_steps or plan.num_steps}{rate}: {plan.summary}",
+            f"{len(view.open_groups)} groups in flight",
+            view.situation,
+            f"waits for {self.waits_for} since {self.waits_since}" if self.waits_for else "",
+        ]
+        workflow.set_current_details("\n\n".join(line for line in lines if line))
+
+    @workflow.update(description="Start nothing new until the run is resumed; what is in flight goes on.")
+    async def pause(self, input: SteerInput) -> str:
+        return await self._steer(SteeringAction.PAUSE, input)
+
+    @workflow.update(description="Let a paused run go on, or take back the wish to drain or stop it.")
+    async def resume(self, input: SteerInput) -> str:
+        return await self._steer(SteeringAction.RESUME, input)
+
+    @workflow.update(description="Start no new groups; end when those in flight are trained, or will never be.")
+    async def drain(self, input: SteerInput) -> str:
+        return await self._steer(SteeringAction.DRAIN, input)
+
+    @workflow.update(description="End after the step that is planned, with a checkpoint.")
+    async def stop(self, input: SteerInput) -> str:
+        return await self._steer(SteeringAction.STOP, input)
+
+    @workflow.update(description='Add steps: {"steps": 50}.')
+    async def extend(self, input: ExtendInput) -> str:
+        return await self._steer(SteeringAction.EXTEND, input)
+
+    @workflow.update(name="set", description='Change config values: {"changes": {"training.max_staleness": 2}}.')
+    async def change(self, input: ChangeInput) -> str:
+        return await self._steer(SteeringAction.SET, input)
+
+    @change.validator
+    def _require_changeable(self, input: ChangeInput) -> None:
+        try:
+            for key in input.changes:
+                require_changeable(key)
+        except ConfigError as error:
+            raise ApplicationError(str(error), type="ConfigError", non_retryable=True) from None
+
+    @workflow.update(description='Cancel a group or a rollout: {"what": "rollout/RUN/3/0"}.')
+    async def cancel(self, input: TargetInput) -> str:
+        return await self._steer_target(SteeringAction.CANCEL, input)
+
+    @workflow.update(description='Run what ended without a verdict again: {"what": "group/RUN/3"}.')
+    async def retry(self, input: TargetInput) -> str:
+        return await self._steer_target(SteeringAction.RETRY, input)
+
+    async def _steer(self, action: SteeringAction, input: SteerInput) -> str:
+        """Record the request and return what it has changed. Raises ApplicationError with the reason of a refusal."""
+        request = SteerRunInput(
+            run_id=workflow.info().workflow_id.removeprefix("run/"),
+            action=action,
+            request_id=_update_id(),
+            by=input.by or _UNKNOWN,
+            reason=input.reason,
+            steps=getattr(input, "steps", 0),
+            changes=getattr(input, "changes", {}),
+        )
+        return await self._answer(run_activity(RunActivities.steer_run, request, _STEER_STAGE, summary=action))
+
+    async def _steer_target(self, action: SteeringAction, input: TargetInput) -> str:
+        request = SteerTargetInput(
+            action=action, what=input.what, request_id=_update_id(), by=input.by or _UNKNOWN, reason=input.reason
+        )
+        return await self._answer(run_activity(RunActivities.steer_target, request, _STEER_STAGE, summary=action))
+
+    async def _answer(self, asking: Awaitable[SteerRunResult]) -> str:
+        try:
+            answer = await asking
+        except ActivityError as error:
+            cause = failure_cause(error)
+            raise ApplicationError(cause.message, type=cause.kind, non_retryable=True) from None
+        self.woken = True
+        return answer.text
+
+
+def _update_id() -> str:
+    update = workflow.current_update_info()
+    assert update is not None, "called by an update"
+    return update.id
+
+
+def final_state(view: RunView) -> RunState:
+    """Return how a run ends that has trained its last step."""
+    if view.wish is Wish.STOP and view.last_step is None:  # a worker of a version that ends such a run as cancelled
+        return RunState.CANCELLED
+    return RunState.DONE if view.last_step == view.num_steps else RunState.STOPPED
+
+
+def reason_of_end(view: RunView) -> str:
+    """Return why the run ends before its last step; empty if it does not."""
+    if view.last_step == view.num_steps:
+        return ""
+    return f"{'stopped' if view.wish is Wish.STOP else 'drained'} after step {view.step} of {view.num_steps}"
