@@ -41,6 +41,8 @@ def test_precedence(path: Path) -> None:
     ("override", "named"),
     [
         ("training.stepz=3", "training.stepz: there is no such key; did you mean training.steps?"),
+        ("sampling.top_p=0.9", "sampling.top_p: there is no such key: it would sample from another distribution"),
+        ("engine.args=[--logits-processors=x]", "engine.args: --logits-processors=x is refused"),
         ("training.steps=0", "training.steps: Input should be greater than 0 (got 0)"),
         (
             "training.steps={a} b",
