@@ -57,6 +57,17 @@ async def live(thinking: str, engine: ScriptedEngine, opened: Opened) -> str:
     return thinking
 
 
+@pytest.fixture
+async def with_tools(postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened) -> AsyncIterator[str]:
+    """An adapter that parses tool calls, and has imported its parser."""
+    async with adapter_here(adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder")) as address:
+        await engine.say("ready")
+        body = {"messages": [{"role": "user", "content": "warm up"}], "tools": CHAT_TOOLS}
+        async with httpx.AsyncClient(headers={"x-api-key": opened.token}, timeout=300) as http:
+            await http.post(address + "/v1/chat/completions", json=body)
+        yield address
+
+
 async def script(engine: ScriptedEngine, output: str = OUTPUT, until: str = "Looking around", **more: Any) -> None:
     """Let the engine wait after the token that completes `until`."""
     ids = engine.ids(output)
@@ -131,7 +142,7 @@ async def test_responses_are_seen_while_they_are_sampled(live: str, engine: Scri
 
 
 async def test_the_next_engine_continues_what_a_client_has_seen(
-    live: str, opened: Opened, database: Database, renderer: Renderer, engine: ScriptedEngine
+    adapter: str, opened: Opened, database: Database, renderer: Renderer, engine: ScriptedEngine
 ) -> None:
     """Every token is stored as it was sampled; those of the dead engine, whose weights are unknown, have no version."""
     async with database.begin() as conn:
@@ -140,7 +151,7 @@ async def test_the_next_engine_continues_what_a_client_has_seen(
         mortal = await register(database, renderer, address, process)
         ids = mortal.ids("one two three four")
         await mortal.script({"ids": ids, "die": True, "at": 5})
-        async with chat_client(live, opened.token) as client:
+        async with chat_client(adapter, opened.token) as client:
             asking = asyncio.create_task(stream_text(client, "continue"))
             await asyncio.to_thread(process.wait)
             other = await register(database, renderer, *other_process, " and more")
@@ -148,7 +159,7 @@ async def test_the_next_engine_continues_what_a_client_has_seen(
                 await engines.set_engine_gone(conn, mortal.id)
             assert await asking == renderer.tokenizer.decode(ids[:5]) + " and more"
         (call,) = (await other.seen())["calls"]
-    row = (await opened.wait_delivered(2))[-1]
+    (row,) = await opened.wait_delivered(1)
     whole = ids[:5] + other.ids(" and more")
     assert ids_from_bytes(row.sampled_ids).tolist() == whole and row.engine_id == other.id and row.logprobs_valid
     assert call["ids"][-5:] == ids[:5] and call["sampling"]["max_tokens"] == 95
@@ -186,21 +197,21 @@ async def half_answer(address: str, token: str, question: str, until: str) -> As
 
 
 async def test_a_client_that_lost_half_an_answer_gets_the_same_tokens(
-    live: str, engine: ScriptedEngine, opened: Opened
+    adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     await script(engine, "one two three four five", until="one two")
-    async with half_answer(live, opened.token, "lost", "one"):
+    async with half_answer(adapter, opened.token, "lost", "one"):
         pass
     async with asyncio.timeout(300):
         while (await opened.turns())[-1].lease_owner is not None:
             await asyncio.sleep(0.02)
-    async with chat_client(live, opened.token) as client:
+    async with chat_client(adapter, opened.token) as client:
         again = asyncio.create_task(stream_text(client, "lost"))
         while (await opened.turns())[-1].lease_owner is None:
             await asyncio.sleep(0.02)
         await engine.release("gate")
         assert await again == "one two three four five"
-    assert len((await engine.seen())["calls"]) == 2 and len(await opened.wait_delivered(2)) == 2
+    assert len((await engine.seen())["calls"]) == 1 and len(await opened.wait_delivered(1)) == 1
 
 
 async def test_half_an_answer_of_a_killed_adapter_is_stored_nowhere(
@@ -251,11 +262,11 @@ async def test_a_stream_whose_row_another_process_has_completed_fails_and_its_re
 
 
 async def test_what_is_decided_at_the_end_is_right_in_a_stream(
-    live: str, engine: ScriptedEngine, opened: Opened
+    with_tools: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     """A stop sequence, a call that is none, one call of two, a format that is violated."""
     await engine.say("one STOP two", "Look.\n" + CALL[:60], f"Look.\n{CALL}\n{CALL}", "no JSON")
-    async with anthropic_client(live, opened.token) as client:
+    async with anthropic_client(with_tools, opened.token) as client:
 
         async def ask_for(number: int, **fields: Any) -> anthropic.types.Message:
             asked: Any = [{"role": "user", "content": f"go {number}"}]
