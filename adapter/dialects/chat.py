@@ -86,7 +86,7 @@ class ChatDialect:
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
-        lane = headers.get("x-claude-code-agent-id", "")
+        lane = _lane(headers)
         return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
@@ -173,6 +173,13 @@ class ChatStream:
 
 
 # ---------------------------------------------------------------- messages
+
+
+def _lane(headers: Mapping[str, str]) -> str:
+    """Claude Code names its sub-agents; OpenCode names the session of each, and of its parent."""
+    if headers.get("x-parent-session-id"):
+        return headers.get("x-session-id", "")
+    return headers.get("x-claude-code-agent-id", "")
 
 
 def _message(value: dict[str, Any], where: str) -> Message:

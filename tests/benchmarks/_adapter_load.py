@@ -263,6 +263,14 @@ async def _arrive(found: Rig, agents: list[Agent], per_second: float, seconds: f
 
 
 async def _rows(found: Rig) -> dict[int, list[Any]]:
+    """All rows by session, after the newest deliveries were recorded."""
+    async with asyncio.timeout(30):
+        undelivered = "SELECT count(*) FROM turn WHERE state = 'completed' AND NOT delivered"
+        while True:
+            async with found.database.begin() as conn:
+                if not (await conn.exec_driver_sql(undelivered)).scalar_one():
+                    break
+            await asyncio.sleep(0.05)
     columns = (
         TurnTable.id,
         TurnTable.session_id,
