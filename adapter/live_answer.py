@@ -128,7 +128,8 @@ class LiveAnswer:
             self._changed = None
 
     def _decode(self) -> None:
-        ids, self._new_ids = self._new_ids, []
+        ids = self._new_ids
+        self._new_ids = []
         for one in ids:
             if one in self._stop_ids:
                 return
@@ -165,10 +166,14 @@ class LiveAnswer:
                 return False
             self._part = _Part.THINKING if found.group() == self._marks.think_end else _Part.REST
             return True
-        shown = self._add(certain.rstrip())
-        space = certain[shown:]
-        self._hidden = self._hidden[shown:]
-        if found is None or self._part is _Part.REST:
+        certain_text = certain.rstrip()
+        if self._is_stripped(certain_text):
+            self._part = _Part.REST
+            return False
+        self._add(certain_text)
+        space = certain[len(certain_text) :]
+        self._hidden = self._hidden[len(certain_text) :]
+        if found is None:
             return False
         if self._part is _Part.THINKING and found.group() == self._marks.think_end:
             self.thinking += "" if self._marks.strips_thinking else space.rstrip("\n")
@@ -188,17 +193,21 @@ class LiveAnswer:
             self._part = self._unmarked_part()
         return True
 
-    def _add(self, certain: str) -> int:
-        """Show a text without white space at its end; return how many of its characters are dealt with."""
+    def _is_stripped(self, text: str) -> bool:
+        """Whether this beginning of the text has white space that is left out if a tool call follows."""
+        if self._part is not _Part.TEXT or self.text or not self._strips:
+            return False
+        return self._without_newlines(text)[:1].isspace()
+
+    def _without_newlines(self, text: str) -> str:
+        return text if self._marks.think_start is None else text.lstrip("\n")
+
+    def _add(self, text: str) -> None:
+        """Show a text without white space at its end."""
         if self._part is _Part.THINKING:
-            self.thinking += certain if self.thinking else certain.lstrip("\n")
-            return len(certain)
-        shown = certain if self.text or self._marks.think_start is None else certain.lstrip("\n")
-        if not self.text and self._strips and shown[:1].isspace():
-            self._part = _Part.REST
-            return 0
-        self.text += shown
-        return len(certain)
+            self.thinking += text if self.thinking else text.lstrip("\n")
+        else:
+            self.text += text if self.text else self._without_newlines(text)
 
     def _num_open(self) -> int:
         """Length of the longest end of the hidden text that may be the beginning of a mark."""

@@ -100,11 +100,10 @@ def generate_body(
     """Return the body of a request to the token route; the ids come last and are copied once."""
     # A version's name has characters that vLLM refuses in a salt.
     salt = {"cache_salt": blake2b(cache_salt.encode(), digest_size=16).hexdigest()} if cache_salt else {}
-    params = sampling.wire()
-    if stream:
-        params["stream_interval"] = _STREAM_INTERVAL_TOKENS
-        salt["stream_options"] = {"include_usage": True}
-    head = orjson.dumps({"request_id": request_id, "sampling_params": params, "stream": stream, **salt})
+    interval = {"stream_interval": _STREAM_INTERVAL_TOKENS} if stream else {}
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    params = sampling.wire() | interval
+    head = orjson.dumps({"request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt})
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 

@@ -12,6 +12,7 @@ them, so they get no version, and are not trained.
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -202,7 +203,7 @@ class TurnGenerator:
             if engine.id != recorded_engine_id:
                 # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id
-                await self._outage.hold(lambda engine_id=engine.id: self._note_engine(turn_id, engine_id))
+                await self._outage.hold(partial(self._note_engine, turn_id, engine.id))
             if await self._ask(engine, call):
                 return _SampledOutput(sampled.generation(), engine.id)
             known = await self._outage.hold(lambda: self._known(turn_id))

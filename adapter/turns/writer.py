@@ -4,8 +4,7 @@ No call continues before its commit.
 
 A commit costs the same for one row as for twenty, and a thousand sessions share one disk. Writes are never delayed to
 fill a batch: the first one is written at once, and those that arrive during its commit form the next batch. A session
-that is locked (a seal) does not delay the others either: its writes are repeated in a transaction of their own. Only
-records of deliveries, for which no client waits, are written with the next write, or a moment later if there is none.
+that is locked (a seal) does not delay the others either: its writes are repeated in a transaction of their own.
 """
 
 import asyncio
@@ -19,9 +18,6 @@ from ratchet.store.database import Database
 from ratchet.store.turns import CompletedTurn, NewTurn
 
 _MAX_BATCH = 64
-_DELIVERY_SECONDS = 0.2
-"""How long the record of a delivery may wait for another write. A kill in that time costs the turn its training, unless
-a later prompt has its answer."""
 _BUSY = object()
 
 
@@ -39,7 +35,6 @@ class TurnWriter:
         self._queue: list[_Write] = []
         self._task: asyncio.Task[None] | None = None
         self._waiting_for_locks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
 
     async def open(self, turn: NewTurn) -> int | None:
         """Insert a row and return its id; None if the session is closed or a row with the same (digest, ordinal)
@@ -59,18 +54,9 @@ class TurnWriter:
     async def _write(self, value: NewTurn | CompletedTurn | int) -> Any:
         write = _Write(value, asyncio.get_running_loop().create_future())
         self._queue.append(write)
-        if not isinstance(value, int):
-            self._begin()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_DELIVERY_SECONDS, self._begin)
-        return await write.result
-
-    def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain())
+        return await write.result
 
     async def _drain(self) -> None:
         while self._queue:

@@ -110,7 +110,8 @@ async def test_chat_is_seen_while_it_is_sampled(live: str, engine: ScriptedEngin
             thinking += getattr(delta, "reasoning_content", None) or ""
             text += delta.content or ""
             for call in delta.tool_calls or []:
-                calls[call.index] = calls.get(call.index, "") + call.function.arguments  # type: ignore[union-attr, operator]
+                function: Any = call.function
+                calls[call.index] = calls.get(call.index, "") + function.arguments
             if "Looking around" in text and not calls:
                 assert thinking == "first look"
                 await engine.release("gate")
