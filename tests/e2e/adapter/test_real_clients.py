@@ -90,9 +90,11 @@ async def test_a_dropped_stream_is_retried_by_the_client_and_answered_once(
     assert len((await testbed.engine.seen())["calls"]) == 2
 
 
-@CLIS
+@pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX], ids=["claude_code", "codex"])
 async def test_a_full_context_is_recognised(cli: Cli, testbed: Testbed, directory: Path) -> None:
-    """The program ends because of it, the harness recognises that exit, and no turn was made."""
+    """The program ends because of it, the harness recognises that exit, and no turn was made. OpenCode compacts
+    instead.
+    """
     opened = await testbed.open(max_context_tokens=3000)
     running = start(cli, testbed.address, opened.token, directory)
     events = await running.end()
