@@ -30,7 +30,9 @@ class ProcessLease:
         """
         if self._began:
             return
-        await self._renew()
+        async with self._database.begin() as conn:
+            await adapters.forget_ended_processes(conn)
+            await adapters.renew_process_lease(conn, self._process_id, self._lease_seconds)
         self._began = True
         if self._task is None:
             self._task = asyncio.create_task(self._keep())
@@ -51,13 +53,10 @@ class ProcessLease:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             try:
-                await self._renew()
+                async with self._database.begin() as conn:
+                    await adapters.renew_process_lease(conn, self._process_id, self._lease_seconds)
             except StoreUnavailableError as error:
                 _LOG.warning("lease not renewed", reason=str(error))
-
-    async def _renew(self) -> None:
-        async with self._database.begin() as conn:
-            await adapters.renew_process_lease(conn, self._process_id, self._lease_seconds)
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

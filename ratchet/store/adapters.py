@@ -45,10 +45,14 @@ def adapters_away_seconds() -> ColumnElement[Any]:
 
 
 async def renew_process_lease(connection: AsyncConnection, process_id: str, seconds: float) -> None:
-    """Let this process's lease last `seconds` from now, and forget processes that ended long ago."""
+    """Let this process's lease last `seconds` from now."""
     until = func.now() + timedelta(seconds=seconds)
     renewed = insert(AdapterProcessTable).values(id=process_id, alive_until=until)
     await connection.execute(renewed.on_conflict_do_update(index_elements=["id"], set_={"alive_until": until}))
+
+
+async def forget_ended_processes(connection: AsyncConnection) -> None:
+    """Delete the leases of processes that were killed long ago."""
     ended = AdapterProcessTable.alive_until < func.now() - _FORGOTTEN_AFTER
     await connection.execute(delete(AdapterProcessTable).where(ended))
 
