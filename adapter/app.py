@@ -4,19 +4,24 @@
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from adapter.auth import SessionAuth
-from adapter.dialects.base import Dialect, Failure
+from adapter.conversation import RequestOptions
+from adapter.dialects.base import Dialect, Failure, asks_for_stream
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
@@ -30,15 +35,18 @@ from adapter.replies import (
     BodyTooLargeError,
     FailureReply,
     FailureStream,
+    HeldReply,
     JsonReply,
     SlowBodyError,
     StreamReply,
     classify,
 )
 from adapter.settings import AdapterSettings
-from adapter.turns.capture import Capture
+from adapter.store_outage import StoreOutage
+from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
+from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 
@@ -52,9 +60,10 @@ class _Parts:
     capture: Capture
     router: EngineRouter
     parser: VllmParsers
+    outage: StoreOutage
 
 
-def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI:
+def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlette:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
     Raises ConfigError if the tokenizer or the template cannot be used.
@@ -62,52 +71,39 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
     renderer = Renderer(settings.model_path, settings.template_kwargs)
     router = EngineRouter(database)
     parser = VllmParsers(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
+    outage = StoreOutage(database)
     parts = _Parts(
         settings,
         SessionAuth(database),
-        Capture(settings, database, renderer, OutputParser(renderer, parser), router),
+        Capture(settings, database, renderer, OutputParser(renderer, parser), router, outage),
         router,
         parser,
+        outage,
     )
-    app = FastAPI(lifespan=lambda _: _lifespan(parts, database), openapi_url=None, docs_url=None, redoc_url=None)
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return await _call(parts, chat, request)
-
-    @app.post("/v1/messages")
-    async def anthropic_messages(request: Request) -> Response:
-        return await _call(parts, messages, request)
-
-    @app.post("/v1/responses")
-    async def openai_responses(request: Request) -> Response:
-        return await _call(parts, responses, request)
-
-    @app.post("/v1/messages/count_tokens")
-    async def count_tokens(request: Request) -> Response:
-        return await _count(parts, messages, request)
-
-    @app.post("/v1/responses/input_tokens")
-    async def count_input_tokens(request: Request) -> Response:
-        return await _count(parts, responses, request)
-
-    @app.get("/v1/models")
-    @app.get("/v1/models/{name}")
-    async def models(request: Request) -> Response:
-        return await _models(parts, request)
-
-    @app.exception_handler(HTTPException)
-    async def unknown_route(request: Request, error: HTTPException) -> Response:
+    async def unknown_route(request: Request, error: Exception) -> Response:
         is_messages = "anthropic-version" in request.headers or request.url.path.startswith("/v1/messages")
-        sentence = f"unknown route: {request.method} {request.url.path[:200]} is not served here ({error.detail})"
+        detail = error.detail if isinstance(error, HTTPException) else ""
+        sentence = f"unknown route: {request.method} {request.url.path[:200]} is not served here ({detail})"
         return FailureReply(messages if is_messages else chat, Failure.UNKNOWN_ROUTE, sentence)
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    return app
+    routes = [
+        Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
+        Route("/v1/messages", partial(_call, parts, messages), methods=["POST"]),
+        Route("/v1/responses", partial(_call, parts, responses), methods=["POST"]),
+        Route("/v1/messages/count_tokens", partial(_count, parts, messages), methods=["POST"]),
+        Route("/v1/responses/input_tokens", partial(_count, parts, responses), methods=["POST"]),
+        Route("/v1/models", partial(_models, parts)),
+        Route("/v1/models/{name}", partial(_models, parts)),
+        Route("/health", health),
+    ]
+    return Starlette(
+        routes=routes, lifespan=lambda _: _lifespan(parts, database), exception_handlers={HTTPException: unknown_route}
+    )
 
 
 @asynccontextmanager
@@ -133,25 +129,46 @@ def _load_parsers(parser: VllmParsers) -> None:
 
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
-    try:
+    async def start() -> PendingCall:
         row = await parts.auth.authenticate(request.headers)
-        call = await parts.capture.start(row, await _body(parts, request), dialect, request.headers)
-    except PromptTooLongError as error:
-        if dialect.too_long_in_stream and error.options.stream:
-            return FailureStream(dialect.stream(error.options), *classify(error))
-        return FailureReply(dialect, *classify(error))
-    # `classify` records it, and the client gets an error in the vendor's form. On SIGTERM uvicorn cancels all requests.
+        return await parts.capture.start(row, body, dialect, request.headers)
+
+    reply = partial(_reply, parts, dialect)
+    try:
+        with contextlib.suppress(StoreUnavailableError):  # then the request is read before its token is known
+            await parts.auth.authenticate(request.headers)
+        body = await _body(parts, request)
+        return reply(await start())
+    except StoreUnavailableError:
+        streams = asks_for_stream(body)
+        return HeldReply(
+            parts.outage.hold(start), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds
+        )
     except (Exception, asyncio.CancelledError) as error:
-        return FailureReply(dialect, *classify(error))
-    reply = StreamReply if call.options.stream else JsonReply
-    return reply(parts.capture, dialect, call, parts.settings.ping_seconds)
+        return reply(error)
+
+
+def _reply(parts: _Parts, dialect: Dialect, outcome: PendingCall | BaseException, in_stream: bool = False) -> Response:
+    """The response to a call that has begun, or to one that failed. `in_stream`: a stream has begun already.
+
+    `classify` records the error, and the client gets it in the vendor's form. On SIGTERM uvicorn cancels all requests.
+    """
+    match outcome:
+        case PendingCall():
+            kind = StreamReply if outcome.options.stream else JsonReply
+            return kind(parts.capture, dialect, outcome, parts.settings.ping_seconds)
+        case PromptTooLongError() if dialect.too_long_in_stream and outcome.options.stream:
+            return FailureStream(dialect.stream(outcome.options), *classify(outcome))
+    if in_stream:
+        return FailureStream(dialect.stream(RequestOptions(dialect.name)), *classify(outcome))
+    return FailureReply(dialect, *classify(outcome))
 
 
 async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
-        row = await parts.auth.authenticate(request.headers)
+        row = await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
         body = await _body(parts, request)
-        number = await parts.capture.count_tokens(row, body, dialect, request.headers)
+        number = await parts.outage.hold(lambda: parts.capture.count_tokens(row, body, dialect, request.headers))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
@@ -161,7 +178,7 @@ async def _models(parts: _Parts, request: Request) -> Response:
     """The one model, alone or in a list, with the fields of both vendors; each SDK reads its own."""
     dialect: Dialect = MessagesDialect() if "anthropic-version" in request.headers else ChatDialect()
     try:
-        row = await parts.auth.authenticate(request.headers)
+        row = await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
     except Exception as error:
         return FailureReply(dialect, *classify(error))
     name = row.model
@@ -198,7 +215,7 @@ async def serve_adapter(settings: AdapterSettings) -> None:
 
     # No debug lines: one per turn would cost as much as a turn.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-    database = Database(settings.database_url, settings.pool_size)
+    database = Database(settings.database_url, settings.pool_size, check_connections=False)
     try:
         await wait_for_schema(database)
         app = create_adapter_app(settings, database)

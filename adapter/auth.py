@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow, find_session, token_hash
 from ratchet.types import SessionState
@@ -29,7 +30,8 @@ class _CachedSession:
 class SessionAuth:
     """Tokens are looked up by their sha256, so that the time of a look-up reveals nothing about a token.
 
-    Open sessions are cached for a minute. If one is closed meanwhile, the store refuses to open its next turn.
+    Open sessions are cached for a minute, and longer while the store is unavailable. If one is closed meanwhile, the
+    store refuses to open its next turn.
     """
 
     def __init__(self, database: Database) -> None:
@@ -39,14 +41,19 @@ class SessionAuth:
     async def authenticate(self, headers: Mapping[str, str]) -> SessionRow:
         """Return the session of a request's token.
 
-        Raises UnauthorisedError, or StoreUnavailableError if the store is needed and unavailable.
+        Raises UnauthorisedError, or StoreUnavailableError if the token was never seen and the store is unavailable.
         """
         digest = token_hash(_token(headers))
         cached = self._cache.get(digest)
         if cached is not None and cached.expires_at > time.monotonic():
             return cached.row
-        async with self._database.begin() as conn:
-            row = await find_session(conn, digest)
+        try:
+            async with self._database.begin() as conn:
+                row = await find_session(conn, digest)
+        except StoreUnavailableError:
+            if cached is not None:
+                return cached.row
+            raise
         if row is None or row.state is not SessionState.OPEN:
             self._cache.pop(digest, None)
             raise UnauthorisedError

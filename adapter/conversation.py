@@ -66,6 +66,19 @@ class Message:
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
 
 
+class ShownText(NamedTuple):
+    """What a stream has of an answer's thinking and text. Text follows only after all of the thinking."""
+
+    thinking: str = ""
+    text: str = ""
+
+    def begins(self, answer: Message) -> bool:
+        """Whether the answer begins with what was shown."""
+        if self.text and answer.reasoning != self.thinking:
+            return False
+        return answer.reasoning.startswith(self.thinking) and answer.text.startswith(self.text)
+
+
 class NamespacedName(NamedTuple):
     """A tool of a namespace: the model sees both names as one (`flat`), the client gets them apart."""
 

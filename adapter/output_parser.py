@@ -16,14 +16,17 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import orjson
+import structlog
 
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall
+from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.structured_output import matches_schema, violation_of
 from adapter.vllm_parsers import ParsedText, VllmParsers
 from ratchet.store.arrays import Ids
 
+_LOG = structlog.get_logger("ratchet.adapter")
 _THREAD_FROM_TOKENS = 500  # decoding fewer a dozen times takes a few milliseconds
 
 
@@ -53,6 +56,28 @@ class OutputParser:
     def __init__(self, renderer: Renderer, parsers: VllmParsers) -> None:
         self._renderer = renderer
         self._parsers = parsers
+        self._shows_live = True
+
+    def live_answer(self, request: ParsedRequest) -> LiveAnswer | None:
+        """Return what a stream shows while the answer is sampled; None if nothing can be shown."""
+        marks = self._parsers.marks
+        if marks is None or not self._shows_live:
+            return None
+        options = request.options
+        has_tools = (
+            self._parsers.tool_parser is not None and bool(request.preamble.tools) and options.tool_choice != "none"
+        )
+        tokenizer = self._renderer.tokenizer.plain
+        return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools)
+
+    def check_live(self, live: LiveAnswer | None, message: Message) -> None:
+        """Show no answers any more before they are known if one does not begin with what was shown of it."""
+        if live is not None and self._shows_live and not live.shown.begins(message):
+            self._shows_live = False
+            _LOG.error(
+                "an answer differs from what was streamed of it; streams have answers in one piece from now on",
+                shown="".join(live.shown)[-200:],
+            )
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         return self._renderer.tokenizer.decode(ids)

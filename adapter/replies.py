@@ -1,16 +1,17 @@
-"""Write a call's answer to the socket: pings while the model generates, the answer only after its commit.
+"""Write a call's answer to the socket: pings and what can be shown while it is sampled, its end only after its commit.
 
 Only a delivered turn is trained. Delivered means that the answer's last byte was handed to the transport; whether the
 client has received it is unknown.
 """
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
@@ -34,6 +35,10 @@ class BodyTooLargeError(Exception):
 
 class SlowBodyError(Exception):
     """The request did not arrive within `body_seconds`."""
+
+
+class OtherAnswerError(Exception):
+    """The stored answer does not begin with what the client has seen: another process has sampled it anew."""
 
 
 class ClassifiedFailure(NamedTuple):
@@ -69,7 +74,7 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
         case ClientDisconnect():
             return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
-        case StoreUnavailableError() | asyncio.CancelledError():
+        case StoreUnavailableError() | OtherAnswerError() | asyncio.CancelledError():
             return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
     _LOG.error("request failed", exc_info=error)
     return ClassifiedFailure(Failure.INTERNAL, f"internal error: {type(error).__name__}")
@@ -107,14 +112,18 @@ class _CallReply(Response):
 
     async def wait(self, send: Send, disconnected: "asyncio.Task[None]") -> None:
         while not self.call.task.done() and not disconnected.done():
-            ready, _ = await asyncio.wait(
-                {self.call.task, disconnected}, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            await self.show(send)
+            waited: set[asyncio.Future[Any]] = {self.call.task, disconnected}
+            if self.call.client.live is not None:
+                waited.add(self.call.client.live.changed())
+            ready, _ = await asyncio.wait(waited, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED)
             if not ready:
                 await self.ping(send)
 
     async def end(self, send: Send) -> None:
         error = asyncio.CancelledError() if self.call.task.cancelled() else self.call.task.exception()
+        if error is None and not self.begins_with_shown(self.call.task.result()):
+            error = OtherAnswerError()
         if error is not None:
             await self.fail(send, *classify(error))
             await self.capture.detach(self.call)
@@ -128,6 +137,12 @@ class _CallReply(Response):
 
     async def ping(self, send: Send) -> None:
         raise NotImplementedError
+
+    async def show(self, send: Send) -> None:
+        """Write what can be shown of the answer by now."""
+
+    def begins_with_shown(self, answer: Answer) -> bool:
+        return True
 
     async def finish(self, send: Send, answer: Answer) -> None:
         raise NotImplementedError
@@ -145,6 +160,16 @@ class StreamReply(_CallReply):
 
     async def ping(self, send: Send) -> None:
         await _write(send, self.stream.ping(), more=True)
+
+    async def show(self, send: Send) -> None:
+        client = self.call.client
+        if client.live is not None and client.turn_id is not None:
+            shown = client.live.shown
+            if data := self.stream.growth(client.turn_id, shown.thinking, shown.text):
+                await _write(send, data, more=True)
+
+    def begins_with_shown(self, answer: Answer) -> bool:
+        return self.stream.shown.begins(answer.message)
 
     async def finish(self, send: Send, answer: Answer) -> None:
         await _write(send, self.stream.closing(answer), more=False)
@@ -168,6 +193,63 @@ class JsonReply(_CallReply):
     async def fail(self, send: Send, failure: Failure, message: str) -> None:
         status, body = self.dialect.failure(failure, message)
         await _write_response(send, status, body)
+
+
+class HeldReply(Response):
+    """Hold a call that has not begun because the store is unavailable, then reply as to any other.
+
+    `starting` begins the call; `reply` makes the response from its result or its error. A client that `streams` gets
+    comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet.
+    """
+
+    def __init__(
+        self,
+        starting: Coroutine[Any, Any, PendingCall],
+        reply: Callable[[PendingCall | BaseException], Response],
+        streams: bool,
+        ping_seconds: float,
+    ) -> None:
+        self.background = None
+        self._starting = starting
+        self._reply = reply
+        self._streams = streams
+        self._ping_seconds = ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        starting = asyncio.create_task(self._starting)
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            if self._streams:
+                await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+            while not starting.done() and not disconnected.done():
+                ready, _ = await asyncio.wait(
+                    {starting, disconnected}, timeout=self._ping_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._streams and not ready:
+                    await _write(send, b": waiting for the store\n\n", more=True)
+            outcome: PendingCall | BaseException | None = None if not starting.done() else _outcome(starting)
+        except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM
+            outcome = stopped
+        finally:
+            starting.cancel()
+            disconnected.cancel()
+        if outcome is not None:
+            await self._reply(outcome)(scope, receive, _without_start(send) if self._streams else send)
+
+
+def _outcome(starting: "asyncio.Task[PendingCall]") -> PendingCall | BaseException:
+    error = starting.exception()
+    return starting.result() if error is None else error
+
+
+def _without_start(send: Send) -> Send:
+    """Send all of a response but its status and headers, which the client has already."""
+
+    async def send_rest(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            await send(message)
+
+    return send_rest
 
 
 class FailureReply(Response):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from adapter.conversation import Tool
+from adapter.live_answer import OutputMarks
 from ratchet.errors import ConfigError
 
 _THREAD_FROM_CHARS = 20_000
@@ -20,6 +21,8 @@ _MAX_TOOL_SETS = 256
 
 
 class _Parsers(Protocol):
+    marks: OutputMarks | None
+
     def split(self, text: str, tools: Sequence[Tool]) -> "ParsedText": ...
 
 
@@ -75,6 +78,13 @@ class VllmParsers:
         """Whether no call has to wait for the import any more."""
         return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
 
+    @property
+    def marks(self) -> OutputMarks | None:
+        """The marks at which the parsers act; None if they are not known, or not yet."""
+        if self.tool_parser is None and self.reasoning_parser is None:
+            return OutputMarks()
+        return None if self._parsers is None else self._parsers.marks
+
     async def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         """Split a sampled text. Tool calls are parsed only if there are `tools`."""
         if (self.tool_parser is None or not tools) and self.reasoning_parser is None:
@@ -122,6 +132,25 @@ class _ImportedParsers:
         self._template_kwargs = template_kwargs
         self._request_class = ChatCompletionRequest
         self._tool_param_class = ChatCompletionToolsParam
+        self.marks = self._find_marks()
+
+    def _find_marks(self) -> OutputMarks | None:
+        """Ask the parsers for their marks, and try how they take an output that begins without one."""
+        others = tuple(self._tokenizer.get_added_vocab())
+        tool_marks = () if self._tool_class is None else _tool_marks(self._tool_class(self._tokenizer, []))
+        if self._reasoning_class is None:
+            return OutputMarks(tool_marks=tool_marks, others=others)
+        parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
+        start, end = parser.reasoning_start_str, parser.reasoning_end_str
+        if not start or not end:
+            return None
+        request = self._vllm_tools(()).request
+        begins_thinking: bool | None = bool(parser.extract_reasoning("a", request)[0])
+        changed_later = f"a{start}b" if begins_thinking else f"a{end}b"
+        if (parser.extract_reasoning(changed_later, request)[0] or "").startswith("a") is not begins_thinking:
+            begins_thinking = None
+        strips_thinking = not (parser.extract_reasoning(f"{start}a {end}b", request)[0] or "").endswith(" ")
+        return OutputMarks(start, end, begins_thinking, strips_thinking, tool_marks, others)
 
     def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         known = self._vllm_tools(tools)
@@ -158,3 +187,15 @@ class _ImportedParsers:
             while len(self._known_tools) > _MAX_TOOL_SETS:
                 self._known_tools.popitem(last=False)
         return known
+
+
+def _tool_marks(parser: Any) -> tuple[str, ...] | None:
+    """Return the texts at which a tool parser of vLLM may see a call begin, None if they cannot be told."""
+    config = getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
+    if config is None:
+        names = [getattr(parser, name, None) for name in ("tool_call_start_token", "tool_calls_start_token")]
+        return tuple(one for one in names if isinstance(one, str) and one) or None
+    outside = [terminal for state, terminal in config.transitions if state.name in ("CONTENT", "REASONING")]
+    spellings = [config.terminals[one] for one in outside if one in config.terminals]
+    marks = tuple(mark for one in spellings for mark in ((one,) if isinstance(one, str) else one))
+    return None if any(set(mark) & set("\\*+?()[]") for mark in marks) else marks  # patterns, not texts

@@ -9,7 +9,7 @@ agents_app = typer.Typer(name="agents", help="Fetch and list the agent programs 
 
 @agents_app.command(name="fetch")
 def fetch_agent(
-    names: Annotated[list[str], typer.Argument(help="Any of claude-code, codex, mini-swe-agent.")],
+    names: Annotated[list[str], typer.Argument(help="Any of claude-code, codex, opencode, mini-swe-agent.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Fetch pinned agent programs into ~/.cache/ratchet/agents, which every box mounts at /opt/agents. Idempotent.

@@ -10,7 +10,7 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from engine.generation import Generation, SampledTokens
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
 from ratchet.types import JsonObject
 
@@ -42,8 +43,8 @@ ROUTES = (
 )
 _POOL_CALLS = 32
 """Calls at a time per connection pool."""
-CLAMPED_LOGPROB = -9999.0
-"""vLLM's value for a logprob that was NaN, -inf or missing."""
+_STREAM_INTERVAL_TOKENS = 8
+"""Tokens per chunk of a stream, so that a chunk's cost is shared; the first token comes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,46 +94,16 @@ class IdsText:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One sampled output. `token_ids`: int32 (T,). `logprobs`: float32 (T,), or fewer if the engine gave fewer.
-
-    `version_spans`: [{"version", "start", "end"}] over the output, end exclusive; the version is "default" on an engine
-    without a label. `finish_reason`: stop, length or abort. A sampled stop id is the last of `token_ids`.
-    """
-
-    token_ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    version_spans: list[JsonObject]
-    finish_reason: str
-    request_id: str = ""
-    num_cached_tokens: int = field(default=0)
-
-    def cut(self, length: int) -> "Generation":
-        """Return the output up to its first `length` tokens."""
-        spans = [span | {"end": min(span["end"], length)} for span in self.version_spans if span["start"] < length]
-        return replace(self, token_ids=self.token_ids[:length], logprobs=self.logprobs[:length], version_spans=spans)
-
-    @property
-    def logprobs_valid(self) -> bool:
-        """Return whether all logprobs are finite and not clamped, and version spans cover every token.
-
-        Tokens of an engine without a label are valid here; planning masks them.
-        """
-        covered = 0
-        for span in self.version_spans:
-            if span["start"] != covered:
-                return False
-            covered = span["end"]
-        complete = covered == len(self.token_ids) == len(self.logprobs) > 0
-        return complete and bool(np.isfinite(self.logprobs).all() and (self.logprobs > CLAMPED_LOGPROB).all())
-
-
-def generate_body(ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None) -> bytes:
+def generate_body(
+    ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None, stream: bool = False
+) -> bytes:
     """Return the body of a request to the token route; the ids come last and are copied once."""
     # A version's name has characters that vLLM refuses in a salt.
     salt = {"cache_salt": blake2b(cache_salt.encode(), digest_size=16).hexdigest()} if cache_salt else {}
-    head = orjson.dumps({"request_id": request_id, "sampling_params": sampling.wire(), "stream": False, **salt})
+    interval = {"stream_interval": _STREAM_INTERVAL_TOKENS} if stream else {}
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    params = sampling.wire() | interval
+    head = orjson.dumps({"request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt})
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
@@ -204,19 +175,58 @@ class EngineClient:
         sampling: Sampling,
         request_id: str,
         version: str | None = None,
+        sampled: SampledTokens | None = None,
     ) -> Generation:
         """Sample one continuation of `ids`, without a time limit; cancelling the task makes vLLM abort the request.
 
-        `version` salts the prefix cache, so that blocks computed with other weights are never shared.
+        `version` salts the prefix cache, so that blocks computed with other weights are never shared. `sampled`: the
+        output so far, which this call continues.
         """
         content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id, version)
         reply = await self._call("POST", GENERATE, content=content, timeout=httpx.Timeout(None, connect=5))
+        sampled = sampled or SampledTokens()
+        with self._known_form():
+            sampled.add(reply)
+        return sampled.generation()
+
+    async def stream(
+        self, ids: IdsText, sampling: Sampling, request_id: str, version: str | None, sampled: SampledTokens
+    ) -> None:
+        """Sample as `generate` does, and add the tokens to `sampled` as they come.
+
+        If this raises, `sampled` has what came before the failure.
+        """
+        content = generate_body(ids, sampling, request_id, version, stream=True)
+        headers = {"content-type": "application/json"}
+        limit = httpx.Timeout(None, connect=5)
         try:
-            return _generation(reply)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineRejectedError(
-                f"engine {self.address} answered {GENERATE} in an unknown form: {error!r}"
-            ) from error
+            with self._pool() as http:
+                async with http.stream("POST", GENERATE, content=content, headers=headers, timeout=limit) as reply:
+                    if reply.status_code >= 400 or not _is_event_stream(reply):
+                        await reply.aread()
+                        with self._known_form():
+                            sampled.add(self._json_of(GENERATE, reply))
+                        return
+                    await self._read_events(reply, sampled)
+        except httpx.TransportError as error:
+            raise EngineUnavailableError(f"engine {self.address}{GENERATE}: {error!r}") from error
+        if sampled.finish_reason is None:
+            raise EngineUnavailableError(f"engine {self.address}{GENERATE}: the stream ended before the output did")
+
+    async def _read_events(self, reply: httpx.Response, sampled: SampledTokens) -> None:
+        rest = b""
+        async for data in reply.aiter_bytes():
+            *events, rest = (rest + data).split(b"\n\n")
+            for event in events:
+                value = event.removeprefix(b"data: ")
+                if value == b"[DONE]":
+                    continue
+                with self._known_form():
+                    chunk = orjson.loads(value)
+                    if "error" in chunk:
+                        raise self._error_of(GENERATE, int(chunk["error"].get("code") or 500), str(chunk["error"]))
+                    sampled.add(chunk)
+            sampled.notify()
 
     async def score(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Return the logprobs of ids[1:], each given all ids before it, at temperature 1: float32 (len(ids) - 1,)."""
@@ -320,6 +330,16 @@ class EngineClient:
                     "(vLLM 0.32 with --enable-scale-out and VLLM_SERVER_DEV_MODE=1)"
                 )
 
+    @contextmanager
+    def _known_form(self) -> Iterator[None]:
+        """Raise EngineRejectedError for an output that is not in vLLM's form."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineRejectedError(
+                f"engine {self.address} answered {GENERATE} in an unknown form: {error!r}"
+            ) from error
+
     async def _call(
         self,
         method: str,
@@ -341,12 +361,17 @@ class EngineClient:
                 reply = await http.request(method, path, content=content, headers=headers, params=params, timeout=limit)
         except httpx.TransportError as error:
             raise EngineUnavailableError(f"engine {self.address}{path}: {error!r}") from error
-        if reply.status_code >= 500 or reply.status_code in (408, 429):
-            raise EngineUnavailableError(
-                f"engine {self.address}{path} answered {reply.status_code}: {reply.text[:500]}"
-            )
+        return self._json_of(path, reply)
+
+    def _error_of(self, path: str, status: int, text: str) -> EngineUnavailableError | EngineRejectedError:
+        if status >= 500 or status in (408, 429):
+            return EngineUnavailableError(f"engine {self.address}{path} answered {status}: {text[:500]}")
+        return EngineRejectedError(f"engine {self.address}{path} refused ({status}): {text[:500]}")
+
+    def _json_of(self, path: str, reply: httpx.Response) -> JsonObject:
+        """Return the JSON object of a reply that was read, empty if there is none."""
         if reply.status_code >= 400:
-            raise EngineRejectedError(f"engine {self.address}{path} refused ({reply.status_code}): {reply.text[:500]}")
+            raise self._error_of(path, reply.status_code, reply.text)
         if not reply.content:
             return {}
         try:
@@ -356,18 +381,6 @@ class EngineClient:
         return answer if isinstance(answer, dict) else {}
 
 
-def _generation(reply: JsonObject) -> Generation:
-    choice = reply["choices"][0]
-    ids = np.array(choice["token_ids"] or [], np.int32)
-    entries = (choice.get("logprobs") or {}).get("content") or []
-    spans = choice.get("weight_versions") or [{"version": "default", "start": 0, "end": len(ids)}]
-    return Generation(
-        token_ids=ids,
-        logprobs=np.array([np.nan if entry["logprob"] is None else entry["logprob"] for entry in entries], np.float32),
-        version_spans=[
-            {"version": str(span["version"]), "start": int(span["start"]), "end": int(span["end"])} for span in spans
-        ],
-        finish_reason=choice.get("finish_reason") or "abort",
-        request_id=str(reply.get("request_id", "")),
-        num_cached_tokens=((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-    )
+def _is_event_stream(reply: httpx.Response) -> bool:
+    """Whether the reply comes as a stream; an engine may also answer a request for one in one piece."""
+    return str(reply.headers.get("content-type", "")).startswith("text/event-stream")

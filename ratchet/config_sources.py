@@ -25,6 +25,14 @@ BRIEF_VARIABLES = {
     "HF_CHECKPOINT": "model",
     "SWE_CC_PROMPT": "harness.prompt",
 }
+_OTHER_DISTRIBUTIONS = (
+    "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+_DISTRIBUTION_ARGUMENTS = ("--logits-processors", "--logprobs-mode", "--logits_processors", "--logprobs_mode")
+_NOT_RENORMALISED = (
+    "it would sample from another distribution than the one that training computes, because the tokens that it "
+    "excludes or reweights are not stored; set sampling.temperature alone"
+)
 CLAUDE_CODE_VARIABLES = {
     "VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args",
     secrets.EXTRA_ENVS_VARIABLE: "harness.extra_env",
@@ -114,7 +122,9 @@ def explain_validation(error: ValidationError, source: str, model: type[BaseMode
         key = ".".join(str(part) for part in item["loc"]) or "config"
         if item["type"] == "extra_forbidden":
             name = ".".join(str(part) for part in item["loc"] if isinstance(part, str))
-            problems.append(f"{key}: there is no such key{did_you_mean(name, config_keys(model))}")
+            is_sampling = name.removeprefix("sampling.") in _OTHER_DISTRIBUTIONS
+            hint = f": {_NOT_RENORMALISED}" if is_sampling else did_you_mean(name, config_keys(model))
+            problems.append(f"{key}: there is no such key{hint}")
         elif item["type"] == "missing":
             problems.append(f"{key}: missing")
         elif not item["loc"]:
@@ -131,6 +141,9 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise explain_validation(error, source) from None
+    for argument in config.engine.args:
+        if argument.partition("=")[0] in _DISTRIBUTION_ARGUMENTS:
+            raise ConfigError(f"{source}: engine.args: {argument} is refused: {_NOT_RENORMALISED}")
     secrets.require_references(f"{source}: harness.extra_env", config.harness.extra_env)
 
     def absolute(path: str) -> str:

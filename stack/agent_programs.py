@@ -24,14 +24,20 @@ from stack.progress import ReportProgress
 FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
     "claude-code": agent_programs.claude_code_program,
     "codex": agent_programs.codex_program,
+    "opencode": agent_programs.opencode_program,
     "mini-swe-agent": agent_programs.mini_swe_agent_program,
 }
 _NPM_PACKAGES = {
     "claude_code": "@anthropic-ai/claude-code-linux-{cpu}@{version}",
     "codex": "@openai/codex@{version}-linux-{cpu}",
+    "opencode": "opencode-linux-{cpu}@{version}",
 }
 _CPUS = {"x86_64": "x64", "aarch64": "arm64"}
-_NATIVE = {"claude_code": ("package/claude", "package/bin/claude"), "codex": ("package/vendor/*/bin/codex",)}
+_NATIVE = {
+    "claude_code": ("package/claude", "package/bin/claude"),
+    "codex": ("package/vendor/*/bin/codex",),
+    "opencode": ("package/bin/opencode",),
+}
 _SCRIPTS = {"claude_code": ("package/cli.js",), "codex": ("package/bin/codex.js",)}
 _LEFT_OUT = "voice"  # speech input: half of Codex's files, unused in a box
 _PYTHON_WRAPPER = """\
@@ -136,9 +142,9 @@ def _unpack(tarball: Path, directory: Path) -> None:
 
 def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
     """Write a launcher for a JavaScript package, which needs Node beside it."""
-    script = _first(layer, _SCRIPTS[program.name])
+    script = _first(layer, _SCRIPTS.get(program.name, ()))
     if script is None:
-        raise ConfigError(f"{program.tarball} holds neither {_NATIVE[program.name]} nor {_SCRIPTS[program.name]}")
+        raise ConfigError(f"{program.tarball} holds neither {_NATIVE[program.name]} nor {_SCRIPTS.get(program.name)}")
     if program.node_tarball is None:
         raise ConfigError(
             f"{program.tarball} is no native program; name a Node archive in VIME_AGENT_NODE_TARBALL, too"

@@ -84,6 +84,11 @@ def mini_swe_agent_program() -> AgentProgram:
     return AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2")
 
 
+def opencode_program() -> AgentProgram:
+    """Return OpenCode."""
+    return _program("opencode", "opencode", "1.18.33", None, None)
+
+
 def _program(name: str, command: str, pinned: str, tarball: str | None, node_tarball: str | None) -> AgentProgram:
     if not tarball:
         return AgentProgram(name, command, pinned, pinned)

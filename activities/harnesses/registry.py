@@ -11,6 +11,7 @@ HARNESSES = {
     "bash_agent": "activities.harnesses.bash_agent.harness:BashAgent",
     "claude_code": "activities.harnesses.claude_code:ClaudeCode",
     "codex": "activities.harnesses.codex:Codex",
+    "opencode": "activities.harnesses.opencode:OpenCode",
     "mini_swe_agent": "activities.harnesses.mini_swe_agent:MiniSweAgent",
 }
 _IMPORT_PATH = re.compile(r"[\w.]+:\w+")

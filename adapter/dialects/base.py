@@ -13,7 +13,7 @@ import orjson
 if TYPE_CHECKING:
     from adapter.dialects.fields import FieldRule
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolForms
+from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolForms
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -63,13 +63,24 @@ class HttpFailure(NamedTuple):
 
 
 class SseWriter(Protocol):
-    """One answer as server-sent events: `opening`, `ping` while the model generates, then `closing` or `failed`."""
+    """One answer as server-sent events: `opening`, `ping` and `growth` while it is sampled, then `closing` or `failed`.
+
+    `shown`: what `growth` has written.
+    """
+
+    shown: ShownText
 
     def opening(self, prompt_tokens: int) -> bytes: ...
 
     def ping(self) -> bytes: ...
 
-    def closing(self, answer: Answer) -> bytes: ...
+    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+        """The events that complete what was shown to these texts, which begin with it; empty if nothing is new."""
+        ...
+
+    def closing(self, answer: Answer) -> bytes:
+        """The rest of the answer, which begins with what was shown."""
+        ...
 
     def failed(self, failure: Failure, message: str) -> bytes: ...
 
@@ -119,6 +130,21 @@ class Dialect(Protocol):
     def stream(self, options: RequestOptions) -> SseWriter: ...
 
     def failure(self, failure: Failure, message: str) -> HttpFailure: ...
+
+
+class _StreamField(msgspec.Struct):
+    stream: bool = False
+
+
+_STREAM_FIELD = msgspec.json.Decoder(_StreamField)
+
+
+def asks_for_stream(body: bytes) -> bool:
+    """Whether a body, which may be anything, asks for a stream."""
+    try:
+        return _STREAM_FIELD.decode(body).stream
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 class ItemRole(msgspec.Struct):

@@ -3,6 +3,7 @@
 Thinking is sent and accepted as `reasoning_content`, as by other open servers.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -10,7 +11,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -85,7 +86,7 @@ class ChatDialect:
 
     def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
-        lane = headers.get("x-claude-code-agent-id", "")
+        lane = _lane(headers)
         return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
@@ -123,9 +124,11 @@ class ChatDialect:
 
 class ChatStream:
     def __init__(self, dialect: ChatDialect, options: RequestOptions) -> None:
+        self.shown = ShownText()
         self._dialect = dialect
         self._options = options
-        self._id = f"chatcmpl-{uuid4().hex[:24]}"
+        self._frame = _frame(options, f"chatcmpl-{uuid4().hex[:24]}", int(time.time()), "chat.completion.chunk")
+        self._has_role = False
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self.ping()
@@ -133,33 +136,50 @@ class ChatStream:
     def ping(self) -> bytes:
         return b": ping\n\n"
 
+    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+        chunks = b""
+        if new := thinking[len(self.shown.thinking) :]:
+            chunks += self._chunk({"reasoning_content": new})
+        if new := text[len(self.shown.text) :]:
+            chunks += self._chunk({"content": new})
+        self.shown = ShownText(thinking, text)
+        return chunks
+
     def closing(self, answer: Answer) -> bytes:
-        frame = _frame(self._options, self._id, answer.created, "chat.completion.chunk")
+        chunks = self.growth(answer.turn_id, answer.message.reasoning, answer.message.text)
         wire = _wire_message(answer, self._options)
         for at, one in enumerate(wire.get("tool_calls", [])):
             one["index"] = at
-        deltas: list[tuple[dict[str, Any], str | None]] = [({"role": "assistant", "content": ""}, None)]
-        deltas += [
-            ({key: wire[key]}, None)
-            for key in ("reasoning_content", "content", "refusal", "tool_calls")
-            if wire.get(key)
-        ]
-        deltas.append(({}, _finish(answer)))
-        # All in the last chunk: they are those of all sampled tokens, not of one delta's.
-        logprobs = [None] * (len(deltas) - 1) + [_logprobs(answer)]
-        chunks = [
-            event(frame | {"choices": [{"index": 0, "delta": delta, "logprobs": values, "finish_reason": finish}]})
-            for (delta, finish), values in zip(deltas, logprobs, strict=True)
-        ]
+        for key in ("refusal", "tool_calls"):
+            if wire.get(key):
+                chunks += self._chunk({key: wire[key]})
+        # All logprobs are in the last chunk: they are those of all sampled tokens, not of one delta's.
+        chunks += self._chunk({}, _logprobs(answer), _finish(answer))
         if self._options.include_usage:
-            chunks.append(event(frame | {"choices": [], "usage": _usage(answer)}))
-        return b"".join(chunks) + b"data: [DONE]\n\n"
+            chunks += event(self._frame | {"choices": [], "usage": _usage(answer)})
+        return chunks + b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+        """One delta; before the first one, the delta with the role."""
+        role = b""
+        if not self._has_role:
+            self._has_role = True
+            role = self._chunk({"role": "assistant", "content": ""})
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return role + event(self._frame | {"choices": [choice]})
 
     def failed(self, failure: Failure, message: str) -> bytes:
         return b"data: " + self._dialect.failure(failure, message)[1] + b"\n\n"
 
 
 # ---------------------------------------------------------------- messages
+
+
+def _lane(headers: Mapping[str, str]) -> str:
+    """Claude Code names its sub-agents; OpenCode names the session of each, and of its parent."""
+    if headers.get("x-parent-session-id"):
+        return headers.get("x-session-id", "")
+    return headers.get("x-claude-code-agent-id", "")
 
 
 def _message(value: dict[str, Any], where: str) -> Message:

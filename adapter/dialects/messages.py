@@ -7,13 +7,13 @@ ignored: sampling is set by the run.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -51,6 +51,7 @@ _STATUS: dict[Failure, tuple[int, str]] = {
 _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
 _RUN_BY_VENDOR = ("web_search", "web_fetch", "code_execution", "tool_search", "advisor", "mcp_toolset")
 _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)  # changes with every call
+_SIGNATURE = "ratchet"
 _PING = event({"type": "ping"}, "ping")
 
 
@@ -121,8 +122,11 @@ class MessagesDialect:
 
 class MessagesStream:
     def __init__(self, dialect: MessagesDialect, options: RequestOptions) -> None:
+        self.shown = ShownText()
         self._dialect = dialect
         self._options = options
+        self._num_blocks = 0
+        self._open_block = ""
 
     def opening(self, prompt_tokens: int) -> bytes:
         start = _message_start(self._options, f"msg_{uuid4().hex[:24]}") | {
@@ -130,25 +134,53 @@ class MessagesStream:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        return (
-            event({"type": "message_start", "message": start | {"usage": _usage(prompt_tokens, 0, 0)}}, "message_start")
-            + _PING
-        )
+        return _event({"type": "message_start", "message": start | {"usage": _usage(prompt_tokens, 0, 0)}}) + _PING
 
     def ping(self) -> bytes:
         return _PING
 
+    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+        events = b""
+        if new := thinking[len(self.shown.thinking) :]:
+            events += self._begin_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            events += self._delta({"type": "thinking_delta", "thinking": new})
+        if new := text[len(self.shown.text) :]:
+            events += self._begin_block("text", {"type": "text", "text": ""})
+            events += self._delta({"type": "text_delta", "text": new})
+        self.shown = ShownText(thinking, text)
+        return events
+
     def closing(self, answer: Answer) -> bytes:
-        events: list[dict[str, Any]] = []
-        for at, block in enumerate(_blocks(answer.message)):
-            streamed = _stream_block(block)
-            events.append({"type": "content_block_start", "index": at, "content_block": streamed.empty})
-            events += [{"type": "content_block_delta", "index": at, "delta": delta} for delta in streamed.deltas]
-            events.append({"type": "content_block_stop", "index": at})
+        events = self.growth(answer.turn_id, answer.message.reasoning, answer.message.text)
+        for call in answer.message.tool_calls:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            events += self._begin_block(f"tool_use {call.id}", block)
+            arguments = orjson.dumps(dict(call.arguments)).decode()
+            events += self._delta({"type": "input_json_delta", "partial_json": arguments})
+        events += self._end_block()
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
-        events.append({"type": "message_delta", "delta": _end(answer), "usage": usage})
-        events.append({"type": "message_stop"})
-        return b"".join(event(one, one["type"]) for one in events)
+        events += _event({"type": "message_delta", "delta": _end(answer), "usage": usage})
+        return events + _event({"type": "message_stop"})
+
+    def _begin_block(self, name: str, empty: dict[str, Any]) -> bytes:
+        """The events that end the open block and begin this one, none if it is open already."""
+        if self._open_block == name:
+            return b""
+        events = self._end_block()
+        self._open_block = name
+        self._num_blocks += 1
+        return events + _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": empty})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})
+
+    def _end_block(self) -> bytes:
+        if not self._open_block:
+            return b""
+        signed = self._open_block == "thinking"
+        self._open_block = ""
+        signature = self._delta({"type": "signature_delta", "signature": _SIGNATURE}) if signed else b""
+        return signature + _event({"type": "content_block_stop", "index": self._num_blocks - 1})
 
     def failed(self, failure: Failure, message: str) -> bytes:
         return b"event: error\ndata: " + self._dialect.failure(failure, message)[1] + b"\n\n"
@@ -270,7 +302,7 @@ def _check_typed(tool: dict[str, Any], where: str) -> None:
 def _blocks(message: Message) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
-        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": "ratchet"})
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": _SIGNATURE})
     if message.text:
         blocks.append({"type": "text", "text": message.text})
     blocks += [
@@ -280,24 +312,8 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     return blocks
 
 
-class _StreamedBlock(NamedTuple):
-    """A content block as it is at its start, and the deltas that complete it."""
-
-    empty: dict[str, Any]
-    deltas: list[dict[str, Any]]
-
-
-def _stream_block(block: dict[str, Any]) -> _StreamedBlock:
-    if block["type"] == "thinking":
-        deltas = [
-            {"type": "thinking_delta", "thinking": block["thinking"]},
-            {"type": "signature_delta", "signature": block["signature"]},
-        ]
-        return _StreamedBlock({"type": "thinking", "thinking": "", "signature": ""}, deltas)
-    if block["type"] == "text":
-        return _StreamedBlock({"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}])
-    arguments = orjson.dumps(block["input"]).decode()
-    return _StreamedBlock(block | {"input": {}}, [{"type": "input_json_delta", "partial_json": arguments}])
+def _event(value: dict[str, Any]) -> bytes:
+    return event(value, value["type"])
 
 
 def _message_start(options: RequestOptions, message_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import orjson
 
-from adapter.conversation import Answer, RequestOptions
+from adapter.conversation import Answer, RequestOptions, ShownText
 from adapter.dialects.base import Failure, event
 
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
@@ -43,6 +43,19 @@ def response_of(
     }
 
 
+def reasoning_item(turn_id: int, thinking: str) -> dict[str, Any]:
+    sealed = base64.b64encode(thinking.encode()).decode()
+    content = [{"type": "reasoning_text", "text": thinking}]
+    item = {"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": content}
+    return item | {"encrypted_content": sealed}
+
+
+def message_item(turn_id: int, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    item = {"id": f"msg_{turn_id}", "type": "message", "role": "assistant", "status": "completed"}
+    return item | {"content": [part]}
+
+
 def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     """Reasoning, text and calls, in this order; their ids are derived from the turn's."""
     message = answer.message
@@ -50,21 +63,15 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     forms = options.tool_forms
     items: list[dict[str, Any]] = []
     if message.reasoning:
-        sealed = base64.b64encode(message.reasoning.encode()).decode()
-        content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append(
-            {"id": f"rs_{turn}", "type": "reasoning", "summary": [], "content": content, "encrypted_content": sealed}
-        )
+        items.append(reasoning_item(turn, message.reasoning))
     if message.text or not message.tool_calls:
-        logprobs = [one._asdict() | {"bytes": list(one.token.encode()), "top_logprobs": []} for one in answer.logprobs]
-        parts: list[dict[str, Any]] = [
-            {"type": "output_text", "text": message.text, "annotations": [], "logprobs": logprobs}
+        item = message_item(turn, message.text)
+        item["content"][0]["logprobs"] = [
+            one._asdict() | {"bytes": list(one.token.encode()), "top_logprobs": []} for one in answer.logprobs
         ]
         if answer.violation is not None:
-            parts.append({"type": "refusal", "refusal": answer.violation})
-        items.append(
-            {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
-        )
+            item["content"].append({"type": "refusal", "refusal": answer.violation})
+        items.append(item)
     for at, call in enumerate(message.tool_calls):
         common = {"call_id": call.id, "name": call.name, "status": "completed"}
         if (qualified := forms.namespaces.get(call.name)) is not None:
@@ -83,9 +90,12 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
 
 class ResponsesStream:
     def __init__(self, options: RequestOptions) -> None:
+        self.shown = ShownText()
         self._options = options
         self._id = f"resp_{uuid4().hex}"
         self._next_number = 0
+        self._num_items = 0
+        self._open_item = ""  # type of the last item if its text is not complete
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self._event("response.created", response=self._response(None)) + self.ping()
@@ -94,11 +104,26 @@ class ResponsesStream:
         """An event and not a comment, because some clients time out without events."""
         return self._event("response.in_progress", response=self._response(None))
 
+    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+        events = b""
+        if new := thinking[len(self.shown.thinking) :]:
+            events += self._grow(reasoning_item(turn_id, thinking), new)
+        if new := text[len(self.shown.text) :]:
+            if self._open_item == "reasoning":
+                events += self._end_item(reasoning_item(turn_id, thinking))
+            events += self._grow(message_item(turn_id, text), new)
+        self.shown = ShownText(thinking, text)
+        return events
+
     def closing(self, answer: Answer) -> bytes:
-        items = output_of(self._options, answer)
-        events = [self._item(at, item) for at, item in enumerate(items)]
+        events = b""
+        for item in output_of(self._options, answer):
+            if item["type"] in ("message", "reasoning"):
+                events += self._complete(item)
+            else:
+                events += self._call(item)
         end = "response.incomplete" if answer.finish == "length" else "response.completed"
-        return b"".join(events) + self._event(end, response=self._response(answer))
+        return events + self._event(end, response=self._response(answer))
 
     def failed(self, failure: Failure, message: str) -> bytes:
         error = {"code": _ERROR_CODE.get(failure, "server_error"), "message": message}
@@ -112,34 +137,81 @@ class ResponsesStream:
         self._next_number += 1
         return event({"type": kind, "sequence_number": number} | values, kind)
 
-    def _item(self, at: int, item: dict[str, Any]) -> bytes:
-        """The events of one output item: added empty, filled, done."""
-        place = {"output_index": at, "item_id": item["id"]}
+    # ------------------------------------------------------------ items
+
+    def _begin_item(self, item: dict[str, Any]) -> bytes:
         empty = {**item, **_EMPTY[item["type"]]} | ({"status": "in_progress"} if "status" in item else {})
-        parts = self._event("response.output_item.added", output_index=at, item=empty)
-        if item["type"] in ("message", "reasoning"):
-            for number, part in enumerate(item["content"]):
-                parts += self._part(place | {"content_index": number}, part)
-        elif item["type"] == "function_call":
-            parts += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            parts += self._event(
-                "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+        self._num_items += 1
+        return self._event("response.output_item.added", output_index=self._num_items - 1, item=empty)
+
+    def _place(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"output_index": self._num_items - 1, "item_id": item["id"]}
+
+    def _call(self, item: dict[str, Any]) -> bytes:
+        """The events of one call: added empty, filled, done."""
+        events = self._begin_item(item)
+        place = self._place(item)
+        if item["type"] == "function_call":
+            arguments = item["arguments"]
+            events += self._event("response.function_call_arguments.delta", **place, delta=arguments)
+            events += self._event(
+                "response.function_call_arguments.done", **place, name=item["name"], arguments=arguments
             )
         else:
-            parts += self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
-            parts += self._event("response.custom_tool_call_input.done", **place, input=item["input"])
-        return parts + self._event("response.output_item.done", output_index=at, item=item)
+            events += self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **place, input=item["input"])
+        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
 
-    def _part(self, place: dict[str, Any], part: dict[str, Any]) -> bytes:
-        name = part["type"]
-        key = "refusal" if name == "refusal" else "text"
-        text = part[key]
-        extra = {"logprobs": part["logprobs"]} if name == "output_text" else {}
-        parts = self._event("response.content_part.added", **place, part=part | {key: ""})
-        if text:
-            parts += self._event(f"response.{name}.delta", **place, delta=text, **extra)
-        parts += self._event(f"response.{name}.done", **place, **{key: text}, **extra)
-        return parts + self._event("response.content_part.done", **place, part=part)
+    def _grow(self, item: dict[str, Any], new: str) -> bytes:
+        """The events that append `new` to the text of an item, which is begun if it is not open."""
+        part = item["content"][0]
+        events = b""
+        if self._open_item != item["type"]:
+            self._open_item = item["type"]
+            events += self._begin_item(item)
+            events += self._part_event("added", item, 0, part=_emptied(part))
+        return events + self._delta(item, 0, part, new)
+
+    def _complete(self, item: dict[str, Any]) -> bytes:
+        """The events of what is not shown yet of a text or of thinking, and of its end."""
+        whole = item["content"][0]["text"]
+        seen = self.shown.thinking if item["type"] == "reasoning" else self.shown.text
+        if seen and self._open_item != item["type"]:
+            return b""  # thinking that ended before the text began
+        events = b""
+        if self._open_item != item["type"]:
+            events += self._grow(item, "")
+        if new := whole[len(seen) :]:
+            events += self._delta(item, 0, item["content"][0], new)
+        return events + self._end_item(item)
+
+    def _end_item(self, item: dict[str, Any]) -> bytes:
+        self._open_item = ""
+        events = b""
+        for number, part in enumerate(item["content"]):
+            if number:  # a refusal
+                events += self._part_event("added", item, number, part=_emptied(part))
+                events += self._delta(item, number, part, part["refusal"])
+            text = {key: part[key] for key in ("text", "refusal", "logprobs") if key in part}
+            place = self._place(item) | {"content_index": number}
+            events += self._event(f"response.{part['type']}.done", **place, **text)
+            events += self._part_event("done", item, number, part=part)
+        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
+
+    def _part_event(self, name: str, item: dict[str, Any], number: int, part: dict[str, Any]) -> bytes:
+        return self._event(f"response.content_part.{name}", **self._place(item), content_index=number, part=part)
+
+    def _delta(self, item: dict[str, Any], number: int, part: dict[str, Any], new: str) -> bytes:
+        """A delta; the logprobs of all sampled tokens are in the part that is done, since no delta has one's own."""
+        if not new:
+            return b""
+        logprobs: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        place = self._place(item) | {"content_index": number}
+        return self._event(f"response.{part['type']}.delta", **place, delta=new, **logprobs)
+
+
+def _emptied(part: dict[str, Any]) -> dict[str, Any]:
+    return part | {"refusal" if part["type"] == "refusal" else "text": ""}
 
 
 _EMPTY: dict[str, dict[str, Any]] = {

@@ -5,46 +5,55 @@
                                                               the call in flight, or the call of a process that died
 
 A session at its turn limit looks for the digest first. A turn is one row, which several processes change. Its whole
-state is `state`, `delivered`, `lease_expires_at` (a row in flight can be taken over from then on) and `lease_owner`
-(the process that has a connected client, NULL: none has; no meaning after the expiry).
-"Seal" is closing the session. The adapter's open and complete lock the session's row against a seal, so after one no
-turn appears or changes its tokens; `delivered` may still be set.
+state is `state`, `delivered`, `worker` (the process that generates it; if that process's lease has expired, a row in
+flight can be taken over) and `lease_owner` (the process that has a connected client, NULL: none has; no meaning after
+that process's lease has expired). A process has one lease for all its turns (`ProcessLease`). "Seal" is closing the
+session. The adapter's open and complete lock the session's row against a seal, so after one no turn appears or changes
+its tokens; `delivered` may still be set.
 
     from          to           who makes the transition, and on which condition
-    (no row)      in_flight    The process that got the request, which becomes the lease's owner. Only if the session is
-                               open and (session, lane, digest, ordinal) is new: `TurnWriter.open`.
-    in_flight     in_flight    Its process renews the lease while it has not expired (`Leases`), notes the engine
-                               (`TurnGenerator`), clears the owner if its last client disconnects and sets it if one
-                               joins (`TurnRegistry`). On SIGTERM it clears the owner and ends the lease
-                               (`Leases.close`).
-    in_flight     in_flight    The lease has expired: a process with a retry of the call becomes the owner, renews the
-                               lease and generates again. Of several processes one succeeds: `RetryResolver`.
-    in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Owner and
-                               lease stay as they are: `TurnWriter.complete`.
-    in_flight     aborted      A process that generates it, after any error except a seal or a failing store, for
-                               example if the engine refuses the call; it clears owner and lease (`TurnGenerator`).
-                               An activity that seals the session: `close_session` (diff) clears owner and lease and
-                               lets the engines abort the calls, `close_sessions` (finalise, sweep, a claim by
-                               another workflow run) does neither.
-    completed     completed    Until delivery, the process that generated the turn renews the lease while a client is
-                               connected. A process that returns the stored answer, the same one or another, sets
-                               owner and lease and starts no renewal. The owner is cleared as for in_flight. A completed
-                               turn is never taken over.
-    completed     delivered    The process that wrote the answer's last byte; it clears owner and lease:
+    (no row)      in_flight    The process that got the request, which becomes worker and lease owner. Only if the
+                               session is open and (session, lane, digest, ordinal) is new: `TurnWriter.open`.
+    in_flight     in_flight    Its process notes the engine (`TurnGenerator`), clears the owner if its last client
+                               disconnects and sets it if one joins (`TurnRegistry`).
+    in_flight     in_flight    The worker's lease has expired, or this process is the worker and does not know it,
+                               because the confirmation of a commit was lost: a process with a retry of the call
+                               becomes worker and owner, and generates again. Of several processes one succeeds:
+                               `RetryResolver`.
+    in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Worker
+                               and owner stay as they are: `TurnWriter.complete`.
+    in_flight     aborted      A process that generates it, after any error except a seal, for example if the engine
+                               refuses the call; it clears the owner (`TurnGenerator`). An activity that seals the
+                               session: `close_session` (diff) clears the owner and lets the engines abort the calls,
+                               `close_sessions` (finalise, sweep, a claim by another workflow run) does neither.
+    completed     completed    A process that returns the stored answer, the same one or another, sets the owner, which
+                               is cleared as for in_flight. A completed turn is never taken over.
+    completed     delivered    The process that wrote the answer's last byte; it clears the owner:
                                `TurnWriter.deliver`. An SDK's retry of a delivered turn gets the stored answer, and
                                delivers it once more.
 
 `completed` and `aborted` are final states of `state`. A turn that is not delivered is context, and is trained only
 if a later prompt has its whole answer (`loss_mask.py`).
+
+What a client that reads a stream has seen, and what its retry gets if a process dies or the connection breaks then:
+
+    the turn is   the client has seen      lost: its connection        lost: the adapter     lost: the engine
+    (no row)      pings                    a new sample                a new sample          -
+    in_flight     pings, a beginning of    joins the call: the same    the row is sampled    nothing: the next engine
+                  the answer (`live`)      tokens from their start     anew; what was seen   continues the tokens
+                                                                       is stored nowhere
+    completed     all but the last bytes   the stored answer           the stored answer     -
+    delivered     everything               an SDK's retry: the stored answer; any other is a new call
+
+If another process has completed the row with another sample, the stored answer does not begin with what the client has
+seen: its stream ends with an error that it should retry, and the retry gets the stored answer. So no answer is
+delivered that is not stored, and none is trained of which a client has seen another.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
-
-import structlog
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, RequestOptions
@@ -54,18 +63,16 @@ from adapter.prompt.prompt_builder import PromptBuilder
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import SessionCache
 from adapter.settings import AdapterSettings
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
-from adapter.turns.leases import Leases
+from adapter.turns.leases import ProcessLease
 from adapter.turns.registry import ConnectedClient, TurnRegistry
 from adapter.turns.retry_actions import RetryResolver
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
-from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
-
-_LOG = structlog.get_logger("ratchet.adapter")
-_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,25 +98,28 @@ class Capture:
         renderer: Renderer,
         outputs: OutputParser,
         router: EngineRouter,
+        outage: StoreOutage,
     ) -> None:
-        self._writer = TurnWriter(database, settings.lease_seconds)
-        self._leases = Leases(database, settings.lease_seconds, router)
+        process_id = uuid4().hex[:12]
+        self._writer = TurnWriter(database)
+        self._lease = ProcessLease(database, process_id, settings.lease_seconds)
+        self._waits = EngineWaits(database, router)
+        self._outage = outage
         self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
-        generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._leases)
-        process_id = uuid4().hex[:12]
+        generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._waits, outage)
         self._registry = TurnRegistry(
-            process_id, settings.lease_seconds, database, self._writer, self._leases, generator
+            process_id, settings.lease_seconds, database, self._writer, self._lease, self._waits, outage, generator
         )
-        self._resolver = RetryResolver(database, self._sessions, self._registry)
-        self._late_deliveries: set[asyncio.Task[None]] = set()
+        self._resolver = RetryResolver(database, self._sessions, self._registry, outage)
 
     async def start(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> PendingCall:
         """Begin a call, or connect to an earlier one.
 
         A turn is generated in a task of its own, also after the client has disconnected.
 
-        Raises UnauthorisedError, TurnLimitError, and what `PromptBuilder.prepare` raises.
+        Raises UnauthorisedError, TurnLimitError, and what `PromptBuilder.prepare` raises. After a
+        StoreUnavailableError it may be repeated; the turn itself waits while the store is unavailable.
         """
         session = self._sessions.get(row)
         prepared = await self._prompts.prepare(session, body, dialect, headers)
@@ -131,24 +141,9 @@ class Capture:
         return await self._prompts.count(self._sessions.get(row), body, dialect, headers)
 
     async def deliver(self, answer: Answer) -> None:
-        """Record that the answer's last byte was written.
-
-        If the store is unavailable, this is repeated in the background.
-        """
+        """Record that the answer's last byte was written, once the store is available."""
         self._registry.end_delivery(answer.turn_id)
-        try:
-            await self._writer.deliver(answer.turn_id)
-        except StoreUnavailableError as error:
-            _LOG.warning("delivery not recorded yet", turn=answer.turn_id, reason=str(error))
-            task = asyncio.create_task(self._deliver_later(answer.turn_id))
-            self._late_deliveries.add(task)
-            task.add_done_callback(self._late_deliveries.discard)
-
-    async def _deliver_later(self, turn_id: int) -> None:
-        while True:
-            await asyncio.sleep(_RETRY_SECONDS)
-            with contextlib.suppress(StoreUnavailableError):
-                return await self._writer.deliver(turn_id)
+        await self._outage.hold(lambda: self._writer.deliver(answer.turn_id))
 
     async def detach(self, call: PendingCall) -> None:
         """Disconnect a client that has gone or was sent an error.
@@ -168,8 +163,9 @@ class Capture:
         return not self._registry.is_empty
 
     async def close(self) -> None:
-        """Stop in order: the leases end first, so that another process can take over the calls in flight at once."""
-        await self._leases.close()
+        """Stop in order: the lease ends first, so that another process can take over the calls in flight at once."""
+        await self._lease.close()
+        self._waits.close()
         self._registry.cancel_all()
 
 

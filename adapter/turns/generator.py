@@ -1,43 +1,85 @@
 """Generate one turn: from its `in_flight` row to `completed` or `aborted`.
 
 Engines are restarted and replaced while agents run, so the same or another engine is asked until one answers; the agent
-only waits longer. The row is completed before the answer is returned, so a client never gets bytes
-that a crash could lose.
+only waits longer, as it does while the store is unavailable. The row is completed before the answer is returned, so a
+client never gets a whole answer that a crash could lose.
+
+A client that reads a stream sees the answer grow. If its engine is lost, the next one continues from the tokens that
+are there: each token was still sampled after all those before it. A dead engine has not said which weights sampled
+them, so they get no version, and are not trained.
 """
 
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
+from adapter.live_answer import LiveAnswer
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession
-from adapter.turns.leases import Leases
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.records import completed_turn, stored_answer
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
 from adapter.turns.writer import TurnWriter
-from engine.client import Generation, Sampling
-from ratchet.errors import EngineUnavailableError, StoreUnavailableError
+from engine.client import IdsText, Sampling
+from engine.generation import Generation, SampledTokens
+from ratchet.errors import EngineUnavailableError
 from ratchet.store import turns
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
 from ratchet.store.sessions import request_id
+from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
 _LOG = structlog.get_logger("ratchet.adapter")
-_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class _SampledOutput:
     generation: Generation
     engine_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineCall:
+    """What engines are asked for one turn. `sampled` has the output so far; `streams`: it is to grow token by token."""
+
+    turn_id: int
+    prompt: IdsText
+    sampling: Sampling
+    sampled: SampledTokens
+    streams: bool
+
+    def end(self) -> bool:
+        """End the output that a lost engine has left if it lacks nothing; return whether it does not."""
+        ids = self.sampled.token_ids
+        if ids and ids[-1] in self.sampling.stop_token_ids:
+            self.sampled.finish_reason = "stop"
+        elif len(ids) >= self.sampling.max_tokens:
+            self.sampled.finish_reason = "length"
+        return self.sampled.finish_reason is not None
+
+    def rest(self) -> "_RestOfCall":
+        """The call that continues the output so far."""
+        ids = self.sampled.token_ids
+        if not ids:
+            return _RestOfCall(self.prompt, self.sampling)
+        prompt = IdsText((*self.prompt.pieces, b",", *IdsText.of(ids).pieces))
+        return _RestOfCall(prompt, replace(self.sampling, max_tokens=self.sampling.max_tokens - len(ids)))
+
+
+class _RestOfCall(NamedTuple):
+    prompt: IdsText
+    sampling: Sampling
 
 
 class TurnGenerator:
@@ -48,34 +90,42 @@ class TurnGenerator:
         outputs: OutputParser,
         router: EngineRouter,
         writer: TurnWriter,
-        leases: Leases,
+        waits: EngineWaits,
+        outage: StoreOutage,
     ) -> None:
         self._database = database
         self._renderer = renderer
         self._outputs = outputs
         self._router = router
         self._writer = writer
-        self._leases = leases
+        self._waits = waits
+        self._outage = outage
 
-    async def generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
+    def live_answer(self, prepared: PreparedCall) -> LiveAnswer | None:
+        """Return what the turn's streams show while it is sampled; None if the client asked for no stream."""
+        return self._outputs.live_answer(prepared.request) if prepared.request.options.stream else None
+
+    async def generate(
+        self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
+    ) -> Answer:
         """Return the answer after its row is committed, or mark the row `aborted` and raise.
 
-        Raises UnauthorisedError if the session was sealed or the row aborted meanwhile. Raises
-        StoreUnavailableError if the store failed before the engine answered or when the row was to be aborted (it stays
-        `in_flight`; when its lease has expired, a retry takes it over), or when a completed row was to be read.
+        Waits while the store is unavailable. Raises UnauthorisedError if the session was sealed or the row aborted
+        meanwhile. `live` is fed with the tokens as they come.
         """
         try:
-            return await self._generate(session, prepared, turn_id)
-        except (UnauthorisedError, StoreUnavailableError):
+            return await self._generate(session, prepared, turn_id, live)
+        except UnauthorisedError:
             raise
         except Exception:
-            async with self._database.begin() as conn:
-                await turns.abort_turn(conn, turn_id)
+            await self._outage.hold(lambda: self._abort(turn_id))
             raise
 
-    async def _generate(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
+    async def _generate(
+        self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
+    ) -> Answer:
         started = time.monotonic()
-        sampled = await self._sample(session, prepared, turn_id)
+        sampled = await self._sample(session, prepared, turn_id, live)
         sampled = replace(sampled, generation=await self._cut(prepared, sampled.generation))
         if not sampled.generation.logprobs_valid:
             _LOG.error(
@@ -85,7 +135,11 @@ class TurnGenerator:
             )
         ids = sampled.generation.token_ids
         answer = await self._parse(prepared, turn_id, sampled.generation)
-        if await self._complete(session, answer, sampled):
+        self._outputs.check_live(live, answer.message)
+        completed = completed_turn(
+            session.row, answer, sampled.generation, sampled.engine_id, self._waits.remove(turn_id)
+        )
+        if await self._outage.hold(lambda: self._writer.complete(completed)):
             thinks = prepared.thinks or answer.thinks
             growth = TurnGrowth(
                 prepared.new_keys, answer.message, prepared.lane, prepared.kind, self._renderer.ended(ids), thinks
@@ -95,8 +149,7 @@ class TurnGenerator:
             return answer
         # Another process completed or aborted the call, the session was sealed, or this process committed and the
         # confirmation was lost.
-        async with self._database.begin() as conn:
-            known = await turns.get_call(conn, turn_id)
+        known = await self._outage.hold(lambda: self._known(turn_id))
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
             raise UnauthorisedError
         return stored_answer(known)
@@ -131,69 +184,73 @@ class TurnGenerator:
 
     # ------------------------------------------------------------ the engine
 
-    async def _sample(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> _SampledOutput:
-        """Ask engines until one answers.
+    async def _sample(
+        self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
+    ) -> _SampledOutput:
+        """Ask engines until the output is complete.
 
         Raises UnauthorisedError if a call fails and its row has been aborted. While no engine is ready the row is
         not read, so the call of a sealed session may still be sampled; its completion then fails.
         """
-        sampling = Sampling(
-            prepared.max_tokens,
-            session.row.temperature,
-            self._renderer.stop_ids,
-            stop=prepared.request.options.stop_sequences,
-        )
+        stop_sequences = prepared.request.options.stop_sequences
+        sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids, stop=stop_sequences)
+        prompt = session.ids_json.prompt_json(prepared.stream, prepared.lane)
+        sampled = SampledTokens(None if live is None else live.feed)
+        call = _EngineCall(turn_id, prompt, sampling, sampled, live is not None)
         recorded_engine_id = prepared.engine_id
         while True:
             engine = await self._router.pick(session.row.id)
             if engine.id != recorded_engine_id:
                 # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id
-                async with self._database.begin() as conn:
-                    await turns.set_engine(conn, turn_id, engine.id)
-            generation = await self._ask(engine, session, prepared, sampling, turn_id)
-            if generation is not None:
-                return _SampledOutput(generation, engine.id)
-            async with self._database.begin() as conn:
-                known = await turns.get_call(conn, turn_id)
+                await self._outage.hold(partial(self._note_engine, turn_id, engine.id))
+            if await self._ask(engine, call):
+                return _SampledOutput(sampled.generation(), engine.id)
+            known = await self._outage.hold(lambda: self._known(turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError  # a seal or another process has aborted the call
+            sampled.continue_elsewhere()
+            if call.end():
+                return _SampledOutput(sampled.generation(), engine.id)
             self._router.avoid(engine.id)
 
-    async def _ask(
-        self, engine: EngineRow, session: LiveSession, prepared: PreparedCall, sampling: Sampling, turn_id: int
-    ) -> Generation | None:
-        """Return the engine's output; None if the engine failed, went away or aborted the call."""
-        self._leases.set_engine(turn_id, engine.id)
-        prompt = session.ids_json.prompt_json(prepared.stream, prepared.lane)
-        generating = asyncio.create_task(
-            self._router.client(engine).generate(prompt, sampling, request_id(turn_id), engine.version)
-        )
+    async def _ask(self, engine: EngineRow, call: _EngineCall) -> bool:
+        """Return whether the output is complete; False if the engine failed, went away or aborted the call."""
+        self._waits.set_engine(call.turn_id, engine.id)
+        asking = asyncio.create_task(self._add_tokens(engine, call))
         gone = asyncio.create_task(self._router.wait_until_gone(engine.id))
         try:
-            await asyncio.wait({generating, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if generating.done() and (generation := generating.result()).finish_reason != "abort":
-                return generation
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+                return call.sampled.finish_reason not in (None, "abort")
         except EngineUnavailableError as error:
-            _LOG.info("engine lost, asking another", turn=turn_id, reason=str(error)[:200])
+            _LOG.info("engine lost, asking another", turn=call.turn_id, reason=str(error)[:200])
         finally:
-            generating.cancel()
+            asking.cancel()
             gone.cancel()
-            self._leases.set_engine(turn_id, None)
-        return None
+            self._waits.set_engine(call.turn_id, None)
+        return False
+
+    async def _add_tokens(self, engine: EngineRow, call: _EngineCall) -> None:
+        client = self._router.client(engine)
+        prompt, sampling = call.rest()
+        name = request_id(call.turn_id)
+        if call.streams:
+            await client.stream(prompt, sampling, name, engine.version, call.sampled)
+        else:
+            await client.generate(prompt, sampling, name, engine.version, call.sampled)
 
     # ------------------------------------------------------------ the store
 
-    async def _complete(self, session: LiveSession, answer: Answer, sampled: _SampledOutput) -> bool:
-        """Complete the row, see `TurnWriter.complete`.
+    async def _known(self, turn_id: int) -> KnownCall | None:
+        async with self._database.begin() as conn:
+            return await turns.get_call(conn, turn_id)
 
-        Repeated while the store is unavailable: the sample has been computed and is kept.
-        """
-        waited_seconds = self._leases.finish_generation(answer.turn_id)
-        completed = completed_turn(session.row, answer, sampled.generation, sampled.engine_id, waited_seconds)
-        while True:
-            try:
-                return await self._writer.complete(completed)
-            except StoreUnavailableError as error:
-                _LOG.warning("turn not stored yet", turn=completed.id, reason=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)
+    async def _note_engine(self, turn_id: int, engine_id: int) -> None:
+        async with self._database.begin() as conn:
+            await turns.set_engine(conn, turn_id, engine_id)
+
+    async def _abort(self, turn_id: int) -> None:
+        async with self._database.begin() as conn:
+            await turns.abort_turn(conn, turn_id)

@@ -4,7 +4,7 @@ stores.
 
 from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
 from adapter.prompt.prompt_builder import PreparedCall
-from engine.client import Generation
+from engine.generation import Generation
 from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
 from ratchet.store.sessions import SessionRow
 from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn

@@ -8,28 +8,30 @@ row, for the other adapter processes.
 import asyncio
 from dataclasses import dataclass, field
 
-import structlog
-
 from adapter.conversation import Answer
+from adapter.live_answer import LiveAnswer
 from adapter.prompt.prompt_builder import PreparedCall, TurnLimitError
 from adapter.prompt.session_cache import LiveSession
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
-from adapter.turns.leases import Leases
+from adapter.turns.leases import ProcessLease
 from adapter.turns.records import new_turn
 from adapter.turns.writer import TurnWriter
-from ratchet.errors import StoreUnavailableError
 from ratchet.store import turns
 from ratchet.store.database import Database
 from ratchet.store.turns import KnownCall
 
-_LOG = structlog.get_logger("ratchet.adapter")
-
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
-    """One HTTP request that waits for an answer. `turn_id` is None until it is decided which turn answers it."""
+    """One HTTP request that waits for an answer. `turn_id` is None until it is decided which turn answers it.
+
+    `live`: what can be shown of the answer while it is sampled, None if nothing can.
+    """
 
     turn_id: int | None = None
+    live: LiveAnswer | None = None
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class RunningTurn:
     """`task` returns the answer once the turn is committed."""
 
     task: "asyncio.Task[Answer]"
+    live: LiveAnswer | None = None
     clients: set[ConnectedClient] = field(default_factory=set)
 
 
@@ -47,15 +50,19 @@ class TurnRegistry:
         lease_seconds: float,
         database: Database,
         writer: TurnWriter,
-        leases: Leases,
+        lease: ProcessLease,
+        waits: EngineWaits,
+        outage: StoreOutage,
         generator: TurnGenerator,
     ) -> None:
-        """`process_id` is this process's name in `turn.lease_owner`."""
+        """`process_id` is this process's name in `turn.worker` and `turn.lease_owner`."""
         self.process_id = process_id
         self.lease_seconds = lease_seconds
         self._database = database
         self._writer = writer
-        self._leases = leases
+        self._lease = lease
+        self._waits = waits
+        self._outage = outage
         self._generator = generator
         self._running: dict[int, RunningTurn] = {}
         self._delivering: dict[int, set[ConnectedClient]] = {}  # clients to which a stored answer is written, by turn
@@ -85,14 +92,20 @@ class TurnRegistry:
         """
         if session.at_turn_limit:
             raise TurnLimitError(session.row.limits["max_turns"])
+        await self.begin_lease()
         return await self._writer.open(new_turn(session.row, prepared, ordinal, self.process_id))
 
+    async def begin_lease(self) -> None:
+        """Get this process's lease, before a row names it."""
+        await self._lease.begin()
+
     def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
-        """Generate an `in_flight` row that this process has the lease of. `client` is its first client."""
-        running = RunningTurn(asyncio.create_task(self._generator.generate(session, prepared, turn_id)))
+        """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
+        live = self._generator.live_answer(prepared)
+        running = RunningTurn(asyncio.create_task(self._generator.generate(session, prepared, turn_id, live)), live)
         self._running[turn_id] = running
         session.num_calls += 1
-        self._leases.add(turn_id, session.row.id)
+        self._waits.add(turn_id, session.row.id)
         running.task.add_done_callback(lambda task: self._finish(session, turn_id, running, task))
         self.connect(running, turn_id, client)
         return running
@@ -100,15 +113,15 @@ class TurnRegistry:
     def _finish(self, session: LiveSession, turn_id: int, running: RunningTurn, task: "asyncio.Task[Answer]") -> None:
         self._running.pop(turn_id, None)
         session.num_calls -= 1
-        if not running.clients or task.cancelled() or task.exception() is not None:
-            self._leases.remove(turn_id)
-        else:
-            self._delivering[turn_id] = running.clients  # the lease is renewed until the answer is delivered
+        self._waits.remove(turn_id)
+        if running.clients and not task.cancelled() and task.exception() is None:
+            self._delivering[turn_id] = running.clients
 
     # ------------------------------------------------------------ clients
 
     def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient) -> None:
         client.turn_id = turn_id
+        client.live = running.live
         running.clients.add(client)
 
     def connect_to_stored(self, turn_id: int, client: ConnectedClient) -> None:
@@ -119,28 +132,31 @@ class TurnRegistry:
         clients.add(client)
 
     def end_delivery(self, turn_id: int) -> None:
-        """Stop renewing the lease: an answer was delivered, or the last client has disconnected."""
+        """Forget the clients of an answer that was delivered, or whose last client has disconnected."""
         self._delivering.pop(turn_id, None)
-        self._leases.remove(turn_id)
 
     async def record_connection(self, turn_id: int) -> None:
         """Write to the row that a client of this process waits for its answer."""
         async with self._database.begin() as conn:
-            await turns.attach_client(conn, turn_id, self.process_id, self.lease_seconds)
+            await turns.attach_client(conn, turn_id, self.process_id)
 
     async def disconnect(self, client: ConnectedClient) -> None:
         """Remove a client. If it was the last one, write to the row that no client of this process waits any more."""
-        if client.turn_id is None:
+        turn_id = client.turn_id
+        if turn_id is None:
             return
-        running = self._running.get(client.turn_id)
-        clients = self._delivering.get(client.turn_id, set()) if running is None else running.clients
-        clients.discard(client)
-        if clients:
-            return
-        if running is None:
-            self.end_delivery(client.turn_id)
-        try:
-            async with self._database.begin() as conn:
-                await turns.mark_detached(conn, client.turn_id, self.process_id)
-        except StoreUnavailableError as error:
-            _LOG.warning("disconnect of a client not recorded", turn=client.turn_id, reason=str(error))
+        self._clients(turn_id).discard(client)
+        if not self._clients(turn_id):
+            if turn_id not in self._running:
+                self.end_delivery(turn_id)
+            await self._outage.hold(lambda: self._record_disconnection(turn_id))
+
+    async def _record_disconnection(self, turn_id: int) -> None:
+        if self._clients(turn_id):
+            return  # another one has come while the store was unavailable
+        async with self._database.begin() as conn:
+            await turns.mark_detached(conn, turn_id, self.process_id)
+
+    def _clients(self, turn_id: int) -> set[ConnectedClient]:
+        running = self._running.get(turn_id)
+        return self._delivering.get(turn_id, set()) if running is None else running.clients

@@ -7,12 +7,14 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
+from adapter.store_outage import StoreOutage
 from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
@@ -21,6 +23,7 @@ from ratchet.store import turns
 from ratchet.store.arrays import ids_from_bytes
 from ratchet.store.database import Database
 from ratchet.store.turns import KnownCall
+from ratchet.types import TurnState
 
 _POLL_SECONDS = 0.2
 
@@ -28,43 +31,46 @@ _T = TypeVar("_T")
 
 
 class RetryResolver:
-    def __init__(self, database: Database, sessions: SessionCache, registry: TurnRegistry) -> None:
+    def __init__(self, database: Database, sessions: SessionCache, registry: TurnRegistry, outage: StoreOutage) -> None:
         self._database = database
         self._sessions = sessions
         self._registry = registry
+        self._outage = outage
 
     async def resolve(
         self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
     ) -> Answer:
         """Connect `client` to the turn that answers it, and return that turn's answer.
 
-        Raises UnauthorisedError if the session is closed and the turn has no stored answer, TurnLimitError if a new
-        sample would exceed the limit of turns, and what generation raises. If the caller is cancelled, a turn that was
-        made or taken over for it is generated all the same.
+        Waits while the store is unavailable. Raises UnauthorisedError if the session is closed and the turn has no
+        stored answer, TurnLimitError if a new sample would exceed the limit of turns, and what generation raises. If
+        the caller is cancelled, a turn that was made or taken over for it is generated all the same.
         """
         is_sdk_retry = prepared.request.options.retry
         deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
         while True:
             running = self._registry.get(known.id)
             num_clients_here = None if running is None else len(running.clients)
-            is_own = known.lease_owner == self._registry.process_id
+            in_flight = known.state is TurnState.IN_FLIGHT
+            is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
             match decide_retry(known, num_clients_here, is_own, is_sdk_retry, time.monotonic() < deadline):
                 case RetryDecision.AGAIN:
                     return await self._wait(await _shielded(self._sample_again(session, prepared, known, client)))
                 case RetryDecision.STORED:
                     self._registry.connect_to_stored(known.id, client)
-                    await _shielded(self._registry.record_connection(known.id))
+                    await _shielded(self._outage.hold(partial(self._registry.record_connection, known.id)))
                     return stored_answer(known)
                 case RetryDecision.JOIN:
                     assert running is not None
                     return await self._wait(await _shielded(self._join(running, known, client)))
                 case RetryDecision.TAKE_OVER:
-                    taken = await _shielded(self._take_over(session, prepared, known, client))
+                    taken = await _shielded(
+                        self._outage.hold(partial(self._take_over, session, prepared, known, client))
+                    )
                     if taken is not None:
                         return await self._wait(taken)
             await asyncio.sleep(_POLL_SECONDS)
-            async with self._database.begin() as conn:
-                latest = await turns.get_call(conn, known.id)
+            latest = await self._outage.hold(partial(self._latest, known.id))
             if latest is None:
                 raise UnauthorisedError
             known = latest
@@ -81,28 +87,33 @@ class RetryResolver:
         Another process may insert that ordinal first; then take the one after.
         """
         while True:
-            turn_id = await self._registry.open(session, prepared, known.ordinal + 1)
+            turn_id = await self._outage.hold(partial(self._registry.open, session, prepared, known.ordinal + 1))
             if turn_id is not None:
                 return self._registry.start(session, prepared, turn_id, client)
-            latest = await self._registry.find(session, prepared)
+            latest = await self._outage.hold(partial(self._registry.find, session, prepared))
             if latest is None or latest.ordinal == known.ordinal:
                 raise UnauthorisedError  # nothing was inserted because the session is closed
             known = latest
 
     async def _join(self, running: RunningTurn, known: KnownCall, client: ConnectedClient) -> RunningTurn:
         self._registry.connect(running, known.id, client)
-        await self._registry.record_connection(known.id)
+        await self._outage.hold(partial(self._registry.record_connection, known.id))
         return running
+
+    async def _latest(self, turn_id: int) -> KnownCall | None:
+        async with self._database.begin() as conn:
+            return await turns.get_call(conn, turn_id)
 
     async def _take_over(
         self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
     ) -> RunningTurn | None:
         """Generate the row of a process that has died, from the prompt that the row recorded.
 
-        None if another process took it first.
+        None if another process took it first, or another request of this one.
         """
+        await self._registry.begin_lease()
         async with self._database.begin() as conn:
-            if not await turns.take_over_turn(conn, known.id, self._registry.process_id, self._registry.lease_seconds):
+            if not await turns.take_over_turn(conn, known.id, self._registry.process_id):
                 return None
             stored = await turns.load_prompt(conn, known.id)
         assert stored is not None
@@ -110,6 +121,8 @@ class RetryResolver:
             await self._sessions.load(session)
         attach_point = AttachPoint(stored.parent_turn_id, stored.kept_tokens)
         stream = session.tree.prompt(attach_point, ids_from_bytes(stored.suffix_ids))
+        if self._registry.get(known.id) is not None:
+            return None
         recorded = replace(prepared, attach_point=attach_point, stream=stream, engine_id=None)
         return self._registry.start(session, recorded, known.id, client)
 

@@ -3,7 +3,7 @@
 Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
 the old one. A request is a retry if the SDK's header says so, or if the earlier call's client has disconnected and its
 answer was not written to its last byte. If the earlier call was aborted, any request is a new sample. A client of
-another process counts as connected while that process renews the lease; after a kill the lease expires.
+another process counts as connected while that process renews its lease; after a kill the lease expires.
 """
 
 from enum import StrEnum
@@ -26,15 +26,17 @@ def decide_retry(
     """Decide what a request gets whose digest the turn `known` has, the newest one with it.
 
     `num_clients_here`: clients of this process that wait for `known`; None if this process does not generate it.
-    `is_own`: this process is the row's lease owner. `in_time`: less than a lease has passed since the request, so the
-    lease of a process that died may not have expired yet.
+    `is_own`: this process is the worker of the row in flight, or the lease owner of the completed one. `in_time`: less
+    than a lease has passed since the request, so the lease of a process that died may not have expired yet.
     """
     if known.state is TurnState.ABORTED or (known.delivered and not is_sdk_retry):
         return RetryDecision.AGAIN
+    if known.state is TurnState.IN_FLIGHT and is_own and known.leased and num_clients_here is None:
+        # This process is opening the row, or never learned that its commit succeeded.
+        return RetryDecision.WAIT if in_time else RetryDecision.TAKE_OVER
     has_client = known.attached if num_clients_here is None else num_clients_here > 0
     if has_client and not is_sdk_retry:
-        # Wait at most one lease if it is uncertain whether the client is still connected: its process may have died, or
-        # this process is opening the row and does not generate it yet.
+        # Wait at most one lease if it is uncertain whether the client is still connected: its process may have died.
         is_certain = num_clients_here is not None or (is_own and known.state is TurnState.COMPLETED)
         return RetryDecision.AGAIN if is_certain or not in_time else RetryDecision.WAIT
     if known.state is TurnState.COMPLETED:

@@ -30,9 +30,8 @@ class _Write:
 
 
 class TurnWriter:
-    def __init__(self, database: Database, lease_seconds: float) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._lease_seconds = lease_seconds
         self._queue: list[_Write] = []
         self._task: asyncio.Task[None] | None = None
         self._waiting_for_locks: set[asyncio.Task[None]] = set()
@@ -49,7 +48,7 @@ class TurnWriter:
         return bool(await self._write(turn))
 
     async def deliver(self, turn_id: int) -> None:
-        """Record that the answer's last byte was written, and end the lease."""
+        """Record that the answer's last byte was written."""
         await self._write(turn_id)
 
     async def _write(self, value: NewTurn | CompletedTurn | int) -> Any:
@@ -95,7 +94,7 @@ class TurnWriter:
         completed = [write.value for write in batch if isinstance(write.value, CompletedTurn)]
         delivered = [write.value for write in batch if isinstance(write.value, int)]
         async with self._database.begin() as conn:
-            written = await turns.write_turns(conn, new, completed, delivered, self._lease_seconds, wait)
+            written = await turns.write_turns(conn, new, completed, delivered, wait)
         opened_ids = iter(written.opened)
         were_completed = iter(written.completed)
         results: list[Any] = []

@@ -1,20 +1,26 @@
-"""Time without any adapter, during which agents cannot work and their time budgets must not count.
+"""Which adapter processes live, and the time without any, during which agents' time budgets must not count.
+
+A process has one lease for all of its calls. If it is not renewed, another process may take these calls over; their
+rows are not written meanwhile.
 
 Each heartbeat adds the gap since the last one to a growing sum, if the gap is longer than a live adapter leaves. The
 difference of two readings is the time lost between them, for any number of adapters and across restarts of all parts.
 """
 
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, delete, exists, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import ColumnElement
 
-from ratchet.store.schema import InstallationTable
+from ratchet.store.schema import AdapterProcessTable, InstallationTable
 
 BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 10.0
+_FORGOTTEN_AFTER = timedelta(hours=1)
 
 
 def _gap_seconds() -> ColumnElement[Any]:
@@ -36,3 +42,27 @@ async def heartbeat_adapters(connection: AsyncConnection) -> None:
 def adapters_away_seconds() -> ColumnElement[Any]:
     """Return an expression for the sum up to now, in seconds; 0 if there has never been an adapter."""
     return func.coalesce(select(InstallationTable.adapter_away_seconds + _gap_seconds()).scalar_subquery(), 0.0)
+
+
+async def renew_process_lease(connection: AsyncConnection, process_id: str, seconds: float) -> None:
+    """Let this process's lease last `seconds` from now."""
+    until = func.now() + timedelta(seconds=seconds)
+    renewed = insert(AdapterProcessTable).values(id=process_id, alive_until=until)
+    await connection.execute(renewed.on_conflict_do_update(index_elements=["id"], set_={"alive_until": until}))
+
+
+async def forget_ended_processes(connection: AsyncConnection) -> None:
+    """Delete the leases of processes that were killed long ago."""
+    ended = AdapterProcessTable.alive_until < func.now() - _FORGOTTEN_AFTER
+    await connection.execute(delete(AdapterProcessTable).where(ended))
+
+
+async def end_process_lease(connection: AsyncConnection, process_id: str) -> None:
+    """End the lease of a process that shuts down, so that its calls can be taken over at once."""
+    await connection.execute(delete(AdapterProcessTable).where(AdapterProcessTable.id == process_id))
+
+
+def process_lives(process_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[bool]:
+    """Return an expression for whether the lease of the process in this column has not expired."""
+    lives = (AdapterProcessTable.id == process_id) & (AdapterProcessTable.alive_until > func.now())
+    return exists().where(lives)

@@ -87,15 +87,19 @@ class Database:
         pool_size: int = 5,
         statement_seconds: float = _STATEMENT_SECONDS,
         idle_seconds: float = _IDLE_SECONDS,
+        check_connections: bool = True,
     ) -> None:
-        """`idle_seconds`: the server ends a transaction in which no statement is sent for so long."""
+        """`idle_seconds`: the server ends a transaction in which no statement is sent for so long.
+
+        `check_connections`: ask the server before each use of a connection whether it is whole; a process that repeats
+        what fails with StoreUnavailableError needs no such question."""
         self.url = url
         # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
             async_url(url),
             pool_size=2 * pool_size,
             max_overflow=0,
-            pool_pre_ping=True,
+            pool_pre_ping=check_connections,
             connect_args={"timeout": min(10.0, statement_seconds), "command_timeout": statement_seconds},
         )
         limits = {

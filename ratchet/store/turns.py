@@ -1,20 +1,21 @@
 """Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer is sent.
 
 Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
-after its session was sealed. `lease_expires_at`: from then on, a retry may take over a row in flight. `lease_owner`:
-the adapter process with a connected client of the call, NULL if no client is connected; without meaning after the lease
-has expired.
+after its session was sealed. `worker`: the adapter process that generates the call; after the process's lease has
+expired (`ratchet.store.adapters`), a retry may take the row over. `lease_owner`: the adapter process with a connected
+client of the call, NULL if no client is connected; without meaning after that process's lease has expired.
+`lease_expires_at`: the lease of a row that was opened before processes had leases of their own.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, TextClause, bindparam, cast, func, select, text, update
+from sqlalchemy import ARRAY, BigInteger, TextClause, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store.adapters import process_lives
 from ratchet.store.schema import TurnTable
 from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
 
@@ -94,7 +95,7 @@ class CompletedTurn:
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """The newest turn of a digest in its lane. `leased`: a process works on it. `attached`: its client is connected."""
+    """The newest turn of a digest in its lane. `leased`: its worker lives. `attached`: its client is connected."""
 
     id: int
     ordinal: int
@@ -103,6 +104,7 @@ class KnownCall:
     leased: bool
     attached: bool
     lease_owner: str | None
+    worker: str | None
     answer: bytes | None
 
 
@@ -125,7 +127,6 @@ async def write_turns(
     new: Sequence[NewTurn],
     done: Sequence[CompletedTurn],
     delivered: Sequence[int],
-    lease_seconds: float,
     wait: bool = False,
 ) -> WrittenTurns:
     """Insert turns as `in_flight`, complete others and record deliveries, of any sessions, in at most four statements.
@@ -137,7 +138,7 @@ async def write_turns(
     asked = {turn.session_id for turn in new} | {turn.session_id for turn in done}
     states = await _lock(conn, asked, wait)
     alive = {session_id for session_id, state in states.items() if state == SessionState.OPEN}
-    opened = await _open(conn, [turn for turn in new if turn.session_id in alive], lease_seconds)
+    opened = await _open(conn, [turn for turn in new if turn.session_id in alive])
     completed = await _complete(conn, [turn for turn in done if turn.session_id in alive])
     if delivered:
         await conn.execute(_DELIVERED, {"ids": delivered})
@@ -182,7 +183,7 @@ _DELIVERED = text(
 ).bindparams(_IDS)
 _OPEN = _arrays(
     NewTurn.__slots__,
-    "INSERT INTO turn ({names}, lease_expires_at) SELECT {names}, now() + :lease FROM {rows}"
+    "INSERT INTO turn ({names}, worker) SELECT {names}, lease_owner FROM {rows}"
     " ON CONFLICT DO NOTHING RETURNING id, session_id, lane, digest, ordinal",
 )
 _COMPLETE = _arrays(
@@ -196,17 +197,19 @@ def _columns(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-async def _open(
-    conn: AsyncConnection, new: Sequence[NewTurn], lease_seconds: float
-) -> dict[tuple[int, str, bytes, int], int | None]:
+async def _open(conn: AsyncConnection, new: Sequence[NewTurn]) -> dict[tuple[int, str, bytes, int], int | None]:
     if not new:
         return {}
-    values = _columns(NewTurn.__slots__, new) | {"lease": timedelta(seconds=lease_seconds)}
-    return {_call(row): row.id for row in await conn.execute(_OPEN, values)}
+    return {_call(row): row.id for row in await conn.execute(_OPEN, _columns(NewTurn.__slots__, new))}
 
 
 async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set[int]:
     return set((await conn.execute(_COMPLETE, _columns(CompletedTurn.__slots__, done))).scalars()) if done else set()
+
+
+_OLD_LEASE = func.coalesce(TurnTable.lease_expires_at > func.now(), False)
+_LEASED = process_lives(TurnTable.worker) | _OLD_LEASE
+_ATTACHED = TurnTable.lease_owner.is_not(None) & (process_lives(TurnTable.lease_owner) | _OLD_LEASE)
 
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
@@ -231,40 +234,18 @@ async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None
     )
 
 
-async def renew_leases(conn: AsyncConnection, turn_ids: Sequence[int], seconds: float) -> None:
-    """Renew the leases of all calls of a process in one statement.
+async def take_over_turn(conn: AsyncConnection, turn_id: int, process_id: str) -> bool:
+    """Become the worker of a call in flight whose worker has died, or is this process; return False if it is neither.
 
-    An expired lease is not renewed, because another process may have taken the call over. Locked rows are skipped until
-    the next round: their turns are being completed or sealed.
+    It is this process's own if a commit succeeded whose confirmation was lost.
     """
-    alive = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at > func.now()))
-    await conn.execute(update(TurnTable).where(alive).values(lease_expires_at=func.now() + timedelta(seconds=seconds)))
-
-
-def _free(turn_ids: Sequence[int], condition: ColumnElement[bool]) -> Select[int]:
-    """Select the turns that no other transaction has locked; a statement that waits for no lock cannot deadlock."""
-    return (
-        select(TurnTable.id)
-        .where(TurnTable.id.in_(turn_ids), condition)
-        .with_for_update(skip_locked=True, key_share=True)
+    statement = update(TurnTable).where(
+        TurnTable.id == turn_id,
+        TurnTable.state == TurnState.IN_FLIGHT,
+        ~_LEASED | func.coalesce(TurnTable.worker == process_id, False),
     )
-
-
-async def take_over_turn(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> bool:
-    """Take over a call in flight whose lease has expired; return False if another process did so or it is not in
-    flight."""
-    lapsed = (TurnTable.state == TurnState.IN_FLIGHT) & (TurnTable.lease_expires_at < func.now())
-    until = func.now() + timedelta(seconds=seconds)
-    statement = (
-        update(TurnTable).where(TurnTable.id == turn_id, lapsed).values(lease_owner=owner, lease_expires_at=until)
-    )
-    return bool((await conn.execute(statement)).rowcount)
-
-
-async def release_leases(conn: AsyncConnection, turn_ids: Sequence[int]) -> None:
-    """Expire the leases of a process that shuts down, so that its calls can be taken over at once."""
-    ours = TurnTable.id.in_(_free(turn_ids, TurnTable.lease_expires_at.is_not(None)))
-    await conn.execute(update(TurnTable).where(ours).values(lease_owner=None, lease_expires_at=func.now()))
+    values = {"worker": process_id, "lease_owner": process_id, "lease_expires_at": None}
+    return bool((await conn.execute(statement.values(values))).rowcount)
 
 
 class StoredPrompt(NamedTuple):
@@ -285,31 +266,21 @@ async def load_prompt(conn: AsyncConnection, turn_id: int) -> StoredPrompt | Non
     return None if row is None else StoredPrompt(*row)
 
 
-async def attach_client(conn: AsyncConnection, turn_id: int, owner: str, seconds: float) -> None:
-    """Connect a retry's client to this call; a completed turn is leased to it for the delivery."""
-    until = func.greatest(
-        func.coalesce(TurnTable.lease_expires_at, func.now()), func.now() + timedelta(seconds=seconds)
-    )
-    of_completed = TurnTable.state == TurnState.COMPLETED
-    await conn.execute(
-        update(TurnTable).where(TurnTable.id == turn_id, of_completed).values(lease_owner=owner, lease_expires_at=until)
-    )
-    await conn.execute(
-        update(TurnTable)
-        .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
-        .values(lease_owner=owner)
-    )
+async def attach_client(conn: AsyncConnection, turn_id: int, process_id: str) -> None:
+    """Record that a client of this process waits for the call's answer."""
+    statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state != TurnState.ABORTED)
+    await conn.execute(statement.values(lease_owner=process_id))
 
 
-_LEASED = func.coalesce(TurnTable.lease_expires_at > func.now(), False)
 _KNOWN = select(
     TurnTable.id,
     TurnTable.ordinal,
     TurnTable.state,
     TurnTable.delivered,
     _LEASED.label("leased"),
-    (_LEASED & TurnTable.lease_owner.is_not(None)).label("attached"),
+    _ATTACHED.label("attached"),
     TurnTable.lease_owner,
+    TurnTable.worker,
     TurnTable.answer,
 )
 
@@ -335,6 +306,7 @@ def _known(row: Any) -> KnownCall:
         bool(row.leased),
         bool(row.attached),
         row.lease_owner,
+        row.worker,
         row.answer,
     )
 

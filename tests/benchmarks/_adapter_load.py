@@ -32,6 +32,7 @@ from ratchet.store.migration import migrate
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database
+from tests.benchmarks._adapter_streams import first_texts
 from tests.benchmarks._workload import Conversation, model_directory
 from tests.standins.bulk_engine import digest_of
 
@@ -40,6 +41,9 @@ SYSTEM_CHARS = 34_000
 """Gives a first prompt of 12k tokens."""
 RESULT_CHARS = 4_500
 """Adds about 1.5k tokens with every turn."""
+LONG_TURNS = 104
+NUM_LAST = 20
+"""Turns of the long conversation, of about 78k to 86k tokens, whose CPU time is compared with other methods."""
 
 
 @dataclass
@@ -151,9 +155,12 @@ class Rig:
         """The measurements since the last call; then turn the event loop's clock on or off."""
         return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench?clock={'on' if next_on else 'off'}")
 
-    async def hold(self, least: float, most: float, outputs: list[list[int]] | None = None) -> None:
+    async def hold(
+        self, least: float, most: float, outputs: list[list[int]] | None = None, token_seconds: float = 0.0
+    ) -> None:
+        body = {"outputs": outputs or [], "hold_seconds": [least, most], "token_seconds": token_seconds}
         async with httpx.AsyncClient(trust_env=False) as http:
-            await http.post(self.engine + "/texts", json={"outputs": outputs or [], "hold_seconds": [least, most]})
+            await http.post(self.engine + "/texts", json=body)
 
 
 @contextlib.asynccontextmanager
@@ -256,6 +263,14 @@ async def _arrive(found: Rig, agents: list[Agent], per_second: float, seconds: f
 
 
 async def _rows(found: Rig) -> dict[int, list[Any]]:
+    """All rows by session, after the newest deliveries were recorded."""
+    async with asyncio.timeout(30):
+        undelivered = "SELECT count(*) FROM turn WHERE state = 'completed' AND NOT delivered"
+        while True:
+            async with found.database.begin() as conn:
+                if not (await conn.exec_driver_sql(undelivered)).scalar_one():
+                    break
+            await asyncio.sleep(0.05)
     columns = (
         TurnTable.id,
         TurnTable.session_id,
@@ -265,6 +280,7 @@ async def _rows(found: Rig) -> dict[int, list[Any]]:
         TurnTable.sampled_ids,
         TurnTable.state,
         TurnTable.delivered,
+        TurnTable.prompt_tokens,
     )
     rows: dict[int, list[Any]] = {}
     async with found.database.begin() as conn:
@@ -394,14 +410,23 @@ def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _long(found: Rig, say: Say) -> dict[str, Any]:
-    """One agent alone, 100 turns to 86k tokens: the size of its rows compared with its final stream."""
+    """One agent alone, 104 turns to 86k tokens: the size of its rows compared with its final stream.
+
+    The CPU time of the last turns is taken without the clock of the event loop, which takes a tenth of it.
+    """
     (agent,) = await _agents(found.database, 0, 1, 2_350)
     await agent.turn(found.adapter_port)
     before = await found.clocks()
-    say("one long conversation: 100 turns")
-    for _ in range(99):
+    say(f"one long conversation: {LONG_TURNS} turns")
+    for _ in range(LONG_TURNS - NUM_LAST - 1):
         await agent.turn(found.adapter_port)
-    clocks, seen, rows = await found.clocks(), await found.get(found.engine + "/calls"), await _rows(found)
+    clocks = await found.clocks(next_on=False)
+    counters = await _store_counters(found)
+    for _ in range(NUM_LAST):
+        await agent.turn(found.adapter_port)
+    last = await found.clocks(next_on=False)
+    store = await _store_costs(found, NUM_LAST, counters)
+    seen, rows = await found.get(found.engine + "/calls"), await _rows(found)
     async with found.database.begin() as conn:
         columns = ("suffix_ids", "sampled_ids", "logprobs", "request", "answer")
         sums = ", ".join(f"sum(pg_column_size({name}))" for name in ("turn.*", *columns))
@@ -417,8 +442,14 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
         "row_bytes_over_stream": round(int(sizes[0]) / (4 * tokens), 2),
         "column_bytes": {name: int(size) for name, size in zip(columns, sizes[1:], strict=True)},
         "added_ms": _added(rows, [agent], {agent.session_id: 1}, seen),
-        **_work(before, clocks, 99),
+        **_work(before, clocks, LONG_TURNS - NUM_LAST - 1),
         **_loop(clocks),
+        "last_turns": {
+            "turns": NUM_LAST,
+            "prompt_tokens": rows[agent.session_id][-NUM_LAST // 2].prompt_tokens,
+            **_work(clocks, last, NUM_LAST),
+            "transactions_per_turn": store["transactions_per_turn"],
+        },
     }
 
 
@@ -426,7 +457,9 @@ async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any
     async with rig() as found:
         say("warming up (the output parsers take a while to import)")
         await _saturate(found, await _agents(found.database, 1, 1, RESULT_CHARS), 2, 1)
+        (reader,) = await _agents(found.database, 1_000_000, 1, RESULT_CHARS)
         return {
+            "streaming": await first_texts(found, reader),
             "one_long_conversation": await _long(found, say),
             "load": await _load(found, num_sessions, seconds, say),
         }

@@ -129,12 +129,11 @@ async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve_adapter` does
     clock = LoopClock()
     collector = CollectorClock()
-    database = TimedDatabase(settings.database_url, settings.pool_size)
+    database = TimedDatabase(settings.database_url, settings.pool_size, check_connections=False)  # as it does
     app = create_adapter_app(settings, database)
     process = psutil.Process()
     freeze_startup_objects()  # as `serve_adapter` does
 
-    @app.get("/bench")
     async def bench(request: Request) -> JSONResponse:
         times = process.cpu_times()
         found = {
@@ -162,6 +161,7 @@ async def main(settings: AdapterSettings) -> None:
         database.commit_seconds = 0.0
         return JSONResponse(found)
 
+    app.add_route("/bench", bench)
     config = uvicorn.Config(
         app,
         host=settings.host,

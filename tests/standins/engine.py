@@ -3,7 +3,8 @@
 A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT`.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200,
-                               "logprobs": [...]}]}
+                               "logprobs": [...], "at": 0}]}
+                                        "at": number of streamed tokens before the hold or the death
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
                                         prompt logprobs; how weight updates and pauses end
     POST /release {"hold": "name"}      ends the hold of calls
@@ -14,13 +15,14 @@ A real engine does not die, pause or hold calls on demand. Run as `python -m tes
 import asyncio
 import os
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.client import ROUTES
@@ -81,26 +83,47 @@ class Engine:
             return JSONResponse({"error": {"message": "Parameter 'cache_salt' must not contain '@', '/'"}}, 400)
         self.calls.append(call | {"salt": body.get("cache_salt")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
+        if body.get("stream") and output.get("status", 200) == 200:
+            return StreamingResponse(self._stream(body.get("request_id"), output), media_type="text/event-stream")
+        await self._act(output)
+        if output.get("status", 200) != 200:
+            return JSONResponse({"error": {"message": "scripted"}}, output["status"])
+        return JSONResponse({"request_id": body.get("request_id"), "choices": [self._choice(output)]})
+
+    async def _act(self, output: dict[str, Any]) -> None:
         if output.get("die"):
             os._exit(9)
         if output.get("hold"):
             await self.holds[output["hold"]].wait()
         await self.running.wait()
-        if output.get("status", 200) != 200:
-            return JSONResponse({"error": {"message": "scripted"}}, output["status"])
+
+    async def _stream(self, request_id: str, output: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The output token by token, as vLLM streams it: finish reason and versions come with the last chunk."""
+        choice = self._choice(output)
+        ids, content = choice["token_ids"], choice["logprobs"]["content"]
+        for at in range(len(ids) + 1):
+            if at == output.get("at", 0):
+                await self._act(output)
+            one = {"index": 0, "token_ids": ids[at : at + 1], "logprobs": {"content": content[at : at + 1]}}
+            end = choice["finish_reason"] if at == len(ids) else None
+            spans = choice["weight_versions"] if at == len(ids) else None
+            chunk = {"request_id": request_id, "choices": [one | {"finish_reason": end, "weight_versions": spans}]}
+            yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def _choice(self, output: dict[str, Any]) -> dict[str, Any]:
         ids = output["ids"]
         logprobs = output.get("logprobs", [-1.0] * len(ids))  # as many as given
         content = [
             {"token_id": one, "logprob": logprob, "rank": 1} for one, logprob in zip(ids, logprobs, strict=False)
         ]
-        choice = {
+        return {
             "index": 0,
             "token_ids": ids,
             "finish_reason": output.get("finish", "stop"),
             "logprobs": {"content": content},
             "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}],
         }
-        return JSONResponse({"request_id": body.get("request_id"), "choices": [choice]})
 
     def _score(self, ids: list[int]) -> Response:
         positions = [{str(token): {"logprob": score}} for token, score in zip(ids[1:], self.scores, strict=True)]

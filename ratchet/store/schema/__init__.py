@@ -25,6 +25,7 @@ from ratchet.store.schema.rollouts import (
     TurnTable,
 )
 from ratchet.store.schema.runs import (
+    AdapterProcessTable,
     BatchItemTable,
     BatchTable,
     CheckpointTable,
@@ -40,6 +41,7 @@ from ratchet.store.schema.runs import (
 
 __all__ = [
     "GROUP_READY_SEQ",
+    "AdapterProcessTable",
     "AdmissionTable",
     "AttemptTable",
     "Base",

@@ -190,7 +190,7 @@ class TurnTable(Base):
 
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
     `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `delivered`: the answer's last
-    byte was written."""
+    byte was written. `worker`, `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -220,6 +220,7 @@ class TurnTable(Base):
     engine_id: Mapped[int | None] = mapped_column(BigInteger)
     lease_owner: Mapped[str | None]
     lease_expires_at: Mapped[datetime | None]
+    worker: Mapped[str | None]
     delivered: Mapped[bool] = mapped_column(server_default=text("false"))
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = now()

@@ -35,6 +35,14 @@ class InstallationTable(Base):
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)
 
 
+class AdapterProcessTable(Base):
+    """The lease of an adapter process: after `alive_until`, another process may take its calls over."""
+
+    __tablename__ = "adapter_process"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    alive_until: Mapped[datetime]
+
+
 class RunTable(Base):
     """A run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 

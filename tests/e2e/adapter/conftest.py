@@ -19,6 +19,7 @@ import pytest
 from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
 from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.codex import Codex
+from activities.harnesses.opencode import OpenCode
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
@@ -61,6 +62,7 @@ def call(tool: str, **arguments: Any) -> str:
 
 CLAUDE_CODE = Cli(ClaudeCode, "claude-code", "Bash", "command")
 CODEX = Cli(Codex, "codex", "exec_command", "cmd")
+OPENCODE = Cli(OpenCode, "opencode", "bash", "command")
 
 
 @dataclass

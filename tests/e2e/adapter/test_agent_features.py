@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, Testbed, call, start
+from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, OPENCODE, Cli, Testbed, call, start
 from tests.e2e.adapter.test_real_clients import num_trained, read_end
 
 pytestmark = pytest.mark.timeout(3000)
@@ -37,6 +37,22 @@ async def test_an_image_does_not_end_the_rollout(cli: Cli, view: str, testbed: T
     assert "[image, 31x7, omitted]" in testbed.engine.renderer.tokenizer.decode(last), events[-3:]
     assert [row.fork_cause for row in rows] == ["root", None, None]
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
+
+
+async def test_opencodes_sub_agent_has_a_lane_of_its_own(testbed: Testbed, directory: Path) -> None:
+    opened = await testbed.open()
+    task = call("task", description="look", prompt="Find where it breaks.", subagent_type="general")
+    await testbed.engine.say(task, "Nothing found, all is well.", "All done.")
+    running = start(OPENCODE, testbed.address, opened.token, directory)
+    events = await running.end()
+    rows = await testbed.rows(opened)
+    assert read_end(OPENCODE, running) is AgentExit.DONE, events[-3:]
+    assert [(row.fork_cause, row.kind, bool(row.lane)) for row in rows] == [
+        ("root", "main", False),
+        ("sub_agent", "sub_agent", True),
+        (None, "main", False),
+    ]
+    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
 MCP_SERVER = """

@@ -1,5 +1,5 @@
-"""Claude Code and Codex, unmodified, with tools, sub-agents, malformed output, full contexts and servers that are
-killed.
+"""Claude Code, Codex and OpenCode, unmodified, with tools, sub-agents, malformed output, full contexts and servers that
+are killed.
 
 Each test is a promise of the adapter to programs that we cannot change. A test is skipped if the program cannot be
 fetched.
@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from activities.harnesses import claude_code, codex
+from activities.harnesses import claude_code, codex, opencode
 from adapter.turns.loss_mask import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, Cli, RunningCli, Testbed, call, cli_settings, start
+from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, OPENCODE, Cli, RunningCli, Testbed, call, cli_settings, start
 from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
-BOTH = pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX], ids=["claude_code", "codex"])
+CLIS = pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX, OPENCODE], ids=["claude_code", "codex", "opencode"])
 SUMMARY = "The parser in reader.py was read, its loop was found to be off by one, and nothing has been changed so far."
 
 
@@ -35,14 +35,14 @@ async def num_trained(opened: Opened) -> list[int]:
 
 def read_end(cli: Cli, running: RunningCli) -> AgentExit:
     output = running.output.read_bytes()
-    return (
-        codex.read_codex_exit(output)
-        if cli is CODEX
-        else claude_code.read_claude_code_exit(output, running.process.returncode)
-    )
+    if cli is CODEX:
+        return codex.read_codex_exit(output)
+    if cli is OPENCODE:
+        return opencode.read_opencode_exit(output)
+    return claude_code.read_claude_code_exit(output, running.process.returncode)
 
 
-@BOTH
+@CLIS
 async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: Path) -> None:
     opened = await testbed.open()
     await testbed.engine.say(
@@ -57,7 +57,7 @@ async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: 
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
 
 
-@BOTH
+@CLIS
 async def test_a_malformed_call_does_not_break_the_agent(cli: Cli, testbed: Testbed, directory: Path) -> None:
     """Half a tool call reaches the agent as plain text, and the agent ends normally with it."""
     opened = await testbed.open()
@@ -70,7 +70,7 @@ async def test_a_malformed_call_does_not_break_the_agent(cli: Cli, testbed: Test
     assert summaries_of(await testbed.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
 
 
-@BOTH
+@CLIS
 async def test_a_dropped_stream_is_retried_by_the_client_and_answered_once(
     cli: Cli, testbed: Testbed, directory: Path
 ) -> None:
@@ -90,9 +90,11 @@ async def test_a_dropped_stream_is_retried_by_the_client_and_answered_once(
     assert len((await testbed.engine.seen())["calls"]) == 2
 
 
-@BOTH
+@pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX], ids=["claude_code", "codex"])
 async def test_a_full_context_is_recognised(cli: Cli, testbed: Testbed, directory: Path) -> None:
-    """The program ends because of it, the harness recognises that exit, and no turn was made."""
+    """The program ends because of it, the harness recognises that exit, and no turn was made. OpenCode compacts
+    instead.
+    """
     opened = await testbed.open(max_context_tokens=3000)
     running = start(cli, testbed.address, opened.token, directory)
     events = await running.end()
@@ -155,7 +157,7 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, testbed: Tes
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
-@BOTH
+@CLIS
 async def test_an_adapter_killed_twice_in_mid_call(
     cli: Cli, testbed: Testbed, directory: Path, postgres_url: str, model_dir: Path
 ) -> None:

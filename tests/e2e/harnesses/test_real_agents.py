@@ -58,6 +58,7 @@ class Agent:
 AGENTS = [
     Agent("claude_code", "claude-code", "Bash", "command", ("Fixed.",)),
     Agent("codex", "codex", "exec_command", "cmd", ("Fixed.",)),
+    Agent("opencode", "opencode", "bash", "command", ("Fixed.",)),
     Agent("mini_swe_agent", "mini-swe-agent", "bash", "command", ("$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",)),
 ]
 

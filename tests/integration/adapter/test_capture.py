@@ -6,11 +6,13 @@ An answer that is being written, an upload that ends early, the router after a s
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 import pytest
+from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from adapter.app import create_adapter_app
@@ -19,11 +21,13 @@ from adapter.dialects.chat import ChatDialect
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
+from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.store import sessions
 from ratchet.store.database import Database
+from ratchet.store.schema import AdapterProcessTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_settings, open_rollout
 from tests.integration.adapter.test_durability import ASK
 
@@ -44,7 +48,7 @@ class Parts(NamedTuple):
 async def parts_of(settings: AdapterSettings, renderer: Renderer, database: Database) -> AsyncIterator[Parts]:
     router = EngineRouter(database)
     outputs = OutputParser(renderer, VllmParsers(settings.model_path, None, None, {}))
-    capture = Capture(settings, database, renderer, outputs, router)
+    capture = Capture(settings, database, renderer, outputs, router, StoreOutage(database))
     yield Parts(capture, router, SessionAuth(database))
     await capture.close()
     await router.close()
@@ -54,6 +58,14 @@ async def parts_of(settings: AdapterSettings, renderer: Renderer, database: Data
 async def parts(postgres_url: str, model_dir: Path, renderer: Renderer, database: Database) -> AsyncIterator[Parts]:
     async with parts_of(adapter_settings(postgres_url, model_dir), renderer, database) as parts:
         yield parts
+
+
+async def lease_of(opened: Opened, process_id: str) -> datetime:
+    async with opened.database.begin() as conn:
+        found: datetime = await conn.scalar(
+            select(AdapterProcessTable.alive_until).where(AdapterProcessTable.id == process_id)
+        )
+    return found
 
 
 async def test_a_retry_that_leaves_does_not_disconnect_the_first_client(
@@ -69,8 +81,9 @@ async def test_a_retry_that_leaves_does_not_disconnect_the_first_client(
     await parts.capture.detach(retry)
     (now,) = await opened.turns()
     assert now.lease_owner == row.lease_owner is not None
-    async with asyncio.timeout(300):  # its lease is still renewed
-        while (await opened.turns())[0].lease_expires_at <= now.lease_expires_at:
+    async with asyncio.timeout(300):  # the process's lease is still renewed
+        lease = await lease_of(opened, now.worker)
+        while await lease_of(opened, now.worker) <= lease:
             await asyncio.sleep(0.05)
     await parts.capture.detach(first)
     assert (await opened.turns())[0].lease_owner is None

@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
+import orjson
 import pytest
 
 from adapter.prompt.renderer import Renderer
@@ -28,7 +30,7 @@ from tests.integration.adapter.conftest import (
     open_rollout,
     register,
 )
-from tests.integration.adapter.test_dialects import chat_client
+from tests.integration.adapter.test_dialects import anthropic_client, chat_client
 
 ASK: Any = [{"role": "user", "content": "x"}]
 
@@ -114,15 +116,15 @@ async def test_writes_in_one_transaction_have_the_same_result_as_alone(database:
     async with database.begin() as conn:
         await sessions.close_session(conn, closed.rollout_id, 1)
         first, twice, late, second = (
-            await turns.write_turns(conn, [new(one) for one in (opened, opened, closed, other)], [], [], 60)
+            await turns.write_turns(conn, [new(one) for one in (opened, opened, closed, other)], [], [])
         ).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
     async with database.begin() as conn:
         of_another_session = [done(second, opened, 1)]
-        assert (await turns.write_turns(conn, [], of_another_session, [], 60)).completed == [False]
+        assert (await turns.write_turns(conn, [], of_another_session, [])).completed == [False]
         answers = [done(first, opened, 0), done(second, other, 1)]
-        assert (await turns.write_turns(conn, [], answers, [first], 60)).completed == [True, True]
-        assert (await turns.write_turns(conn, [], answers[:1], [], 60)).completed == [False]
+        assert (await turns.write_turns(conn, [], answers, [first])).completed == [True, True]
+        assert (await turns.write_turns(conn, [], answers[:1], [])).completed == [False]
     rows = [(await one.turns())[0] for one in (opened, other)]
     assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
     assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
@@ -217,24 +219,80 @@ async def test_a_client_that_disconnects_while_its_request_is_resolved_leaves_no
 async def test_an_unavailable_store_loses_nothing(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
-    """New calls are refused with `retry-after`; a computed sample waits for the store, and is delivered once."""
+    """New calls and those that an engine has answered wait for the store, however long, and are delivered once."""
     await engine.script({"ids": engine.ids("computed"), "hold": "gate"}, {"ids": engine.ids("later")})
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
         waiting = asyncio.create_task(ask(address, opened.token))
         await engine.wait_for_calls(1)
         line.cut()
-        refused = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
-        assert refused.status_code == 503 and refused.headers["retry-after"] == "1", refused.text
+        held = asyncio.create_task(ask(address, opened.token, messages=[{"role": "user", "content": "y"}]))
         await engine.release("gate")
         await asyncio.sleep(0.5)  # gives a wrong implementation the time to answer what is not stored
-        assert not waiting.done() and [row.state for row in await opened.turns()] == ["in_flight"]
+        assert not waiting.done() and not held.done()
+        assert [row.state for row in await opened.turns()] == ["in_flight"]
         line.mend()
         assert (await waiting).json()["choices"][0]["message"]["content"] == "computed"
-        again = await ask(address, opened.token, messages=[{"role": "user", "content": "y"}])
-        assert again.json()["choices"][0]["message"]["content"] == "later"
+        assert (await held).json()["choices"][0]["message"]["content"] == "later"
         rows = await opened.wait_delivered(2)
     assert [(row.state, row.ordinal) for row in rows] == [("completed", 0)] * 2
     assert len((await engine.seen())["calls"]) == 2
+
+
+async def test_the_vendors_clients_wait_under_pings_while_the_store_is_away(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, database: Database
+) -> None:
+    """A session that the adapter has never seen, and no retry of the SDKs."""
+    opened = await open_rollout(database)
+    await engine.say("one", "two", "three")
+    async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
+        line.cut()
+        async with (
+            chat_client(address, opened.token) as chat,
+            anthropic_client(address, opened.token) as claude,
+            httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http,
+        ):
+
+            async def of_messages() -> str:
+                asked: Any = [{"role": "user", "content": "a"}]
+                async with claude.messages.stream(model="policy", messages=asked, max_tokens=50) as stream:
+                    return await stream.get_final_text()
+
+            async def of_responses() -> str:
+                async with chat.responses.stream(model="policy", input="b") as stream:
+                    return (await stream.get_final_response()).output_text
+
+            answers = [asyncio.create_task(of_messages()), asyncio.create_task(of_responses())]
+            async with http.stream("POST", "/v1/messages", json={"messages": ASK, "stream": True}) as reply:
+                lines = reply.aiter_lines()
+                async for line_of_stream in lines:  # it is pinged before anything is known of its session
+                    if line_of_stream.startswith(": "):
+                        break
+                line.mend()
+                events = [orjson.loads(one[6:]) async for one in lines if one.startswith("data: ")]
+            texts = [await one for one in answers]
+        texts.append("".join(one["delta"].get("text", "") for one in events if one["type"] == "content_block_delta"))
+        assert sorted(texts) == ["one", "three", "two"]
+        await opened.wait_delivered(3)
+    assert len((await engine.seen())["calls"]) == 3
+
+
+async def test_a_held_call_of_an_unknown_session_ends_with_the_vendors_error(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, database: Database
+) -> None:
+    async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
+        line.cut()
+        async with chat_client(address, "wrong") as chat, anthropic_client(address, "wrong") as claude:
+            plain = asyncio.create_task(chat.chat.completions.create(model="policy", messages=ASK))
+            streamed = asyncio.create_task(
+                claude.messages.create(model="policy", messages=ASK, max_tokens=5, stream=True)
+            )
+            stream = await streamed
+            line.mend()
+            with pytest.raises(openai.AuthenticationError, match="unknown"):
+                await plain
+            with pytest.raises(anthropic.APIStatusError, match="authentication_error"):
+                async for _ in stream:
+                    pass
 
 
 async def test_two_processes_serve_one_conversation(

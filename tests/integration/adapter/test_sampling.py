@@ -222,7 +222,7 @@ PINGS = [
 async def test_a_silent_stream_is_pinged(
     adapter: str, engine: ScriptedEngine, opened: Opened, path: str, ping: str
 ) -> None:
-    await engine.script({"ids": engine.ids("late"), "hold": "gate"})
+    await engine.script({"ids": engine.ids("Z"), "hold": "gate"})
     body = dict(OPTIONS)[path] | {"stream": True, "model": "policy"}
     lines: list[str] = []
     async with (
@@ -233,4 +233,4 @@ async def test_a_silent_stream_is_pinged(
             lines.append(line)
             if lines.count(ping) == 3 and line == ping:
                 await engine.release("gate")
-    assert lines.count(ping) >= 3 and "late" in "".join(lines[-20:])
+    assert lines.count(ping) >= 3 and '"Z"' in "".join(lines[-20:])

@@ -1,4 +1,4 @@
-"""Stop sequences in the real vLLM: they end the generation, and change neither tokens nor logprobs before the end.
+"""Stop sequences and streams of the real vLLM change neither tokens nor logprobs before the end.
 
 A minute on idle cores, most of it the server's start; `make slow` runs it.
 """
@@ -16,7 +16,8 @@ import pytest
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.vllm_parsers import VllmParsers
-from engine.client import EngineClient, Sampling
+from engine.client import EngineClient, IdsText, Sampling
+from engine.generation import SampledTokens
 from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
@@ -54,9 +55,7 @@ async def client(tmp_path: Path) -> AsyncIterator[EngineClient]:
         process.wait()
 
 
-async def test_a_stop_sequence_ends_the_generation_and_changes_nothing_before(
-    client: EngineClient, tmp_path: Path
-) -> None:
+async def test_a_stop_sequence_and_a_stream_change_nothing_before_the_end(client: EngineClient, tmp_path: Path) -> None:
     renderer = Renderer(tmp_path)
     outputs = OutputParser(renderer, VllmParsers(tmp_path, None, None))
     prompt = renderer.tokenizer.encode("if message.content is")
@@ -72,3 +71,11 @@ async def test_a_stop_sequence_ends_the_generation_and_changes_nothing_before(
         assert np.array_equal(stopped.token_ids[:number], whole.token_ids[:number])
         assert np.allclose(stopped.logprobs[:number], whole.logprobs[:number], atol=1e-4)
         assert stopped.cut(number).logprobs_valid
+        seen: list[int] = []
+        streamed = SampledTokens(seen.extend)
+        asked = Sampling(60, 1.0, renderer.stop_ids, seed)
+        await client.stream(IdsText.of(prompt), asked, f"streamed-{seed}", None, streamed)
+        found = streamed.generation()
+        assert seen == found.token_ids.tolist() == whole.token_ids.tolist() and found.logprobs_valid
+        assert np.allclose(found.logprobs, whole.logprobs, atol=1e-4)
+        assert (found.finish_reason, found.version_spans) == (whole.finish_reason, whole.version_spans)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.vllm_parsers import VllmParsers
-from engine.client import Generation
+from engine.generation import Generation
 
 WORDS = st.text(st.sampled_from("ab \n:é日<|\U0001f600"), max_size=6)
 

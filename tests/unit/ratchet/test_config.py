@@ -42,6 +42,8 @@ def test_precedence(path: Path) -> None:
     [
         ("training.stepz=3", "training.stepz: there is no such key; did you mean training.steps?"),
         ("training.steps=-1", "training.steps: Input should be greater than or equal to 0 (got -1)"),
+        ("sampling.top_p=0.9", "sampling.top_p: there is no such key: it would sample from another distribution"),
+        ("engine.args=[--logits-processors=x]", "engine.args: --logits-processors=x is refused"),
         (
             "training.steps={a} b",
             "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')",

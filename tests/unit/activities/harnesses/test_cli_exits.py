@@ -13,6 +13,7 @@ from activities.harnesses.claude_code import read_claude_code_exit
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.codex import read_codex_exit
 from activities.harnesses.mini_swe_agent import read_mini_swe_agent_exit
+from activities.harnesses.opencode import read_opencode_exit
 from adapter.auth import UnauthorisedError
 from adapter.conversation import RequestOptions
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNotKeptError
@@ -72,6 +73,8 @@ def test_each_program_reports_the_refusal_in_its_own_way(error: BaseException, k
     codex = {"type": "turn.failed", "error": {"message": f"unexpected status {status} Bad: {body.decode()}"}}
     assert read_codex_exit(lines(codex)) is kind
     sentence = json.loads(body)["error"]["message"]
+    said = {"name": "APIError", "data": {"message": sentence, "statusCode": status, "responseBody": body.decode()}}
+    assert read_opencode_exit(lines({"type": "error", "error": said})) is kind
     printed = "the policy printed: internal error, the session token, turn limit\n"
     litellm = f'{printed}litellm.BadRequestError: OpenAIException - {sentence}\n"exit_status": "BadRequestError"'
     assert read_mini_swe_agent_exit(litellm) is kind

@@ -34,8 +34,10 @@ IN_FLIGHT, COMPLETED, ABORTED = TurnState.IN_FLIGHT, TurnState.COMPLETED, TurnSt
         ({"state": IN_FLIGHT, "leased": True, "attached": True}, None, False, False, False, RetryDecision.AGAIN),
         ({"state": IN_FLIGHT, "leased": True, "attached": True}, None, False, True, False, RetryDecision.WAIT),
         ({"state": IN_FLIGHT, "leased": True}, None, False, False, False, RetryDecision.WAIT),
-        # owned by this process and not generated: just being opened, or its lease will expire
+        # owned by this process and not generated: just being opened, or the confirmation of a commit was lost
         ({"state": IN_FLIGHT, "leased": True, "attached": True}, None, True, False, True, RetryDecision.WAIT),
+        ({"state": IN_FLIGHT, "leased": True, "attached": True}, None, True, False, False, RetryDecision.TAKE_OVER),
+        ({"state": IN_FLIGHT, "leased": True, "attached": True}, None, True, True, False, RetryDecision.TAKE_OVER),
         ({"state": IN_FLIGHT}, None, True, False, True, RetryDecision.TAKE_OVER),
         ({"state": IN_FLIGHT}, None, False, True, True, RetryDecision.TAKE_OVER),
     ],
@@ -55,6 +57,7 @@ def test_each_clause_of_the_rule(
         "leased": False,
         "attached": False,
         "lease_owner": None,
+        "worker": None,
         "answer": None,
     }
     assert decide_retry(KnownCall(**values | row), num_clients_here, is_own, is_sdk_retry, in_time) is decision

@@ -1,0 +1,98 @@
+"""The `opencode` harness: OpenCode, unmodified, in `run` mode, with the adapter as an OpenAI-compatible provider."""
+
+import json
+import shlex
+from typing import Any
+
+from activities.harnesses import agent_programs
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.cli_exits import exit_of_error, last_output
+from activities.harnesses.fetched_harness import FetchedHarness
+from activities.sandboxes.base import Sandbox
+from ratchet.types import AgentExit
+
+# The prompt comes by standard input, because the program puts quotes around an argument of several words.
+_COMMAND = """\
+export OPENCODE_CONFIG=$PWD/opencode.json
+prompt=$PWD/prompt.txt
+cd {workdir} || exit 1
+exec {program} run --format json --auto --title task {arguments} <"$prompt"
+"""
+_CONTEXT_TOKENS = 1_000_000
+_RESPONSE_TOKENS = 32_000
+
+
+class OpenCode(FetchedHarness):
+    """OpenCode; its transcript is the program's JSON events."""
+
+    name = "opencode"
+    dialect = "chat"
+
+    def find_program(self) -> agent_programs.AgentProgram:
+        return agent_programs.opencode_program()
+
+    def environment(self, spec: HarnessSpec) -> dict[str, str]:
+        # Without these it asks the internet for updates, prices, language servers and plug-ins.
+        switches = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")
+        return {**{f"OPENCODE_DISABLE_{one}": "1" for one in switches}, **spec.extra_env}
+
+    def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
+        # It compacts a conversation before the context is full, so it is told the true size.
+        limit = {
+            "context": spec.max_context_tokens or _CONTEXT_TOKENS,
+            "output": spec.max_response_tokens or _RESPONSE_TOKENS,
+        }
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "ratchet",
+            "options": {"baseURL": f"{spec.adapter_base_url}/v1", "apiKey": "{env:RATCHET_SESSION_TOKEN}"},
+            "models": {spec.model_name: {"name": spec.model_name, "limit": limit}},
+        }
+        config: dict[str, Any] = {
+            "provider": {"ratchet": provider},
+            "enabled_providers": ["ratchet"],
+            "model": f"ratchet/{spec.model_name}",
+            "small_model": f"ratchet/{spec.model_name}",
+            "agent": {"build": {"steps": spec.max_turns}},
+            "autoupdate": False,
+            "share": "disabled",
+            "lsp": False,
+            "formatter": False,
+        }
+        arguments = shlex.join(shlex.split(spec.extra_args or ""))
+        command = _COMMAND.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
+        )
+        return {
+            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "opencode.json": json.dumps(config).encode(),
+            "prompt.txt": spec.prompt.encode(),
+        }
+
+    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
+        return read_opencode_exit(await last_output(box, attempt))
+
+    def read_transcript(self, data: bytes) -> Transcript:
+        events = json_lines(data)
+        kinds = [event.get("type") for event in events]
+        usage: dict[str, int] = {}
+        for event in events:
+            if event.get("type") == "step_finish":
+                for name, value in (event["part"].get("tokens") or {}).items():
+                    if isinstance(value, int):
+                        usage[name] = usage.get(name, 0) + value
+        return Transcript(data, num_turns=kinds.count("step_finish"), num_steps=kinds.count("tool_use"), usage=usage)
+
+
+def read_opencode_exit(output: bytes) -> AgentExit:
+    """Read the exit from the last event: an error, or the end of a step that asked for no more tools."""
+    events = json_lines(output)
+    if not events:
+        return AgentExit.CRASHED
+    last = events[-1]
+    if last.get("type") == "error":
+        answered = any(event.get("type") in ("text", "tool_use") for event in events)
+        return exit_of_error(json.dumps(last.get("error")), answered)
+    if last.get("type") == "step_finish" and (last.get("part") or {}).get("reason") != "tool-calls":
+        return AgentExit.DONE
+    return AgentExit.CRASHED

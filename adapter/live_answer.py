@@ -1,0 +1,217 @@
+"""Thinking and text of an answer while it is sampled, for clients that read a stream.
+
+What is shown is the beginning of the answer that will be stored, so nothing is shown that a later token could change:
+the beginning of what may become a mark or a stop sequence, white space that the parsers may strip, and all that
+follows the first mark of a tool call. Tool calls are shown when the whole answer is known, because one that is cut or
+does not fit its tool makes all of them text. If the answer does not begin with what was shown, its streams fail, and a
+retry gets the stored answer (`adapter/replies.py`).
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from adapter.conversation import ShownText
+
+_SHOW_SECONDS = 0.05
+"""Least time between two updates, each of which costs every client an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMarks:
+    """The marks at which an output's parsers act. `think_start` None: the model's thinking is not told from its text.
+
+    `begins_thinking`: whether an output without a mark at its beginning is thinking; None if that depends on what
+    follows. `strips_thinking`: white space at its end is left out. `tool_marks`: beginnings of tool calls; None if they
+    are not known. `others`: marks behind which nothing is shown.
+    """
+
+    think_start: str | None = None
+    think_end: str | None = None
+    begins_thinking: bool | None = False
+    strips_thinking: bool = True
+    tool_marks: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+
+
+class _Matcher(NamedTuple):
+    """Finds marks and stop sequences. `beginnings`: of all of them, the longest of which has `longest` characters."""
+
+    mark: re.Pattern[str]
+    beginnings: frozenset[str]
+    longest: int
+
+
+@lru_cache(maxsize=256)
+def _matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
+    known = [*stop_sequences, *marks.others, *(marks.tool_marks or ()), marks.think_start, marks.think_end]
+    names = sorted({one for one in known if one}, key=len, reverse=True)
+    beginnings = frozenset(name[:end] for name in names for end in range(1, len(name)))
+    return _Matcher(
+        re.compile("|".join(map(re.escape, names)) or r"(?!)"), beginnings, max(map(len, names), default=1) - 1
+    )
+
+
+class _Part(StrEnum):
+    START = "start"  # it is not known yet whether the output begins with thinking
+    UNDECIDED = "undecided"  # it is thinking if the mark of its end follows
+    THINKING = "thinking"
+    TEXT = "text"
+    REST = "rest"  # not shown before the answer is known
+
+
+class LiveAnswer:
+    """A growing answer. `thinking` and `text` have what may be shown; they only grow."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: Sequence[int],
+        marks: OutputMarks,
+        stop_sequences: Sequence[str],
+        has_tools: bool,
+    ) -> None:
+        self.thinking = ""
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._stop_ids = frozenset(stop_ids)
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._marks = marks
+        self._strips = has_tools  # text is stripped if a tool call follows it
+        self._matcher = _matcher(marks, tuple(stop_sequences))
+        self._part = self._first_part()
+        self._hidden = ""  # decoded and not shown
+        self._new_ids: list[int] = []
+        self._changed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown_at = float("-inf")
+
+    def changed(self) -> "asyncio.Future[None]":
+        """A future that is done when more may be shown."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        return self._changed
+
+    @property
+    def shown(self) -> ShownText:
+        return ShownText(self.thinking, self.text)
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Take sampled ids. They are shown at once, or soon if something was shown just now."""
+        if self._part is _Part.REST:
+            return
+        self._new_ids += ids
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            left = self._shown_at + _SHOW_SECONDS - loop.time()
+            if left <= 0:
+                self._show()
+            else:
+                self._timer = loop.call_later(left, self._show)
+
+    def _show(self) -> None:
+        self._timer = None
+        self._shown_at = asyncio.get_running_loop().time()
+        before = len(self.thinking) + len(self.text)
+        self._decode()
+        while self._advance():
+            pass
+        if len(self.thinking) + len(self.text) > before and self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    def _decode(self) -> None:
+        ids = self._new_ids
+        self._new_ids = []
+        for one in ids:
+            if one in self._stop_ids:
+                return
+            try:
+                self._hidden += self._decoder.step(self._tokenizer, one) or ""
+            except Exception:  # of the library's own class: bytes that are no text
+                self._part = _Part.REST
+                return
+
+    # ------------------------------------------------------------ what may be shown
+
+    def _first_part(self) -> _Part:
+        return self._text_part() if self._marks.think_start is None else _Part.START
+
+    def _text_part(self) -> _Part:
+        return _Part.REST if self._strips and self._marks.tool_marks is None else _Part.TEXT
+
+    def _unmarked_part(self) -> _Part:
+        if self._marks.begins_thinking is None:
+            return _Part.UNDECIDED
+        return _Part.THINKING if self._marks.begins_thinking else self._text_part()
+
+    def _advance(self) -> bool:
+        """Show what is certain of the hidden text; return whether another part has begun."""
+        if self._part is _Part.REST:
+            return False
+        found = self._matcher.mark.search(self._hidden)
+        end = len(self._hidden) - self._num_open() if found is None else found.start()
+        certain = self._hidden[:end]
+        if self._part is _Part.START:
+            return self._begin(certain, found)
+        if self._part is _Part.UNDECIDED:
+            if found is None:
+                return False
+            self._part = _Part.THINKING if found.group() == self._marks.think_end else _Part.REST
+            return True
+        certain_text = certain.rstrip()
+        if self._is_stripped(certain_text):
+            self._part = _Part.REST
+            return False
+        self._add(certain_text)
+        space = certain[len(certain_text) :]
+        self._hidden = self._hidden[len(certain_text) :]
+        if found is None:
+            return False
+        if self._part is _Part.THINKING and found.group() == self._marks.think_end:
+            self.thinking += "" if self._marks.strips_thinking else space.rstrip("\n")
+            self._part = self._text_part()
+            self._hidden = found.string[found.end() :].lstrip("\n")
+            return True
+        self._part = _Part.REST
+        return False
+
+    def _begin(self, certain: str, found: "re.Match[str] | None") -> bool:
+        if not certain.strip() and found is None:
+            return False
+        if not certain.strip() and found is not None and found.group() == self._marks.think_start:
+            self._part = _Part.THINKING
+            self._hidden = self._hidden[found.end() :]
+        else:
+            self._part = self._unmarked_part()
+        return True
+
+    def _is_stripped(self, text: str) -> bool:
+        """Whether this beginning of the text has white space that is left out if a tool call follows."""
+        if self._part is not _Part.TEXT or self.text or not self._strips:
+            return False
+        return self._without_newlines(text)[:1].isspace()
+
+    def _without_newlines(self, text: str) -> str:
+        return text if self._marks.think_start is None else text.lstrip("\n")
+
+    def _add(self, text: str) -> None:
+        """Show a text without white space at its end."""
+        if self._part is _Part.THINKING:
+            self.thinking += text if self.thinking else text.lstrip("\n")
+        else:
+            self.text += text if self.text else self._without_newlines(text)
+
+    def _num_open(self) -> int:
+        """Length of the longest end of the hidden text that may be the beginning of a mark."""
+        for length in range(min(self._matcher.longest, len(self._hidden)), 0, -1):
+            if self._hidden[-length:] in self._matcher.beginnings:
+                return length
+        return 0

@@ -1,0 +1,49 @@
+"""Hold calls while the store is unavailable, as they are held while no engine is ready.
+
+A program in a box gives up a failed call after seconds, and its whole rollout with it; a call that waits costs nothing.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from ratchet.errors import StoreUnavailableError
+from ratchet.store.database import Database
+
+_LOG = structlog.get_logger("ratchet.adapter")
+_PROBE_SECONDS = 0.3
+
+_T = TypeVar("_T")
+
+
+class StoreOutage:
+    """The store's outages, as one process sees them. All calls wait for one probe, or they would crowd the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._probe: asyncio.Task[None] | None = None
+
+    async def hold(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` returns, repeated after each outage of the store.
+
+        A commit whose confirmation was lost may have succeeded, so `work` must be safe to repeat.
+        """
+        while True:
+            try:
+                return await work()
+            except StoreUnavailableError as error:
+                if self._probe is None or self._probe.done():
+                    _LOG.warning("calls wait for the store", reason=str(error))
+                    self._probe = asyncio.create_task(self._wait_until_available())
+                await asyncio.shield(self._probe)
+
+    async def _wait_until_available(self) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)  # before the probe, which a store without disk space answers
+            with contextlib.suppress(StoreUnavailableError):
+                async with self._database.begin() as conn:
+                    await conn.exec_driver_sql("SELECT 1")
+                return

@@ -1,0 +1,89 @@
+"""Record the time that calls wait for an engine, about once per second.
+
+Waiting is time without an engine or with a paused one; it is not counted in the agent's time budget. A session waits
+while any of its calls does, so that concurrent sub-agents do not count the same second twice.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from adapter.turns.routing import EngineRouter
+from ratchet.errors import StoreUnavailableError
+from ratchet.store import sessions
+from ratchet.store.database import Database
+
+_LOG = structlog.get_logger("ratchet.adapter")
+_COUNT_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _GeneratingTurn:
+    session_id: int
+    engine_id: int | None = None
+    waited_seconds: float = 0.0
+
+
+class EngineWaits:
+    def __init__(self, database: Database, router: EngineRouter) -> None:
+        self._database = database
+        self._router = router
+        self._generating: dict[int, _GeneratingTurn] = {}
+        self._unstored: dict[int, float] = {}  # seconds by session
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, turn_id: int, session_id: int) -> None:
+        """Count the time that this turn waits from now on."""
+        self._generating[turn_id] = _GeneratingTurn(session_id)
+        if self._task is None:
+            self._task = asyncio.create_task(self._count())
+            self._task.add_done_callback(_log_failure)
+
+    def set_engine(self, turn_id: int, engine_id: int | None) -> None:
+        """Record the engine that works on the call; None: the call waits for one."""
+        if turn_id in self._generating:
+            self._generating[turn_id].engine_id = engine_id
+
+    def remove(self, turn_id: int) -> float:
+        """Return the seconds that the call has waited, and count no more."""
+        turn = self._generating.pop(turn_id, None)
+        return 0.0 if turn is None else turn.waited_seconds
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _count(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            now = time.monotonic()
+            self._add(now - last)
+            last = now
+            if not self._unstored:
+                continue
+            try:
+                async with self._database.begin() as conn:
+                    stored = await sessions.add_engine_wait(conn, self._unstored)
+            except StoreUnavailableError as error:
+                _LOG.warning("waits for an engine not recorded yet", reason=str(error))
+                continue
+            for session_id in stored:
+                del self._unstored[session_id]
+
+    def _add(self, seconds: float) -> None:
+        waiting: set[int] = set()
+        for turn in self._generating.values():
+            if turn.engine_id is None or not self._router.serves(turn.engine_id):
+                turn.waited_seconds += seconds
+                waiting.add(turn.session_id)
+        for session_id in waiting:
+            self._unstored[session_id] = self._unstored.get(session_id, 0.0) + seconds
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    """Log the loop's failure, after which waits count against the agents' time although calls still complete."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("waits for an engine are no longer recorded", exc_info=error)

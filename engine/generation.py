@@ -1,0 +1,119 @@
+"""The output of one call of the token route: whole, and as it grows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ratchet.types import JsonObject
+
+_CLAMPED_LOGPROB = -9999.0
+"""vLLM's value for a logprob that was NaN, -inf or missing."""
+_NO_LABEL = "default"
+"""vLLM's version of weights without a label. Tokens of such a version are never trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled output. `token_ids`: int32 (T,). `logprobs`: float32 (T,), or fewer if the engine gave fewer.
+
+    `version_spans`: [{"version", "start", "end"}] over the output, end exclusive; the version is "default" on an engine
+    without a label. `finish_reason`: stop, length or abort. A sampled stop id is the last of `token_ids`.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    version_spans: list[JsonObject]
+    finish_reason: str
+    request_id: str = ""
+    num_cached_tokens: int = field(default=0)
+
+    def cut(self, length: int) -> "Generation":
+        """Return the output up to its first `length` tokens."""
+        spans = [span | {"end": min(span["end"], length)} for span in self.version_spans if span["start"] < length]
+        return replace(self, token_ids=self.token_ids[:length], logprobs=self.logprobs[:length], version_spans=spans)
+
+    @property
+    def logprobs_valid(self) -> bool:
+        """Return whether all logprobs are finite and not clamped, and version spans cover every token.
+
+        Tokens of an engine without a label are valid here; planning masks them.
+        """
+        covered = 0
+        for span in self.version_spans:
+            if span["start"] != covered:
+                return False
+            covered = span["end"]
+        complete = covered == len(self.token_ids) == len(self.logprobs) > 0
+        return complete and bool(np.isfinite(self.logprobs).all() and (self.logprobs > _CLAMPED_LOGPROB).all())
+
+
+class SampledTokens:
+    """An output that grows, over one call or, if its engine is lost, over several that continue each other.
+
+    `token_ids`: all so far. `finish_reason`: None until the call has ended.
+    """
+
+    def __init__(self, on_growth: Callable[[Sequence[int]], None] | None = None) -> None:
+        """`on_growth` is called by `notify` with the ids that are new since its last call."""
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._on_growth = on_growth
+        self._num_notified = 0
+        self._logprobs: list[float] = []
+        self._spans: list[JsonObject] = []
+        self._num_labelled = 0
+        self._request_id = ""
+        self._num_cached = 0
+
+    def add(self, reply: JsonObject) -> None:
+        """Add a whole reply, or one chunk of a stream. Raises KeyError, TypeError or ValueError for another form."""
+        self._request_id = str(reply.get("request_id") or self._request_id)
+        cached = ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+        self._num_cached = cached or self._num_cached
+        for choice in reply["choices"]:  # empty in a chunk with the usage alone
+            self.token_ids += choice["token_ids"] or []
+            entries = (choice.get("logprobs") or {}).get("content") or []
+            self._logprobs += [np.nan if entry["logprob"] is None else entry["logprob"] for entry in entries]
+            if (finish_reason := choice.get("finish_reason")) is not None:
+                self.finish_reason = finish_reason
+                self._label(choice.get("weight_versions"))
+
+    def notify(self) -> None:
+        """Report the tokens that have come since the last notice."""
+        if self._on_growth is not None and len(self.token_ids) > self._num_notified:
+            new = self.token_ids[self._num_notified :]
+            self._num_notified = len(self.token_ids)
+            self._on_growth(new)
+
+    def continue_elsewhere(self) -> None:
+        """Let the next call continue this output, which its engine has not finished.
+
+        The versions that sampled it are known only if the engine ended the call itself.
+        """
+        self._label(None)
+        self.finish_reason = None
+
+    def generation(self) -> Generation:
+        """The output so far; its finish reason is `abort` if the call has not ended."""
+        self._label(None)
+        return Generation(
+            token_ids=np.array(self.token_ids, np.int32),
+            logprobs=np.array(self._logprobs, np.float32),
+            version_spans=self._spans,
+            finish_reason=self.finish_reason or "abort",
+            request_id=self._request_id,
+            num_cached_tokens=self._num_cached,
+        )
+
+    def _label(self, spans: list[JsonObject] | None) -> None:
+        """Take over the version spans of the call that has just ended; without any, its tokens have no label."""
+        start, end = self._num_labelled, len(self.token_ids)
+        if start == end and self._spans:
+            return
+        self._spans += [
+            {"version": str(span["version"]), "start": start + int(span["start"]), "end": start + int(span["end"])}
+            for span in spans or [{"version": _NO_LABEL, "start": 0, "end": end - start}]
+        ]
+        self._num_labelled = end
