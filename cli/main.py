@@ -40,9 +40,10 @@ from cli import (
     tiny_policy,
     train,
     up,
+    view,
     why,
 )
-from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, watcher, worker
+from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError, UserError
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ COMMANDS = (
     logs.logs,
     env.env,
     runs.runs,
+    view.view,
     why.why,
     rollouts.rollouts,
     show.show,
@@ -97,6 +99,7 @@ PARTS = (
     learner.learner,
     worker.worker,
     watcher.watcher,
+    viewer.viewer,
 )
 
 for function in COMMANDS:
