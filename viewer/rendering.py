@@ -39,6 +39,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
         "json_text": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode(),
         "data_json": _data_json,
         "clip": clip,
+        "plural": lambda number, word: f"{number:,} {word}" + ("" if number == 1 else "s"),
         "words": lambda value: str(value).replace("_", " "),
     }
     environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}

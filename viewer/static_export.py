@@ -23,6 +23,7 @@ from viewer.settings import ViewerSettings
 
 _PAGE_TOKENS = 1000
 _ANCHOR = re.compile(r"<a\b(?P<attributes>[^>]*?)>(?P<text>.*?)</a>", re.DOTALL)
+_LINK = re.compile(r'<link rel="(?:prev|next)" href="(?P<target>[^"]*)">')
 _ATTRIBUTE = re.compile(r'\b(?P<name>href|src)="(?P<target>/[^"]*)"')
 _TURN = re.compile(r"^(/rollouts/\d+)/turns/(\d+)$")
 _TOKENS = re.compile(r"^/rollouts/\d+/tokens$")
@@ -114,7 +115,10 @@ class PageExporter:
             same = file == path and fragment
             return f'{match["name"]}="{"" if same else relpath(file, path.parent)}{fragment}"'
 
-        return _ATTRIBUTE.sub(address, _ANCHOR.sub(anchor, html))
+        def link(match: re.Match[str]) -> str:
+            return match[0] if self._file_of(unescape(match["target"])) is not None else ""
+
+        return _ATTRIBUTE.sub(address, _ANCHOR.sub(anchor, _LINK.sub(link, html)))
 
     def _file_of(self, target: str) -> tuple[Path, str] | None:
         """Return the file behind an address and its fragment; None if it is not exported."""

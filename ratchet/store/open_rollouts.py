@@ -38,7 +38,7 @@ class OpenRollout:
     seconds: float
 
 
-def _by_stage(run_id: str) -> Select[tuple[int, int | None, int, str, float]]:
+def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
     """Select the run's open rollouts, each with its stage and how long it has been in it."""
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.store.views.turn_views import TurnContent
+from ratchet.types import ForkCause
 from viewer.models.tools import ToolUse, read_tool_use
+
+_FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
+"""Causes of turns whose whole history is new."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +73,7 @@ def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) ->
                 turn.finish_reason,
                 seconds,
                 (turn.created_at - before).total_seconds() if before else None,
-                turn.after is None and number > 1,
+                turn.after is None and turn.fork_cause not in _FIRST_CALLS,
                 turn.system,
                 turn.num_tools,
                 messages,
@@ -79,6 +83,16 @@ def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) ->
         if turn.completed_at:
             answered_at[turn.attempt, turn.lane] = turn.completed_at
     return views
+
+
+def main_command(content: TurnContent) -> str:
+    """Return the title of the first tool call of a turn's answer, else the beginning of its text."""
+    if content.answer is None:
+        return ""
+    answer = _message(content.answer, {})
+    if answer.tool_uses:
+        return answer.tool_uses[0].title or answer.tool_uses[0].name
+    return " ".join(answer.text.split())
 
 
 def _message(value: dict[str, Any], calls: dict[str, ToolUse]) -> MessageView:

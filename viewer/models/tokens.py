@@ -39,7 +39,7 @@ class TokenView:
 def _load(path: str) -> DecodesIds:
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(path)  # type: ignore[no-any-return]
+    return Tokenizer.from_file(path)
 
 
 _LOADING = threading.Lock()

@@ -13,6 +13,7 @@ from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
 from ratchet.store.views.step_views import StepHead
 from ratchet.store.views.turn_views import RareToken
+from viewer.models.conversation import main_command
 from viewer.models.tokens import load_tokenizer
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
@@ -30,11 +31,12 @@ class StepMember:
 
 @dataclass(slots=True, frozen=True)
 class RareTokenView:
-    """A trained token with a low recorded logprob. `advantage`: of its rollout."""
+    """A trained token with a low recorded logprob. `advantage`: of its rollout. `command`: of its turn."""
 
     token: RareToken
     text: str | None
     advantage: float
+    command: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,6 +67,7 @@ async def step(request: Request, run_id: str, step: int) -> Response:
         members.sort(key=lambda one: -abs(one.use.advantage * one.use.weight))
         scanned = [one.rollout.id for one in members[:_MAX_SCANNED]]
         rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []
+        turns = await turn_views.read_turns(connection, {one.turn_id for one in rare})
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
@@ -73,6 +76,7 @@ async def step(request: Request, run_id: str, step: int) -> Response:
             one,
             tokenizer.decode([one.id], skip_special_tokens=False) if tokenizer else None,
             uses[one.rollout_id].advantage,
+            main_command(turns[one.turn_id]),
         )
         for one in rare
     ]

@@ -28,11 +28,14 @@
         bands.push({ series: [data.length - 2, data.length - 1], fill: stroke + "22" });
       }
     });
+    const first = chart.xs[0];
+    const last = chart.xs[chart.xs.length - 1];
+    const whole = chart.xs.every(Number.isInteger) ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8] } : {};
     const axis = { stroke: colour("--text"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     const plot = new uPlot({
       width: Math.max(260, figure.clientWidth - 24), height: 220, series, bands,
-      scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] } },
-      axes: [{ ...axis, label: chart.x_label, labelSize: 20 }, { ...axis, size: 60 }],
+      scales: { x: { time: false, range: first === last ? [first - 1, last + 1] : [first, last] } },
+      axes: [{ ...axis, label: chart.x_label, labelSize: 20, ...whole }, { ...axis, size: 60 }],
       legend: { live: true },
     }, data, place);
     plots.set(place, plot);

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select, false, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -64,7 +65,7 @@ class RolloutLine:
     ended_at: datetime | None
 
 
-def _lines() -> Select[tuple[object, ...]]:
+def _lines() -> Select[*tuple[Any, ...]]:
     return (
         select(
             RolloutTable.id,
@@ -96,7 +97,7 @@ def _lines() -> Select[tuple[object, ...]]:
     )
 
 
-def _filtered(statement: Select[tuple[object, ...]], wanted: RolloutFilter) -> Select[tuple[object, ...]]:
+def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Select[*tuple[Any, ...]]:
     equal = {
         RolloutTable.run_id: wanted.run_id,
         RolloutTable.purpose: wanted.purpose,

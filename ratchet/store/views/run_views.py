@@ -1,7 +1,9 @@
 """Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Integer, Row, Select, cast, func, literal, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -164,7 +166,8 @@ async def count_rewards(connection: AsyncConnection, run_id: str, purpose: str) 
         .group_by(RolloutTable.reward)
         .order_by(RolloutTable.reward)
     )
-    return [RewardCount(*row) for row in await connection.execute(statement)]
+    rows = await connection.execute(statement)
+    return [RewardCount(row[0], row[1]) for row in rows if row[0] is not None]
 
 
 async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
@@ -291,7 +294,7 @@ class GroupLine:
     created_at: datetime
 
 
-def _group_lines() -> Select[tuple[object, ...]]:
+def _group_lines() -> Select[*tuple[Any, ...]]:
     members = (
         select(
             func.count(RolloutTable.outcome).label("ended"),
@@ -354,5 +357,5 @@ async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None
     return (await connection.execute(statement)).scalar_one_or_none()
 
 
-def _lines(rows: list[Row[tuple[object, ...]]]) -> list[GroupLine]:
-    return [GroupLine(*row) for row in rows]  # type: ignore[arg-type]
+def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
+    return [GroupLine(*row) for row in rows]

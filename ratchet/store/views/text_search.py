@@ -56,7 +56,9 @@ async def search_run(
             statement = select(*columns).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)
             rows = (await connection.execute(statement)).all()
             number += len(rows)
-            hits += await asyncio.to_thread(_find, rollout_id, [tuple(row) for row in rows], words)
+            hits += await asyncio.to_thread(
+                _find, rollout_id, [(row.id, row.request, row.answer) for row in rows], words
+            )
             before = rollout_id
             if len(hits) >= max_hits or time.monotonic() > deadline:
                 return TextSearch(hits, number, before)

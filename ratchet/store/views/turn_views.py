@@ -1,7 +1,9 @@
 """The contents of turns: messages as they were sent and answered, and windows of a chain's tokens."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -91,12 +93,20 @@ async def read_turn_contents(
     return [_content(row) for row in rows]
 
 
-def _content(row: object) -> TurnContent:
-    *columns, request, answer = tuple(row)  # type: ignore[arg-type]
+async def read_turns(connection: AsyncConnection, turn_ids: Collection[int]) -> dict[int, TurnContent]:
+    """Return these turns by id."""
+    rows = await connection.execute(select(*_CONTENT).where(TurnTable.id.in_(turn_ids)))
+    return {row.id: _content(row) for row in rows}
+
+
+def _content(row: Any) -> TurnContent:
+    values = dict(row._mapping)
+    request = values.pop("request")
+    answer = values.pop("answer")
     sent: JsonObject = unpack_json(request) if request else {}  # type: ignore[assignment]
     answered: JsonObject = unpack_json(answer) if answer else {}  # type: ignore[assignment]
     return TurnContent(
-        *columns,
+        **values,
         after=sent.get("after"),
         system=str(sent.get("system") or ""),
         num_tools=len(sent.get("tools") or ()),

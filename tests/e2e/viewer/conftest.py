@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
+from tests.integration.conftest import database, postgres_url  # noqa: F401  # fixtures
+
 FLAGS = (
     "--headless",
     "--no-sandbox",

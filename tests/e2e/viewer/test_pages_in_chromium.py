@@ -11,7 +11,6 @@ from playwright.async_api import Page, expect
 from ratchet.store.database import Database
 from ratchet.store.schema import RolloutTable
 from stack.ports import free_port
-from tests.integration.conftest import database, postgres_url  # noqa: F401  # fixtures
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from tests.integration.viewer.test_pages import pages_of
 from viewer.app import create_viewer_app
@@ -20,12 +19,12 @@ from viewer.static_export import PageExporter
 
 
 @pytest.fixture
-async def filled(database: Database, model: Path) -> FilledRun:  # noqa: F811
+async def filled(database: Database, model: Path) -> FilledRun:
     return await fill_run(database, "shop-run", model)
 
 
 @pytest.fixture
-async def address(database: Database, filled: FilledRun) -> AsyncIterator[str]:  # noqa: F811
+async def address(database: Database, filled: FilledRun) -> AsyncIterator[str]:
     settings = ViewerSettings(database.url, port=free_port(), temporal_ui="http://127.0.0.1:8233")
     server = uvicorn.Server(
         uvicorn.Config(
@@ -100,7 +99,7 @@ async def test_a_running_rollout_is_shown_as_it_goes_on(
     page: Page,
     address: str,
     filled: FilledRun,
-    database: Database,  # noqa: F811
+    database: Database,
 ) -> None:
     await page.goto(f"{address}/rollouts/{filled.running}")
     await expect(page.locator("h1 .badge")).to_have_text("running")

@@ -98,7 +98,7 @@ async def test_a_conversation_shows_each_tool_for_what_it_is(client: httpx.Async
     assert kinds == ["shell", "edit"]
     assert page["turns"][1]["messages"][0]["result_of"]["title"] == "cat calc.py"
     assert [turn["kind"] for turn in page["turns"]] == ["main", "main", "sub_agent", "compaction", "main"]
-    assert [turn["resends_history"] for turn in page["turns"]] == [False, False, True, False, True]
+    assert [turn["resends_history"] for turn in page["turns"]] == [False, False, False, False, True]
     assert page["graph"]["num_rows"] == 3, "the sub-agent and the history behind the compaction are branches"
     lanes = {lane["name"] for lane in page["timeline"]["lanes"]}
     assert {"queue", "boot", "agent box", "generate", "generate helper", "tools"} <= lanes
@@ -121,6 +121,12 @@ async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClien
     assert {one["rollout"]["id"] for one in step["members"]} == {filled.solved, filled.unsolved}
     token = step["rare_tokens"][0]["token"]
     assert token["logprob"] == pytest.approx(min(one["token"]["logprob"] for one in step["rare_tokens"]))
+    assert {one["command"] for one in step["rare_tokens"]} == {
+        "cat calc.py",
+        "cat calc.py -n",
+        "calc.py",
+        "Summary: mended.",
+    }
     turn = await client.get(f"/rollouts/{token['rollout_id']}/turns/{token['turn_id']}", follow_redirects=True)
     assert f'id="turn-{token["turn_id"]}"' in turn.text
     tokens = await client.get(f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}", follow_redirects=True)
