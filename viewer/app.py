@@ -1,5 +1,7 @@
 """The viewer as an ASGI app, and its server process."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from viewer.rendering import FOLDER, make_environment, respond
 from viewer.routes import groups, rollout_parts, rollouts, runs, search, steps, tasks
 from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
 
-_SHUTDOWN_SECONDS = 2
-"""Open live pages are cut off after this time when the process ends; browsers connect again by themselves."""
+_SHUTDOWN_SECONDS = 5
+"""Requests that still run when the process ends are cut off after this time."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +50,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app.state.templates = make_environment(settings)
     app.state.settings = settings
     app.state.num_streams = 0
+    app.state.stopping = asyncio.Event()
     for module in (runs, groups, tasks, rollout_parts, rollouts, steps, search):
         app.include_router(module.router)
     app.include_router(live_router)
@@ -108,12 +111,26 @@ class _SecurityHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
+class ViewerServer(uvicorn.Server):
+    """Serves the app, and ends its live pages before it waits for open connections."""
+
+    def __init__(self, settings: ViewerSettings) -> None:
+        self._viewer = create_viewer_app(settings)
+        super().__init__(
+            uvicorn.Config(
+                self._viewer,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._viewer.state.stopping.set()
+        await super().shutdown(sockets)
+
+
 def serve_viewer(settings: ViewerSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    uvicorn.run(
-        create_viewer_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
+    ViewerServer(settings).run()

@@ -6,6 +6,7 @@ cannot load the store.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 from fastapi import APIRouter, Request
@@ -55,7 +56,7 @@ async def _changes(request: Request, store: ReadOnlyStore, fingerprint: Fingerpr
     looks = 0
     try:
         yield "retry: 3000\n\n"
-        while not await request.is_disconnected():
+        while not state.stopping.is_set() and not await request.is_disconnected():
             try:
                 async with store.read() as connection:
                     found = await fingerprint(connection)
@@ -67,6 +68,7 @@ async def _changes(request: Request, store: ReadOnlyStore, fingerprint: Fingerpr
             looks += 1
             if looks % _PING_LOOKS == 0:
                 yield ": ping\n\n"
-            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(state.stopping.wait(), _LOOK_SECONDS)
     finally:
         state.num_streams -= 1

@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import orjson
-import uvicorn
 from sqlalchemy import text
 
 from cli.console import say
@@ -30,7 +29,7 @@ from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from tests.benchmarks._commit import commit
 from tests.integration.training.records import make_config, make_run
-from viewer.app import create_viewer_app
+from viewer.app import ViewerServer
 from viewer.settings import ViewerSettings
 
 RUN = "large"
@@ -142,7 +141,7 @@ async def fill(database: Database) -> int:
 
 @asynccontextmanager
 async def serving(settings: ViewerSettings) -> AsyncIterator[None]:
-    server = uvicorn.Server(uvicorn.Config(create_viewer_app(settings), port=settings.port, log_level="warning"))
+    server = ViewerServer(settings)
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

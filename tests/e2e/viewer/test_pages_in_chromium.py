@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from playwright.async_api import Page, expect
 
 from ratchet.store.database import Database
@@ -13,7 +12,7 @@ from ratchet.store.schema import RolloutTable
 from stack.ports import free_port
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from tests.integration.viewer.test_pages import pages_of
-from viewer.app import create_viewer_app
+from viewer.app import ViewerServer
 from viewer.settings import ViewerSettings
 from viewer.static_export import PageExporter
 
@@ -26,11 +25,7 @@ async def filled(database: Database, model: Path) -> FilledRun:
 @pytest.fixture
 async def address(database: Database, filled: FilledRun) -> AsyncIterator[str]:
     settings = ViewerSettings(database.url, port=free_port(), temporal_ui="http://127.0.0.1:8233")
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_viewer_app(settings), port=settings.port, log_level="warning", timeout_graceful_shutdown=1
-        )
-    )
+    server = ViewerServer(settings)
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
@@ -46,7 +41,7 @@ def axe_script() -> str:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_axe_finds_nothing(page: Page, address: str, filled: FilledRun, theme: str) -> None:
+async def test_axe_finds_nothing(address: str, page: Page, filled: FilledRun, theme: str) -> None:
     await page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
     script = axe_script()
     found = []
@@ -61,7 +56,7 @@ async def test_axe_finds_nothing(page: Page, address: str, filled: FilledRun, th
     assert not found, "\n".join(found)
 
 
-async def test_pages_fit_a_narrow_screen(page: Page, address: str, filled: FilledRun) -> None:
+async def test_pages_fit_a_narrow_screen(address: str, page: Page, filled: FilledRun) -> None:
     await page.set_viewport_size({"width": 400, "height": 800})
     for path in pages_of(filled):
         await page.goto(address + path)
@@ -69,7 +64,7 @@ async def test_pages_fit_a_narrow_screen(page: Page, address: str, filled: Fille
         assert wide <= 400, f"{path} is {wide} px wide"
 
 
-async def test_a_click_on_a_point_of_a_chart_opens_its_step(page: Page, address: str, filled: FilledRun) -> None:
+async def test_a_click_on_a_point_of_a_chart_opens_its_step(address: str, page: Page, filled: FilledRun) -> None:
     await page.goto(f"{address}/runs/{filled.run_id}")
     chart = page.locator("[data-chart]", has_text="Entropy").locator(".u-over")
     await expect(chart).to_be_visible()
@@ -80,7 +75,7 @@ async def test_a_click_on_a_point_of_a_chart_opens_its_step(page: Page, address:
     await page.wait_for_url(f"**/runs/{filled.run_id}/steps/1")
 
 
-async def test_keys_move_between_items_and_pages(page: Page, address: str, filled: FilledRun) -> None:
+async def test_keys_move_between_items_and_pages(address: str, page: Page, filled: FilledRun) -> None:
     await page.goto(f"{address}/rollouts/{filled.solved}")
     await page.keyboard.press("j")
     await page.keyboard.press("j")
@@ -96,8 +91,8 @@ async def test_keys_move_between_items_and_pages(page: Page, address: str, fille
 
 
 async def test_a_running_rollout_is_shown_as_it_goes_on(
-    page: Page,
     address: str,
+    page: Page,
     filled: FilledRun,
     database: Database,
 ) -> None:
@@ -115,7 +110,7 @@ async def test_a_running_rollout_is_shown_as_it_goes_on(
     assert await page.evaluate("window.isSamePage"), "the page was not loaded again"
 
 
-async def test_the_theme_is_kept(page: Page, address: str) -> None:
+async def test_the_theme_is_kept(address: str, page: Page) -> None:
     await page.emulate_media(color_scheme="light")
     await page.goto(f"{address}/runs")
     await page.click("#theme")

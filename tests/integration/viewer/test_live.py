@@ -5,25 +5,20 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import uvicorn
 
 from ratchet.store.database import Database
 from ratchet.store.schema import RolloutTable
 from stack.ports import free_port
 from tests.integration.viewer.filled_store import FilledRun
 from viewer import live
-from viewer.app import create_viewer_app
+from viewer.app import ViewerServer
 from viewer.settings import ViewerSettings
 
 
 @pytest.fixture
 async def address(database: Database) -> AsyncIterator[str]:
     settings = ViewerSettings(database.url, port=free_port())
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_viewer_app(settings), port=settings.port, log_level="warning", timeout_graceful_shutdown=1
-        )
-    )
+    server = ViewerServer(settings)
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

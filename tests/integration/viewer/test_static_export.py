@@ -19,7 +19,7 @@ def broken_links(out: Path) -> list[str]:
         html = page.read_text()
         for target in re.findall(r'(?:href|src)="([^"]*)"', html):
             path, _, fragment = unescape(target).partition("#")
-            if re.match(r"https?://", path):
+            if re.match(r"https?://|data:", path):
                 continue
             file = page if not path else (page.parent / path).resolve()
             if not file.is_file() or (fragment and f'id="{fragment}"' not in file.read_text() and fragment != "tests"):
