@@ -23,7 +23,8 @@ from ratchet.types import GroupState, JsonObject, Purpose
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
-    """One line of the list of runs. `mean_reward`: of the newest trained step, None before the first one."""
+    """One line of the list of runs. `mean_reward`: of the newest trained step, None before the first one. `num_groups`:
+    groups that were started. `num_open`: rollouts that have not ended."""
 
     run_id: str
     config_name: str
@@ -31,8 +32,8 @@ class RunSummary:
     reason: str
     step: int
     num_steps: int
-    num_rollouts: int
-    num_ended: int
+    num_groups: int
+    num_open: int
     mean_reward: float | None
     created_at: datetime
     ended_at: datetime | None
@@ -120,8 +121,8 @@ async def list_run_summaries(
         page = page.where(tuple_(RunTable.created_at, RunTable.run_id) < tuple_(*map(literal, before)))
     run = page.subquery()
     counts = (
-        select(func.count().label("all"), func.count(RolloutTable.outcome).label("ended"))
-        .where(RolloutTable.run_id == run.c.run_id)
+        select(func.count().label("open"))
+        .where(RolloutTable.run_id == run.c.run_id, RolloutTable.outcome.is_(None))
         .lateral()
     )
     reward = (
@@ -136,8 +137,8 @@ async def list_run_summaries(
         run.c.state_reason,
         run.c.step,
         func.coalesce(cast(run.c.config["training"]["steps"].astext, Integer), 0),
-        counts.c.all,
-        counts.c.ended,
+        run.c.next_group_no,
+        counts.c.open,
         reward,
         run.c.created_at,
         run.c.ended_at,
