@@ -21,7 +21,13 @@ from ratchet.store.views.read_only import ReadOnlyStore
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
-from viewer.routes import groups, rollout_parts, rollouts, runs, search, steps, tasks
+from viewer.routes.groups import group_pages
+from viewer.routes.rollout_parts import rollout_part_pages
+from viewer.routes.rollouts import rollout_pages
+from viewer.routes.runs import run_pages
+from viewer.routes.search import search_pages
+from viewer.routes.steps import step_pages
+from viewer.routes.tasks import task_pages
 from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
 
 _SHUTDOWN_SECONDS = 5
@@ -51,9 +57,17 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app.state.settings = settings
     app.state.num_streams = 0
     app.state.stopping = asyncio.Event()
-    for module in (runs, groups, tasks, rollout_parts, rollouts, steps, search):
-        app.include_router(module.router)
-    app.include_router(live_router)
+    for router in (
+        run_pages,
+        group_pages,
+        task_pages,
+        rollout_part_pages,
+        rollout_pages,
+        step_pages,
+        search_pages,
+        live_router,
+    ):
+        app.include_router(router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
 
     @app.get("/health")

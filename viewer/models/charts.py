@@ -92,7 +92,10 @@ def run_charts(curves: RunCurves, axis: str) -> list[Chart]:
     """Return the charts of one run; a chart without a stored value is left out."""
     charts = [reward_chart([curves], axis), evaluation_chart(curves)]
     for name, title, note, metrics in _METRIC_CHARTS:
-        steps = sorted(step for step, values in curves.metrics.items() if any(one in values for one in metrics))
+        # Step 0 has metrics of the engines' first update, and no plan row.
+        steps = sorted(
+            step for step, values in curves.metrics.items() if step > 0 and any(one in values for one in metrics)
+        )
         series = [
             ChartSeries(one, [curves.metrics[step].get(one) for step in steps], [], [])
             for one in metrics

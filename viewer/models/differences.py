@@ -1,4 +1,4 @@
-"""Where two conversations of one task first differ."""
+"""The first difference between two conversations about one task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -94,7 +94,8 @@ def _tests(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
         more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
         parts.append(f"not passed: {', '.join(sorted(failed)[:_MAX_NAMES])}{more}")
     elif grade.tests and not parts:
-        parts.append(f"all {len(grade.tests)} reported tests passed")
+        number = len(grade.tests)
+        parts.append("the only reported test passed" if number == 1 else f"all {number} reported tests passed")
     return WhySentence(_capital("; ".join(parts)) + ".", link) if parts else None
 
 

@@ -1,4 +1,4 @@
-"""Where a rollout's time went: swimlanes of its stages and turns, and the graph of its turns."""
+"""The time of a rollout: swimlanes of its stages and turns, and the graph of its turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,14 +14,14 @@ from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
-router = APIRouter()
+group_pages = APIRouter()
 _MAX_TURNS = 12
 _MAX_MEMBERS = 16
 
 
 @dataclass(slots=True, frozen=True)
 class MemberColumn:
-    """One member. `turns`: its first turns. `difference`: where it leaves the first member's conversation."""
+    """One member. `turns`: its first turns. `difference`: the place in which it leaves the first member's conversation."""
 
     rollout: RolloutLine
     use: PlannedUse | None
@@ -39,8 +39,8 @@ class GroupPage:
     members: list[MemberColumn]
 
 
-@page_route(router, "/groups/{group_id}")
-async def group(request: Request, group_id: int) -> Response:
+@page_route(group_pages, "/groups/{group_id}")
+async def show_group(request: Request, group_id: int) -> Response:
     async with request.app.state.store.read() as connection:
         line = found(await run_views.read_group_line(connection, group_id), f"group {group_id}")
         run_id = found(await run_views.run_of_group(connection, group_id), f"group {group_id}")

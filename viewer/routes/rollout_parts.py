@@ -15,7 +15,7 @@ from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 from viewer.routes.rollouts import read_reward_facts
 
-router = APIRouter()
+rollout_part_pages = APIRouter()
 _PAGE_TOKENS = 1000
 
 
@@ -56,8 +56,8 @@ class AttemptLogsPage:
     transcript: str
 
 
-@page_route(router, "/rollouts/{rollout_id}/tokens")
-async def tokens(
+@page_route(rollout_part_pages, "/rollouts/{rollout_id}/tokens")
+async def show_tokens(
     request: Request,
     rollout_id: int,
     chain: Annotated[int, Query(ge=0)] = 0,
@@ -114,8 +114,8 @@ def _runs(tokens: list[TokenView]) -> list[TokenRun]:
     return runs
 
 
-@page_route(router, "/rollouts/{rollout_id}/attempts/{attempt}")
-async def attempt_logs(request: Request, rollout_id: int, attempt: int) -> Response:
+@page_route(rollout_part_pages, "/rollouts/{rollout_id}/attempts/{attempt}")
+async def show_attempt_logs(request: Request, rollout_id: int, attempt: int) -> Response:
     async with request.app.state.store.read() as connection:
         head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
         logs = await rollout_views.read_attempt_logs(connection, rollout_id, attempt)

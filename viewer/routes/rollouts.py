@@ -24,7 +24,7 @@ from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timel
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 
-router = APIRouter()
+rollout_pages = APIRouter()
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
@@ -62,8 +62,8 @@ class RolloutPage:
     next: int | None
 
 
-@page_route(router, "/rollouts")
-async def rollouts(
+@page_route(rollout_pages, "/rollouts")
+async def show_rollouts(
     request: Request,
     run: str | None = None,
     purpose: str | None = None,
@@ -109,8 +109,8 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-@page_route(router, "/rollouts/{rollout_id}")
-async def rollout(request: Request, rollout_id: int, after: int = 0) -> Response:
+@page_route(rollout_pages, "/rollouts/{rollout_id}")
+async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Response:
     """`after`: id of the turn behind which the conversation begins."""
     is_export = request.app.state.settings.is_export
     async with request.app.state.store.read() as connection:
@@ -118,8 +118,8 @@ async def rollout(request: Request, rollout_id: int, after: int = 0) -> Response
     return respond(request, "rollout.html", page)
 
 
-@router.get("/rollouts/{rollout_id}/turns/{turn_id}")
-async def turn(request: Request, rollout_id: int, turn_id: int) -> Response:
+@rollout_pages.get("/rollouts/{rollout_id}/turns/{turn_id}")
+async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
     """A deep link to a turn: the page of the conversation that begins with the turn before it."""
     async with request.app.state.store.read() as connection:
         lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)

@@ -28,7 +28,7 @@ from viewer.models.histogram import RewardBin, reward_bins
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 
-router = APIRouter()
+run_pages = APIRouter()
 _PAGE_RUNS = 25
 _MAX_STEPS = 400
 _MAX_OPEN = 200
@@ -99,13 +99,13 @@ class ComparePage:
     charts: list[Chart]
 
 
-@router.get("/")
-async def home(request: Request) -> Response:
+@run_pages.get("/")
+async def show_home(request: Request) -> Response:
     return RedirectResponse("/runs")
 
 
-@page_route(router, "/runs")
-async def runs(request: Request, before: str | None = None) -> Response:
+@page_route(run_pages, "/runs")
+async def show_runs(request: Request, before: str | None = None) -> Response:
     """`before`: created_at and id of the last run of the page before, with a comma between."""
     key = None
     if before:
@@ -121,16 +121,16 @@ async def runs(request: Request, before: str | None = None) -> Response:
     return respond(request, "runs.html", RunsPage(listed, more))
 
 
-@page_route(router, "/runs/{run_id}")
-async def run(request: Request, run_id: str, axis: str = "steps") -> Response:
+@page_route(run_pages, "/runs/{run_id}")
+async def show_run(request: Request, run_id: str, axis: str = "steps") -> Response:
     _require_axis(axis)
     async with request.app.state.store.read() as connection:
         page = await read_run_page(connection, run_id, axis)
     return respond(request, "run.html", page)
 
 
-@page_route(router, "/compare")
-async def compare(request: Request, run: Annotated[list[str], Query()], axis: str = "steps") -> Response:
+@page_route(run_pages, "/compare")
+async def show_compare(request: Request, run: Annotated[list[str], Query()], axis: str = "steps") -> Response:
     _require_axis(axis)
     if len(run) > _MAX_COMPARED:
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")

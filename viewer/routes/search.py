@@ -12,7 +12,7 @@ from ratchet.store.views.text_search import TextHit
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import next_link, page_route
 
-router = APIRouter()
+search_pages = APIRouter()
 _MAX_HITS = 40
 _SECONDS = 1.5
 _MAX_RUNS = 100
@@ -31,8 +31,8 @@ class SearchPage:
     next_page: str | None
 
 
-@page_route(router, "/search")
-async def search(request: Request, q: str = "", run: str = "", before: int | None = None) -> Response:
+@page_route(search_pages, "/search")
+async def show_search(request: Request, q: str = "", run: str = "", before: int | None = None) -> Response:
     words = q.strip()
     async with request.app.state.store.read() as connection:
         if words and not wants_json(request):

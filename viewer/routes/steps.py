@@ -18,7 +18,7 @@ from viewer.models.tokens import load_tokenizer
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
-router = APIRouter()
+step_pages = APIRouter()
 _MAX_SCANNED = 64
 _MAX_RARE = 20
 
@@ -55,8 +55,8 @@ class StepPage:
     next: int | None
 
 
-@page_route(router, "/runs/{run_id}/steps/{step}")
-async def step(request: Request, run_id: str, step: int) -> Response:
+@page_route(step_pages, "/runs/{run_id}/steps/{step}")
+async def show_step(request: Request, run_id: str, step: int) -> Response:
     async with request.app.state.store.read() as connection:
         head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
         plan = found(await step_views.read_step_head(connection, run_id, step), f"step {step} of run {run_id}")

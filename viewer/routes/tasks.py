@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from ratchet.store.views import rollout_list, task_views
 from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
-from ratchet.store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskRate
+from ratchet.store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskPolicyRate
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
-router = APIRouter()
+task_pages = APIRouter()
 _NEWEST = 50
 _MAX_CONTRADICTIONS = 20
 
@@ -24,14 +24,14 @@ class TaskPage:
     num_rollouts: int
     num_graded: int
     mean_reward: float | None
-    rates: list[TaskRate]
+    rates: list[TaskPolicyRate]
     admissions: list[AdmissionView]
     contradictions: list[ContradictingPatch]
     newest: list[RolloutLine]
 
 
-@page_route(router, "/tasks/{task_id}")
-async def task(request: Request, task_id: int) -> Response:
+@page_route(task_pages, "/tasks/{task_id}")
+async def show_task(request: Request, task_id: int) -> Response:
     async with request.app.state.store.read() as connection:
         head = found(await task_views.read_task_head(connection, task_id), f"task {task_id}")
         rates = await task_views.task_rates(connection, task_id)

@@ -9,6 +9,11 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
+  function yRange(_, low, high) {
+    if (low === null) return [0, 1];
+    return low === high ? [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2] : uPlot.rangeNum(low, high, 0.1, true);
+  }
+
   function drawChart(figure) {
     const chart = JSON.parse(figure.querySelector("script").textContent);
     const place = figure.querySelector(".plot");
@@ -34,8 +39,8 @@
     const axis = { stroke: colour("--text"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     const plot = new uPlot({
       width: Math.max(260, figure.clientWidth - 24), height: 220, series, bands,
-      scales: { x: { time: false, range: first === last ? [first - 1, last + 1] : [first, last] } },
-      axes: [{ ...axis, label: chart.x_label, labelSize: 20, ...whole }, { ...axis, size: 60 }],
+      scales: { x: { time: false, range: first === last ? [first - 1, last + 1] : [first, last] }, y: { range: yRange } },
+      axes: [{ ...axis, label: chart.x_label, labelSize: 20, ...whole }, { ...axis, size: 64, values: (_, ticks) => ticks.map((one) => String(Number(one.toPrecision(3)))) }],
       legend: { live: true },
     }, data, place);
     plots.set(place, plot);

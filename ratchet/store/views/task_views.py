@@ -38,7 +38,7 @@ class AdmissionView:
 
 
 @dataclass(slots=True, frozen=True)
-class TaskRate:
+class TaskPolicyRate:
     """Rollouts of a task within one run that were started under one policy step."""
 
     run_id: str
@@ -77,7 +77,7 @@ async def list_admissions(connection: AsyncConnection, task_id: int) -> list[Adm
     return [AdmissionView(*row) for row in await connection.execute(statement)]
 
 
-async def task_rates(connection: AsyncConnection, task_id: int) -> list[TaskRate]:
+async def task_rates(connection: AsyncConnection, task_id: int) -> list[TaskPolicyRate]:
     """Return the task's rollouts by run and policy step, in order of time."""
     keys = (RolloutTable.run_id, RolloutTable.purpose, RolloutGroupTable.started_step)
     statement = (
@@ -92,7 +92,7 @@ async def task_rates(connection: AsyncConnection, task_id: int) -> list[TaskRate
         .group_by(*keys)
         .order_by(func.min(RolloutTable.id))
     )
-    return [TaskRate(*row) for row in await connection.execute(statement)]
+    return [TaskPolicyRate(*row) for row in await connection.execute(statement)]
 
 
 async def contradicting_patches(connection: AsyncConnection, task_id: int, limit: int) -> list[ContradictingPatch]:

@@ -1,4 +1,4 @@
-"""Tool calls of several programs are recognised by their arguments, whatever they are called."""
+"""Tool calls of several programs are recognised by their arguments and not by their names."""
 
 from typing import Any
 
