@@ -26,17 +26,17 @@ _MAX_STREAMS = 64
 
 
 @live_router.get("/runs")
-async def watch_runs(request: Request) -> Response:
+async def stream_runs(request: Request) -> Response:
     return _stream(request, changes.runs_fingerprint)
 
 
 @live_router.get("/runs/{run_id}")
-async def watch_run(request: Request, run_id: str) -> Response:
+async def stream_run(request: Request, run_id: str) -> Response:
     return _stream(request, lambda connection: changes.run_fingerprint(connection, run_id))
 
 
 @live_router.get("/rollouts/{rollout_id}")
-async def watch_rollout(request: Request, rollout_id: int) -> Response:
+async def stream_rollout(request: Request, rollout_id: int) -> Response:
     return _stream(request, lambda connection: changes.rollout_fingerprint(connection, rollout_id))
 
 

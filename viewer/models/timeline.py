@@ -67,7 +67,11 @@ def build_timeline(head: RolloutHead, boxes: Sequence[BoxView], turns: Sequence[
         lanes.setdefault(lane, []).append(scale.bar(kind, start, stop, label, link))
 
     add("queue", "queue", begin, head.claimed_at, "waits for a worker")
+    free_since = head.claimed_at
     for box in boxes:
+        if free_since is not None and free_since < box.created_at:
+            add("queue", "queue", free_since, box.created_at, f"waits for a slot to boot the {box.role} box")
+        free_since = box.released_at
         role = "agent" if box.role == "agent" else "grade"
         if box.live_at is None:
             add("boot", "boot", box.created_at, box.released_at, f"box {box.id} boots ({box.role})", f"#box-{box.id}")

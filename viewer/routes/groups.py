@@ -21,7 +21,7 @@ _MAX_MEMBERS = 16
 
 @dataclass(slots=True, frozen=True)
 class MemberColumn:
-    """One member. `turns`: its first turns. `difference`: the place in which it leaves the first member's conversation."""
+    """One member. `turns`: its first turns. `difference`: the place where it leaves the first member's conversation."""
 
     rollout: RolloutLine
     use: PlannedUse | None

@@ -31,7 +31,7 @@ class TaskPage:
 
 
 @page_route(task_pages, "/tasks/{task_id}")
-async def show_task(request: Request, task_id: int) -> Response:
+async def show_task_page(request: Request, task_id: int) -> Response:
     async with request.app.state.store.read() as connection:
         head = found(await task_views.read_task_head(connection, task_id), f"task {task_id}")
         rates = await task_views.task_rates(connection, task_id)
