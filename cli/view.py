@@ -25,7 +25,7 @@ def view(
     """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
     import httpx
 
-    from ratchet.errors import ConfigError
+    from ratchet.errors import ConfigError, MachineError
     from stack.parts import Stack
     from viewer.app import serve_viewer
 
@@ -39,11 +39,12 @@ def view(
     path = _path_of(target) if target else "/runs"
     print(settings.address + path + (f"?token={settings.token}" if settings.token else ""), flush=True)
     try:
-        if httpx.get(settings.address + "/health", trust_env=False, timeout=2).is_success:
-            return
+        answer = httpx.get(settings.address + "/health", trust_env=False, timeout=10)
     except httpx.TransportError:
-        pass
-    serve_viewer(settings)
+        serve_viewer(settings)
+        return
+    if not answer.is_success:
+        raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet logs viewer`")
 
 
 def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":

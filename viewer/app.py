@@ -73,7 +73,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     @app.get("/health")
     async def health(request: Request) -> Response:
         async with request.app.state.store.read() as connection:
-            await connection.exec_driver_sql("SELECT 1 FROM alembic_version")
+            await connection.exec_driver_sql("SELECT FROM installation LIMIT 1")
         return PlainTextResponse("ok")
 
     app.add_exception_handler(HTTPException, _show_error)

@@ -65,20 +65,18 @@ class ReadOnlyStore:
 
     def __init__(self, url: str, pool_size: int = 2) -> None:
         self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS)
-        self._has_role: bool | None = None
+        self._has_role = False
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction that can only read. Raises StoreUnavailableError as `Database.begin` does, also for a
         statement that takes longer than the limit."""
-        if self._has_role is None:
-            async with self.database.begin() as connection:
-                self._has_role = bool((await connection.execute(_MAY_USE, {"role": READER_ROLE})).scalar_one())
         async with self.database.begin() as connection:
+            if not self._has_role:  # asked again each time, because a viewer may start before `ratchet up` migrates
+                await connection.execute(_BEGIN)
+                self._has_role = bool((await connection.execute(_MAY_USE, {"role": READER_ROLE})).scalar_one())
             if self._has_role:
                 await connection.execute(_BEGIN_AS_READER, {"role": READER_ROLE})
-            else:
-                await connection.execute(_BEGIN)
             yield connection
 
     async def __aenter__(self) -> Self:

@@ -8,6 +8,7 @@ import pytest
 
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
+from ratchet.store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun
 
 
@@ -63,6 +64,12 @@ async def test_every_link_of_every_page_leads_to_a_page(client: httpx.AsyncClien
     for target in sorted(targets - missing):
         answer = await client.get(target, follow_redirects=True)
         assert answer.status_code == 200, f"{target}: {answer.status_code}"
+
+
+async def test_health_needs_no_more_than_the_readers_role_may(client: httpx.AsyncClient, database: Database) -> None:
+    assert await grant_reader_role(database)
+    assert (await get(client, "/health")) == "ok"
+    assert (await get(client, "/runs")).startswith("<!doctype html>")
 
 
 async def test_what_agents_wrote_is_text(client: httpx.AsyncClient, filled: FilledRun) -> None:

@@ -22,9 +22,10 @@ WRITES = (
 @pytest.mark.parametrize("has_role", [True, False])
 async def test_a_reader_cannot_write(database: Database, write: str, has_role: bool) -> None:
     assert await grant_reader_role(database)
+    if not has_role:
+        async with database.begin() as connection:
+            await connection.execute(text(f"REVOKE SELECT ON rollout FROM {READER_ROLE}"))
     async with ReadOnlyStore(database.url) as store:
-        if not has_role:
-            store._has_role = False
         async with store.read() as connection:
             assert (await connection.execute(text("SELECT current_user"))).scalar_one() == (
                 READER_ROLE if has_role else (await current_user(database))
@@ -32,6 +33,18 @@ async def test_a_reader_cannot_write(database: Database, write: str, has_role: b
         with pytest.raises((StoreUnavailableError, DBAPIError), match=r"read-only|denied"):
             async with store.read() as connection:
                 await connection.execute(text(write))
+
+
+async def test_the_role_is_taken_as_soon_as_it_exists(database: Database) -> None:
+    """The viewer may start before `ratchet up` has migrated the database."""
+    await grant_reader_role(database)
+    async with database.begin() as connection:
+        await connection.execute(text(f"REVOKE SELECT ON rollout FROM {READER_ROLE}"))
+    async with ReadOnlyStore(database.url) as store:
+        for expected in (await current_user(database), READER_ROLE):
+            async with store.read() as connection:
+                assert (await connection.execute(text("SELECT current_user"))).scalar_one() == expected
+            await grant_reader_role(database)
 
 
 async def current_user(database: Database) -> str:
