@@ -1,11 +1,12 @@
 """The contents of turns: messages as they were sent and answered, and windows of a chain's tokens."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -213,23 +214,29 @@ async def rarest_tokens(connection: AsyncConnection, rollout_ids: list[int], lim
         .join(TurnTable, TurnTable.id == ChainSpanTable.turn_id)
         .where(ChainTable.rollout_id.in_(rollout_ids), ChainSpanTable.trained)
     )
-    found: list[RareToken] = []
-    for row in await connection.execute(statement):
-        logprobs = logprobs_from_bytes(row.logprobs)[row.source_start : row.source_start + row.length]
-        ids = ids_from_bytes(row.sampled_ids)
-        steps = steps_of_spans(row.version_spans, row.num_sampled)
-        for at in np.argsort(logprobs)[:limit].tolist():
-            source = row.source_start + at
-            step = int(steps[source])
-            found.append(
-                RareToken(
-                    row.rollout_id,
-                    row.turn_id,
-                    row.chain_no,
-                    row.start + at,
-                    int(ids[source]),
-                    float(logprobs[at]),
-                    step if step >= 0 else None,
-                )
-            )
-    return sorted(found, key=lambda one: one.logprob)[:limit]
+    rows = (await connection.execute(statement)).all()
+    if not rows:
+        return []
+    trained = [logprobs_from_bytes(row.logprobs)[row.source_start : row.source_start + row.length] for row in rows]
+    ends = np.cumsum([len(one) for one in trained])
+    every = np.concatenate(trained)
+    lowest = np.argsort(every, kind="stable")[:limit].tolist()
+    return [_rare_token(rows, ends, float(every[place]), place) for place in lowest]
+
+
+def _rare_token(rows: Sequence[Any], ends: npt.NDArray[np.int64], logprob: float, place: int) -> RareToken:
+    """Return the token at a place in the trained tokens of all rows, whose parts end at `ends`."""
+    number = int(np.searchsorted(ends, place, side="right"))
+    row = rows[number]
+    at = place - (int(ends[number - 1]) if number else 0)
+    source = row.source_start + at
+    step = int(steps_of_spans(row.version_spans, row.num_sampled)[source])
+    return RareToken(
+        row.rollout_id,
+        row.turn_id,
+        row.chain_no,
+        row.start + at,
+        int(ids_from_bytes(row.sampled_ids)[source]),
+        logprob,
+        step if step >= 0 else None,
+    )
