@@ -129,7 +129,7 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
                 [one.high if one else None for one in intervals],
             )
         )
-    note = "Mean over all groups that a step consumed, with a 95% interval over groups."
+    note = "Mean over all groups that a step consumed, with a 95% interval over groups; the newest 100 steps."
     return Chart("reward", "Reward", note, AXES[axis], xs, series, [links[x] for x in xs])
 
 

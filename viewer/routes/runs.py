@@ -31,6 +31,8 @@ from viewer.routes.registration import found, next_link, page_route
 run_pages = APIRouter()
 _PAGE_RUNS = 25
 _MAX_STEPS = 400
+_MAX_REWARD_STEPS = 100
+"""Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
 _MAX_OPEN = 200
 _MAX_COMPARED = 6
 _NEWEST_STEPS = 20
@@ -182,7 +184,7 @@ async def _read_curves(connection: AsyncConnection, head: RunHead) -> RunCurves:
         head.created_at,
         await curve_views.metrics_by_step(connection, head.run_id, first, last),
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
-        await curve_views.rewards_by_step(connection, head.run_id, max(first, last - _MAX_STEPS // 2), last),
+        await curve_views.rewards_by_step(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
         await run_views.list_evaluations(connection, head.run_id),
     )
 

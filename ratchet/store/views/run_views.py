@@ -18,7 +18,7 @@ from ratchet.store.schema import (
     RunTable,
     TaskTable,
 )
-from ratchet.types import GroupState, JsonObject, Purpose
+from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,7 +176,11 @@ async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -
     keys = (RolloutTable.outcome, func.left(RolloutTable.outcome_reason, 200))
     statement = (
         select(*keys, func.count(), func.max(RolloutTable.id))
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.in_(["infra_failed", "grader_failed", "cancelled"]))
+        .where(
+            RolloutTable.run_id == run_id,
+            RolloutTable.purpose.in_(list(Purpose)),  # so that the index by purpose and outcome is used
+            RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED, Outcome.CANCELLED]),
+        )
         .group_by(*keys)
         .order_by(func.count().desc())
         .limit(limit)

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ratchet.store.views.rollout_views import TurnLine
-from viewer.models.timeline import build_graph
+from ratchet.store.views.rollout_views import BoxView, RolloutHead, TurnLine
+from viewer.models.timeline import build_graph, build_timeline
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -32,3 +32,20 @@ def test_a_second_continuation_and_a_new_root_are_rows() -> None:
 
 def test_a_parent_that_is_not_shown_is_no_edge() -> None:
     assert build_graph([turn(20, 3)]).nodes[0].parent is None
+
+
+def test_bars_lie_within_the_time_line_and_one_that_has_not_ended_reaches_now() -> None:
+    head = RolloutHead(
+        7, "r", 1, 1, "t", 0, "train", "w", 1, "h", 1.0, None, None, "", None, None, None, None, 0, 0, 0, False, None,
+        {}, {}, START, START + timedelta(seconds=2), None, "", "", None,
+    )  # fmt: skip
+    box = BoxView(3, "agent", 1, "live", "p", "x", "host", "", None, START + timedelta(seconds=4), START, None)
+    turns = [turn(10, None), turn(12, 10, state="in_flight", completed_at=None)]
+    timeline = build_timeline(head, [box], turns, START + timedelta(seconds=20))
+    bars = {lane.name: lane.bars for lane in timeline.lanes}
+    assert list(bars) == ["queue", "boot", "agent box", "generate", "tools"]
+    assert all(bar.start >= 0 and bar.start + bar.width <= 1.01 for lane in timeline.lanes for bar in lane.bars)
+    assert [bar.seconds for bar in bars["queue"]] == [2, 2], "for the workflow, then for a slot to boot"
+    (tools,) = bars["tools"]
+    assert (tools.start, tools.seconds) == (10.5 / 20, 1.5)
+    assert bars["generate"][1].open and bars["generate"][1].seconds == 8
