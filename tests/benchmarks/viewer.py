@@ -165,7 +165,7 @@ async def measure(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
 
 
 async def bench(url: str) -> dict[str, Any]:
-    async with Database(url) as database:
+    async with Database(url, statement_seconds=1800) as database:
         await asyncio.to_thread(migrate, url)
         await grant_reader_role(database)
         big = await fill(database)
@@ -211,6 +211,7 @@ def main() -> None:
         "commit": commit(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
+        "load_average": round(os.getloadavg()[1], 1),
         "rollouts": NUM_GROUPS * GROUP_SIZE + 1,
         "turns": NUM_GROUPS * GROUP_SIZE * TURNS + BIG_TURNS,
         "repeats": REPEATS,
