@@ -23,6 +23,7 @@ from cli import (
     drain,
     env,
     evaluate,
+    explain,
     export,
     extend,
     forks,
@@ -49,9 +50,10 @@ from cli import (
     tiny_policy,
     train,
     up,
+    view,
     why,
 )
-from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, watcher, worker
+from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError, UserError
 
 app = typer.Typer(
@@ -81,9 +83,11 @@ COMMANDS = (
     logs.logs,
     env.env,
     runs.runs,
+    view.view,
     why.why,
     rollouts.rollouts,
     show.show,
+    explain.explain,
     tiny_policy.make_tiny_policy_command,
     sweep.sweep,
     bench.bench,
@@ -115,6 +119,7 @@ PARTS = (
     learner.learner,
     worker.worker,
     watcher.watcher,
+    viewer.viewer,
 )
 
 for function in COMMANDS:

@@ -78,7 +78,14 @@ async def make_backup(database: Database, home: Path, target: Path) -> Manifest:
 
 
 async def _fill(database: Database, home: Path, partial: Path) -> Manifest:
-    _run("pg_dump", "--format=custom", "--no-owner", f"--file={partial / 'store.dump'}", _plain_url(database.url))
+    _run(
+        "pg_dump",
+        "--format=custom",
+        "--no-owner",
+        "--no-privileges",
+        f"--file={partial / 'store.dump'}",
+        _plain_url(database.url),
+    )
     async with database.begin() as connection:
         revision = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar_one()
         run_ids = list((await connection.execute(select(RunTable.run_id).order_by(RunTable.created_at))).scalars())
@@ -131,7 +138,14 @@ async def restore_backup(url: str, home: Path, source: Path) -> Manifest:
         for directory in manifest.files:
             shutil.copytree(source / "files" / directory, home / directory, symlinks=True, dirs_exist_ok=True)
         at = _with_database(url, making)
-        _run("pg_restore", "--no-owner", "--exit-on-error", f"--dbname={at}", str(source / "store.dump"))
+        _run(
+            "pg_restore",
+            "--no-owner",
+            "--no-privileges",
+            "--exit-on-error",
+            f"--dbname={at}",
+            str(source / "store.dump"),
+        )
         async with Database(at, pool_size=1) as database, database.begin() as connection:
             await _move_paths(connection, manifest.home, str(home))
             # The histories of the old namespace are not here; the next one is this installation's own.

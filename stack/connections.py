@@ -45,6 +45,7 @@ def connection_demands(stack: Stack, settings: TemporalSettings, config: RunConf
         # The service, the driver, and per rank its own and its heartbeat's pool.
         ConnectionDemand("learner", 2 + 2 + 4 * num_ranks, "training.workers"),
         ConnectionDemand("watcher", 3),
+        ConnectionDemand("viewer", 4),
         ConnectionDemand("commands", _COMMANDS),
     ]
     if not stack.is_external("TEMPORAL_ADDRESS") and temporal_kind(stack.home) is TemporalKind.SERVER:

@@ -36,11 +36,14 @@ PREFERRED_PORTS = {
     "ray": 6380,
     "ray_client": 6381,
     "ray_agent": 6382,
+    "viewer": 8420,
 }
 
 
 WATCHER = "watcher"
 """The name of the part that probes the others."""
+VIEWER = "viewer"
+"""The name of the part that only shows: `ratchet up` does not wait for it, and no run needs it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,13 +129,17 @@ class Stack:
 
     def _gateway_key(self) -> str:
         """Return the local gateway's API key, made once in E2B's format, which older SDKs check."""
-        path = self.home / "gateway.key"
+        return self._kept_secret("gateway.key", "e2b_")
+
+    def _kept_secret(self, name: str, prefix: str) -> str:
+        """Return the secret in this file of the state directory; a new one if there is no file."""
+        path = self.home / name
         if not path.is_file():
             self.home.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write("e2b_" + secrets.token_hex(20))
-        return path.read_text()
+                file.write(prefix + secrets.token_hex(20))
+        return path.read_text().strip()
 
     def _own(self) -> dict[str, str]:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"
@@ -203,6 +210,8 @@ class Stack:
             parts.append(Part("egress", [*ratchet, "egress"], 55))
         parts.append(Part("learner", [*ratchet, "learner"], 60))
         parts.append(Part("worker", [*ratchet, "worker"], 70))
+        # The host is an argument, so that another one restarts this part only.
+        parts.append(Part(VIEWER, [*ratchet, VIEWER, "--host", self.viewer_host], 80, stop_wait_seconds=5))
         return parts
 
     def addresses(self) -> dict[str, str]:
@@ -217,7 +226,22 @@ class Stack:
             "ray": environment["RAY_ADDRESS"],
             "engine": f"http://127.0.0.1:{self.ports['engine']}",
             "adapter": f"http://{'127.0.0.1' if bound == '0.0.0.0' else bound}:{self.ports['adapter']}",
+            VIEWER: self.viewer_address,
         }
+
+    @property
+    def viewer_host(self) -> str:
+        return os.environ.get("RATCHET_VIEWER_HOST") or "127.0.0.1"
+
+    @property
+    def viewer_address(self) -> str:
+        """The viewer's URL as reached from this machine."""
+        host = "127.0.0.1" if self.viewer_host in ("0.0.0.0", "::") else self.viewer_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.ports[VIEWER]}"
+
+    def viewer_token(self) -> str:
+        """Return the token that readers need if the viewer does not listen on loopback; made once."""
+        return self._kept_secret("viewer.token", "")
 
     @property
     def temporal_ui(self) -> str:

@@ -11,6 +11,7 @@
 | adapter | sends a call with an unknown token, which the adapter looks up in the store; reads its heartbeat |
 | learner | reads, for each run that needs one, the learner's heartbeat, phase and step |
 | worker | asks Temporal when this worker process polled each queue last |
+| viewer | asks it to read from the store |
 
 A probe raises any exception to say that the part does not answer. Nothing that a probe does is counted: no session, no
 turn, no workflow and no row is left behind.
@@ -48,7 +49,7 @@ from ratchet.store.schema import InstallationTable
 from ratchet.temporal_settings import QUEUES, TemporalSettings
 from ratchet.types import EngineState
 from stack.part_health import HealthLimits
-from stack.parts import Stack
+from stack.parts import VIEWER, Stack
 
 LIMITS = {
     "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built
@@ -68,6 +69,7 @@ NEEDS = {
     "adapter": ("postgres",),
     "learner": ("postgres", "ray"),
     "worker": ("postgres", "temporal"),
+    VIEWER: ("postgres",),
 }
 """Part → the parts without which it cannot answer."""
 
@@ -114,6 +116,7 @@ class Probes:
             "adapter": self.adapter,
             "learner": self.learner,
             "worker": self.worker,
+            VIEWER: self.viewer,
         }
         return probes.get(part)
 
@@ -172,6 +175,10 @@ class Probes:
         if reply.status_code != 200:
             raise ProbeFailedError(f"its node is not healthy: {reply.text[:200]}")
         return "node healthy"
+
+    async def viewer(self) -> str:
+        (await self.http.get(self.stack.viewer_address + "/health")).raise_for_status()
+        return "answers from the store"
 
     # ------------------------------------------------------------ model calls
 

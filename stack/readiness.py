@@ -10,7 +10,7 @@ from pathlib import Path
 from ratchet.errors import MachineError
 from stack.part_health import HealthLimits, HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
-from stack.parts import WATCHER, Stack
+from stack.parts import VIEWER, WATCHER, Stack
 from stack.probes import LIMITS
 from stack.progress import ReportProgress
 from stack.supervisor import Supervisor
@@ -65,7 +65,7 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
     for process in supervisor.states():
         part = health.get(process.name, PartHealth(process.name, HealthState.STARTING, began))
         is_answering = part.state is HealthState.ANSWERING and part.pid == process.pid
-        if process.name != WATCHER and not is_answering:
+        if process.name not in (WATCHER, VIEWER) and not is_answering:
             found.append(part)
     return found
 

@@ -18,6 +18,7 @@ from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.store import runs
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
+from ratchet.store.views.read_only import grant_reader_role
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
@@ -103,6 +104,7 @@ async def _make_ready(
     async with stack.database() as database:
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
+        await grant_reader_role(database)
         client = await connect_stack(stack, settings)
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
         await temporal_namespace.prepare_namespace(client, database, settings, is_own)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import case, exists, func, select
+from sqlalchemy import Select, case, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
@@ -27,8 +27,19 @@ class StageCount:
     longest_seconds: float
 
 
-async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[StageCount]:
-    """Return the stages in which the run has open rollouts, the slowest first."""
+@dataclass(slots=True, frozen=True)
+class OpenRollout:
+    """An open rollout, its stage, and for how long it has been in it."""
+
+    rollout_id: int
+    group_id: int | None
+    member: int
+    stage: str
+    seconds: float
+
+
+def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
+    """Select the run's open rollouts, each with its stage and how long it has been in it."""
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (
         select(SandboxTable.role, SandboxTable.state, SandboxTable.boot_error, SandboxTable.created_at)
@@ -50,17 +61,30 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
         else_=WAITS_FOR_BOX,
     )
     since = func.coalesce(newest.c.created_at, RolloutTable.claimed_at, RolloutTable.created_at)
-    open_rollouts = (
-        select(stage.label("stage"), func.extract("epoch", func.now() - since).label("seconds"))
+    seconds = func.extract("epoch", func.now() - since)
+    return (
+        select(
+            RolloutTable.id, RolloutTable.group_id, RolloutTable.member, stage.label("stage"), seconds.label("seconds")
+        )
         .select_from(RolloutTable)
         .outerjoin(newest, newest.c.role.is_not(None))
         .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
-        .subquery()
     )
+
+
+async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[StageCount]:
+    """Return the stages in which the run has open rollouts, the slowest first."""
+    open_rollouts = _by_stage(run_id).subquery()
     longest = func.max(open_rollouts.c.seconds)
     statement = select(open_rollouts.c.stage, func.count(), longest).group_by(open_rollouts.c.stage)
     rows = await connection.execute(statement.order_by(longest.desc()))
     return [StageCount(row[0], row[1], float(row[2])) for row in rows]
+
+
+async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
+    """Return the run's open rollouts, the oldest first."""
+    rows = await connection.execute(_by_stage(run_id).order_by(RolloutTable.id).limit(limit))
+    return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
 
 
 async def oldest_open_workflows(connection: AsyncConnection, run_id: str, limit: int) -> list[str]:

@@ -132,6 +132,8 @@ class RolloutTable(Base):
         Index("ix_rollout_group_id", "group_id"),
         Index("ix_rollout_task_id", "task_id"),
         Index("ix_rollout_open", "run_id", postgresql_where=text("outcome IS NULL")),
+        Index("ix_rollout_run_id_id", "run_id", "id"),
+        Index("ix_rollout_verdicts", "run_id", "purpose", "outcome", "agent_exit", "reward"),
     )
 
 
@@ -308,6 +310,9 @@ class GradeTable(Base):
     duration_seconds: Mapped[float]
     sandbox_id: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = now()
+    __table_args__ = (
+        Index("ix_grade_flagged", "rollout_id", postgresql_where=text("jsonb_array_length(flags) > 0 OR rejected")),
+    )
 
 
 class AdmissionTable(Base):

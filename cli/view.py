@@ -1,0 +1,92 @@
+"""`ratchet view`: say where the viewer is, serve it if the stack does not, or export pages to a directory."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from stack.parts import Stack
+    from viewer.settings import ViewerSettings
+
+
+def view(
+    target: Annotated[
+        str | None, typer.Argument(help="A run, or a rollout's id or workflow id.", metavar="[RUN|ROLLOUT]")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the target's pages to this directory instead; they need no server.")
+    ] = None,
+    max_rollouts: Annotated[int, typer.Option(help="Newest rollouts that the export of a run contains.")] = 200,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on, by default RATCHET_VIEWER_HOST or loopback.")
+    ] = None,
+) -> None:
+    """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
+    import httpx
+
+    from ratchet.errors import ConfigError, MachineError
+    from stack.parts import Stack
+    from viewer.app import serve_viewer
+
+    stack = Stack()
+    settings = viewer_settings(stack, host or stack.viewer_host)
+    if export is not None:
+        if target is None:
+            raise ConfigError("name the run or rollout that is exported")
+        _export(settings, target, export, max_rollouts)
+        return
+    path = _path_of(target) if target else "/runs"
+    print(settings.address + path + (f"?token={settings.token}" if settings.token else ""), flush=True)
+    try:
+        answer = httpx.get(settings.address + "/health", trust_env=False, timeout=10)
+    except httpx.TransportError:
+        serve_viewer(settings)
+        return
+    if not answer.is_success:
+        raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet logs viewer`")
+
+
+def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
+    """Return the settings of the viewer of this stack. Outside of loopback, readers need the stack's token."""
+    import os
+
+    from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
+
+    environment = stack.environment()
+    own_ui = "" if stack.is_external("TEMPORAL_ADDRESS") else stack.temporal_ui
+    return ViewerSettings(
+        database_url=environment["RATCHET_DATABASE_URL"],
+        host=host,
+        port=stack.ports["viewer"],
+        token=None if host in LOOPBACK_HOSTS else stack.viewer_token(),
+        temporal_ui=(os.environ.get("RATCHET_TEMPORAL_UI") or own_ui).rstrip("/"),
+        temporal_namespace=environment["TEMPORAL_NAMESPACE"],
+    )
+
+
+def _path_of(target: str) -> str:
+    from urllib.parse import quote
+
+    return f"/rollouts/{found}" if (found := _rollout_id(target)) is not None else f"/runs/{quote(target)}"
+
+
+def _rollout_id(target: str) -> int | None:
+    from cli.store_access import query
+    from ratchet.store import reports
+
+    return query(lambda connection: reports.find_rollout(connection, target))
+
+
+def _export(settings: "ViewerSettings", target: str, out: Path, max_rollouts: int) -> None:
+    import asyncio
+
+    from cli.console import say
+    from viewer.static_export import PageExporter
+
+    rollout_id = _rollout_id(target)
+    exporter = PageExporter(settings, out)
+    asyncio.run(
+        exporter.export_run(target, max_rollouts) if rollout_id is None else exporter.export_rollout(rollout_id)
+    )
+    say(f"{len(exporter.files)} pages written; open {out / 'index.html'}")

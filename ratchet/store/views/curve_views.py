@@ -1,0 +1,90 @@
+"""The metrics of a run by step, and the rewards of each step with their spread."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutTable
+
+Metrics = dict[str, float]
+
+
+@dataclass(slots=True, frozen=True)
+class StepTimes:
+    """When a step was planned and trained, and the state of its plan row."""
+
+    step: int
+    state: str
+    planned_at: datetime
+    stepped_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class StepReward:
+    """Rewards of the rollouts that a step consumed. `deviation`: standard deviation of its groups' mean rewards."""
+
+    step: int
+    num_rollouts: int
+    num_groups: int
+    mean: float
+    deviation: float | None
+
+
+async def newest_metric_step(connection: AsyncConnection, run_id: str) -> int:
+    """Return the newest step with metrics; 0 without one."""
+    statement = select(MetricTable.step).where(MetricTable.run_id == run_id).order_by(MetricTable.step.desc()).limit(1)
+    return (await connection.execute(statement)).scalar_one_or_none() or 0
+
+
+async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, Metrics]:
+    """Return the metrics of the steps first to last, inclusive."""
+    statement = select(MetricTable.step, MetricTable.name, MetricTable.value).where(
+        MetricTable.run_id == run_id, MetricTable.step.between(first, last)
+    )
+    found: dict[int, Metrics] = {}
+    for step, name, value in await connection.execute(statement.order_by(MetricTable.step)):
+        found.setdefault(step, {})[name] = value
+    return found
+
+
+async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
+    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, BatchTable.stepped_at)
+    statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step.between(first, last))
+    return {row.step: StepTimes(*row) for row in await connection.execute(statement.order_by(BatchTable.step))}
+
+
+async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
+    """Return the rewards of all groups that each step consumed, also of those without signal."""
+    group = (
+        select(
+            BatchItemTable.step,
+            BatchItemTable.group_id,
+            func.count(RolloutTable.reward).label("number"),
+            func.avg(RolloutTable.reward).label("mean"),
+        )
+        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
+        .where(
+            BatchItemTable.run_id == run_id,
+            BatchItemTable.step.between(first, last),
+            BatchItemTable.use != "expired",
+            RolloutTable.reward.is_not(None),
+            RolloutTable.late.is_(False),
+            RolloutTable.replaced_by.is_(None),
+        )
+        .group_by(BatchItemTable.step, BatchItemTable.group_id)
+        .subquery()
+    )
+    number = func.sum(group.c.number)
+    statement = select(
+        group.c.step,
+        number,
+        func.count(),
+        func.sum(group.c.mean * group.c.number) / number,
+        func.stddev_samp(group.c.mean),
+    ).group_by(group.c.step)
+    return [
+        StepReward(row[0], int(row[1]), int(row[2]), float(row[3]), None if row[4] is None else float(row[4]))
+        for row in await connection.execute(statement.order_by(group.c.step))
+    ]

@@ -1,0 +1,86 @@
+"""Read access to the store that cannot write, hold locks for long or take many connections.
+
+Every transaction is read-only and has a short statement timeout. It also takes the role `ratchet_reader`, which may
+only read, if `grant_reader_role` could create it: a managed Postgres may refuse to create roles.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+import structlog
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import StoreUnavailableError
+from ratchet.store.database import Database
+from ratchet.store.schema import Base, SessionTokenTable
+
+READER_ROLE = "ratchet_reader"
+_LOG = structlog.get_logger()
+_STATEMENT_SECONDS = 5.0
+_IDLE_SECONDS = 10.0
+_HIDDEN = frozenset({SessionTokenTable.__tablename__})
+"""Tables that no page needs and that the role cannot read: hashes of bearer tokens."""
+
+_MISSING = text(
+    "SELECT NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :role) OR EXISTS ("
+    "SELECT FROM unnest(CAST(:tables AS text[])) AS one"
+    " WHERE NOT has_table_privilege(CAST(:role AS name), one, 'SELECT'))"
+)
+_MAY_USE = text(
+    "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)"
+    " AND pg_has_role(current_user, (SELECT oid FROM pg_roles WHERE rolname = :role), 'MEMBER')"
+    " AND has_table_privilege((SELECT oid FROM pg_roles WHERE rolname = :role), 'rollout', 'SELECT')"
+)
+_BEGIN = text("SELECT set_config('transaction_read_only', 'on', true)")
+_BEGIN_AS_READER = text("SELECT set_config('transaction_read_only', 'on', true), set_config('role', :role, true)")
+
+
+async def grant_reader_role(database: Database) -> bool:
+    """Create the role and let it read every table but those with secrets; return False if the server refuses.
+
+    The role has no login. `ratchet up` calls this after each migration; if nothing is missing, nothing is written.
+    """
+    tables = sorted(name for name in Base.metadata.tables if name not in _HIDDEN)
+    try:
+        async with database.begin() as connection:
+            found = await connection.execute(_MISSING, {"role": READER_ROLE, "tables": tables})
+            if not found.scalar_one():
+                return True
+            exists = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)")
+            if not (await connection.execute(exists, {"role": READER_ROLE})).scalar_one():
+                await connection.exec_driver_sql(f"CREATE ROLE {READER_ROLE} NOLOGIN")
+            # From version 16 on, who creates a role is its administrator and must make itself a member.
+            await connection.exec_driver_sql(f"GRANT {READER_ROLE} TO CURRENT_USER")
+            await connection.exec_driver_sql(f"GRANT SELECT ON {', '.join(tables)} TO {READER_ROLE}")
+        return True
+    except StoreUnavailableError as error:  # so is a missing privilege reported, too
+        _LOG.info("no role for readers; their transactions are read-only all the same", reason=str(error))
+        return False
+
+
+class ReadOnlyStore:
+    """A small pool of connections for reading, closed at the end of `async with`."""
+
+    def __init__(self, url: str, pool_size: int = 2) -> None:
+        self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS)
+        self._has_role = False
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that can only read. Raises StoreUnavailableError as `Database.begin` does, also for a
+        statement that takes longer than the limit."""
+        async with self.database.begin() as connection:
+            if not self._has_role:  # asked again each time, because a viewer may start before `ratchet up` migrates
+                await connection.execute(_BEGIN)
+                self._has_role = bool((await connection.execute(_MAY_USE, {"role": READER_ROLE})).scalar_one())
+            if self._has_role:
+                await connection.execute(_BEGIN_AS_READER, {"role": READER_ROLE})
+            yield connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.database.close()

@@ -1,0 +1,148 @@
+"""Lists of rollouts with filters, newest first, paged by the id of the last one."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, false, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
+from ratchet.store.views.run_views import is_flagged
+from ratchet.types import JsonObject
+
+OPEN = "open"
+"""The value of the outcome filter for rollouts without an outcome."""
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutFilter:
+    """What a list shows; None stands for no condition.
+
+    `reason`: a part of the outcome's reason, such as an error's class. `policy_step`: newest published step when the
+    rollout's group was made. `evaluation`: an evaluation's label. `flagged`: only grades with flags or a rejection.
+    """
+
+    run_id: str | None = None
+    purpose: str | None = None
+    outcome: str | None = None
+    agent_exit: str | None = None
+    reward_from: float | None = None
+    reward_to: float | None = None
+    task_id: int | None = None
+    group_id: int | None = None
+    reason: str | None = None
+    policy_step: int | None = None
+    evaluation: str | None = None
+    flagged: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutLine:
+    """A rollout in a list."""
+
+    id: int
+    run_id: str
+    group_id: int | None
+    member: int
+    purpose: str
+    task_id: int
+    task: str
+    harness: str
+    outcome: str | None
+    reason: str
+    reward: float | None
+    agent_exit: str | None
+    num_turns: int
+    num_trained_tokens: int
+    late: bool
+    replaced_by: int | None
+    policy_step: int | None
+    solved: bool | None
+    rule: str | None
+    flags: list[JsonObject] | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+def _lines() -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            RolloutTable.id,
+            RolloutTable.run_id,
+            RolloutTable.group_id,
+            RolloutTable.member,
+            RolloutTable.purpose,
+            RolloutTable.task_id,
+            TaskTable.label,
+            RolloutTable.harness,
+            RolloutTable.outcome,
+            RolloutTable.outcome_reason,
+            RolloutTable.reward,
+            RolloutTable.agent_exit,
+            RolloutTable.num_turns,
+            RolloutTable.num_trained_tokens,
+            RolloutTable.late,
+            RolloutTable.replaced_by,
+            RolloutGroupTable.started_step,
+            GradeTable.solved,
+            GradeTable.rule,
+            GradeTable.flags,
+            RolloutTable.created_at,
+            RolloutTable.ended_at,
+        )
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
+    )
+
+
+def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Select[*tuple[Any, ...]]:
+    equal = {
+        RolloutTable.run_id: wanted.run_id,
+        RolloutTable.purpose: wanted.purpose,
+        RolloutTable.agent_exit: wanted.agent_exit,
+        RolloutTable.task_id: wanted.task_id,
+        RolloutTable.group_id: wanted.group_id,
+        RolloutGroupTable.started_step: wanted.policy_step,
+        RolloutGroupTable.label: wanted.evaluation,
+    }
+    for column, value in equal.items():
+        if value is not None:
+            statement = statement.where(column == value)
+    if wanted.outcome == OPEN:
+        statement = statement.where(RolloutTable.outcome.is_(None))
+    elif wanted.outcome is not None:
+        statement = statement.where(RolloutTable.outcome == wanted.outcome)
+    if wanted.reward_from is not None:
+        statement = statement.where(RolloutTable.reward >= wanted.reward_from)
+    if wanted.reward_to is not None:
+        statement = statement.where(RolloutTable.reward <= wanted.reward_to)
+    if wanted.reason:
+        statement = statement.where(RolloutTable.outcome_reason.icontains(wanted.reason, autoescape=True))
+    if wanted.flagged:
+        # The few flagged grades first, by their own index; a walk along all rollouts would find them one by one.
+        flagged = select(GradeTable.rollout_id).where(is_flagged())
+        statement = statement.where(is_flagged(), RolloutTable.id.in_(flagged))
+    return statement
+
+
+async def list_rollout_lines(
+    connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
+) -> list[RolloutLine]:
+    """Return rollouts, newest first; `before`: the id of the last rollout of the page before."""
+    statement = _filtered(_lines(), wanted).order_by(RolloutTable.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(RolloutTable.id < before)
+    return [RolloutLine(*row) for row in await connection.execute(statement)]
+
+
+async def list_members(connection: AsyncConnection, group_id: int) -> list[RolloutLine]:
+    """Return every rollout of a group in the order of its members, replaced ones included."""
+    statement = _lines().where(RolloutTable.group_id == group_id).order_by(RolloutTable.member)
+    return [RolloutLine(*row) for row in await connection.execute(statement)]
+
+
+async def lines_of_ids(connection: AsyncConnection, rollout_ids: list[int]) -> dict[int, RolloutLine]:
+    statement = _lines().where(RolloutTable.id.in_(rollout_ids) if rollout_ids else false())
+    return {line.id: line for line in (RolloutLine(*row) for row in await connection.execute(statement))}

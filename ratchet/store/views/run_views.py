@@ -1,0 +1,366 @@
+"""Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Integer, Row, Select, cast, func, literal, select, true, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.schema import (
+    BatchItemTable,
+    EvaluationTable,
+    GradeTable,
+    MetricTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    TaskTable,
+)
+from ratchet.types import GroupState, JsonObject, Outcome, Purpose
+
+
+@dataclass(slots=True, frozen=True)
+class RunSummary:
+    """One line of the list of runs. `mean_reward`: of the newest trained step, None before the first one. `num_groups`:
+    groups that were started. `num_open`: rollouts that have not ended."""
+
+    run_id: str
+    config_name: str
+    state: str
+    reason: str
+    step: int
+    num_steps: int
+    num_groups: int
+    num_open: int
+    mean_reward: float | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class RunHead:
+    """One run; `RunTable` describes the columns."""
+
+    run_id: str
+    config_name: str
+    state: str
+    state_reason: str
+    wish: str
+    config: JsonObject
+    seed: int
+    model_path: str
+    init_from: str | None
+    source_run_id: str | None
+    epoch: int
+    step: int
+    checkpoint_step: int
+    restarts: int
+    archived_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class OutcomeCount:
+    """How many rollouts of a purpose ended in one way. `outcome` and `agent_exit` are None while they are open."""
+
+    purpose: str
+    outcome: str | None
+    agent_exit: str | None
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class FailureCount:
+    """One reason for which rollouts got no reward; `newest` is the id of one of them."""
+
+    outcome: str
+    reason: str
+    number: int
+    newest: int
+
+
+@dataclass(slots=True, frozen=True)
+class RewardCount:
+    """How many rollouts have exactly this reward."""
+
+    reward: float
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class GroupCount:
+    purpose: str
+    state: str
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class FlaggedRollout:
+    """A rollout whose grade has flags of suspicious code or was rejected by a rule."""
+
+    rollout_id: int
+    task: str
+    reward: float | None
+    rule: str
+    flags: list[JsonObject]
+
+
+def _num_steps() -> ColumnElement[int]:
+    return func.coalesce(cast(RunTable.config["training"]["steps"].astext, Integer), 0)
+
+
+async def list_run_summaries(
+    connection: AsyncConnection, limit: int, before: tuple[datetime, str] | None = None
+) -> list[RunSummary]:
+    """Return runs, newest first; `before`: the (created_at, run_id) of the last run of the page before."""
+    page = select(RunTable).order_by(RunTable.created_at.desc(), RunTable.run_id.desc()).limit(limit)
+    if before is not None:
+        page = page.where(tuple_(RunTable.created_at, RunTable.run_id) < tuple_(*map(literal, before)))
+    run = page.subquery()
+    counts = (
+        select(func.count().label("open"))
+        .where(RolloutTable.run_id == run.c.run_id, RolloutTable.outcome.is_(None))
+        .lateral()
+    )
+    reward = (
+        select(MetricTable.value)
+        .where(MetricTable.run_id == run.c.run_id, MetricTable.name == "reward_mean", MetricTable.step == run.c.step)
+        .scalar_subquery()
+    )
+    statement = select(
+        run.c.run_id,
+        run.c.config_name,
+        run.c.state,
+        run.c.state_reason,
+        run.c.step,
+        func.coalesce(cast(run.c.config["training"]["steps"].astext, Integer), 0),
+        run.c.next_group_no,
+        counts.c.open,
+        reward,
+        run.c.created_at,
+        run.c.ended_at,
+    ).join(counts, true())
+    rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
+    return [RunSummary(*row) for row in rows]
+
+
+async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
+    columns = [getattr(RunTable, name) for name in RunHead.__slots__]
+    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
+    return None if row is None else RunHead(*row)
+
+
+async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
+    keys = (RolloutTable.purpose, RolloutTable.outcome, RolloutTable.agent_exit)
+    statement = select(*keys, func.count()).where(RolloutTable.run_id == run_id).group_by(*keys)
+    return [OutcomeCount(*row) for row in await connection.execute(statement.order_by(func.count().desc()))]
+
+
+async def count_rewards(connection: AsyncConnection, run_id: str, purpose: str) -> list[RewardCount]:
+    """Return the number of rollouts by reward, lowest first. Rewards of verdicts are few different numbers."""
+    statement = (
+        select(RolloutTable.reward, func.count())
+        .where(RolloutTable.run_id == run_id, RolloutTable.purpose == purpose, RolloutTable.reward.is_not(None))
+        .group_by(RolloutTable.reward)
+        .order_by(RolloutTable.reward)
+    )
+    rows = await connection.execute(statement)
+    return [RewardCount(row[0], row[1]) for row in rows if row[0] is not None]
+
+
+async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
+    """Return the commonest reasons of outcomes without a reward."""
+    keys = (RolloutTable.outcome, func.left(RolloutTable.outcome_reason, 200))
+    statement = (
+        select(*keys, func.count(), func.max(RolloutTable.id))
+        .where(
+            RolloutTable.run_id == run_id,
+            RolloutTable.purpose.in_(list(Purpose)),  # so that the index by purpose and outcome is used
+            RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED, Outcome.CANCELLED]),
+        )
+        .group_by(*keys)
+        .order_by(func.count().desc())
+        .limit(limit)
+    )
+    return [FailureCount(*row) for row in await connection.execute(statement)]
+
+
+async def count_groups_by_state(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
+    keys = (RolloutGroupTable.purpose, RolloutGroupTable.state)
+    statement = select(*keys, func.count()).where(RolloutGroupTable.run_id == run_id).group_by(*keys)
+    return [GroupCount(*row) for row in await connection.execute(statement.order_by(*keys))]
+
+
+async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
+    """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
+    statement = (
+        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, GradeTable.rule, GradeTable.flags)
+        .join(GradeTable, (GradeTable.id == RolloutTable.grade_id) & (GradeTable.rollout_id == RolloutTable.id))
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .where(RolloutTable.run_id == run_id, is_flagged())
+        .order_by(RolloutTable.id.desc())
+        .limit(limit)
+    )
+    return [FlaggedRollout(*row) for row in await connection.execute(statement)]
+
+
+def is_flagged() -> ColumnElement[bool]:
+    """The condition of the partial index `ix_grade_flagged`."""
+    return (func.jsonb_array_length(GradeTable.flags) > 0) | GradeTable.rejected
+
+
+@dataclass(slots=True, frozen=True)
+class EvaluationRate:
+    """An evaluation with its solve rate: the mean over tasks of each task's mean reward."""
+
+    label: str
+    step: int
+    temperature: float
+    policy_version: str
+    num_tasks: int
+    num_graded: int
+    mean: float | None
+    deviation: float | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[EvaluationRate]:
+    """Return the run's evaluations. `deviation` is the standard deviation of the tasks' means."""
+    per_task = (
+        select(
+            RolloutGroupTable.label,
+            RolloutTable.task_id,
+            func.avg(RolloutTable.reward).label("mean"),
+            func.count(RolloutTable.reward).label("graded"),
+        )
+        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
+        .where(
+            RolloutGroupTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.EVAL,
+            RolloutTable.reward.is_not(None),
+            RolloutTable.replaced_by.is_(None),
+        )
+        .group_by(RolloutGroupTable.label, RolloutTable.task_id)
+        .subquery()
+    )
+    rates = (
+        select(
+            per_task.c.label,
+            func.count().label("tasks"),
+            func.sum(per_task.c.graded).label("graded"),
+            func.avg(per_task.c.mean).label("mean"),
+            func.stddev_samp(per_task.c.mean).label("deviation"),
+        )
+        .group_by(per_task.c.label)
+        .subquery()
+    )
+    statement = (
+        select(
+            EvaluationTable.label,
+            EvaluationTable.step,
+            EvaluationTable.temperature,
+            EvaluationTable.policy_version,
+            func.coalesce(rates.c.tasks, 0),
+            cast(func.coalesce(rates.c.graded, 0), Integer),
+            rates.c.mean,
+            rates.c.deviation,
+            EvaluationTable.created_at,
+            EvaluationTable.ended_at,
+        )
+        .outerjoin(rates, rates.c.label == EvaluationTable.label)
+        .where(EvaluationTable.run_id == run_id)
+        .order_by(EvaluationTable.step, EvaluationTable.label)
+    )
+    return [EvaluationRate(*row) for row in await connection.execute(statement)]
+
+
+@dataclass(slots=True, frozen=True)
+class GroupLine:
+    """A group in a list. `use`: what the step that consumed it did with it; None without one."""
+
+    id: int
+    group_no: int
+    task_id: int
+    task: str
+    purpose: str
+    label: str
+    state: str
+    size: int
+    num_ended: int
+    lowest: float | None
+    highest: float | None
+    started_step: int
+    step: int | None
+    use: str | None
+    created_at: datetime
+
+
+def _group_lines() -> Select[*tuple[Any, ...]]:
+    members = (
+        select(
+            func.count(RolloutTable.outcome).label("ended"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.max(RolloutTable.reward).label("highest"),
+        )
+        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
+        .lateral()
+    )
+    use = (
+        select(BatchItemTable.step, BatchItemTable.use)
+        .where(BatchItemTable.run_id == RolloutGroupTable.run_id, BatchItemTable.group_id == RolloutGroupTable.id)
+        .limit(1)
+        .lateral()
+    )
+    return (
+        select(
+            RolloutGroupTable.id,
+            RolloutGroupTable.group_no,
+            RolloutGroupTable.task_id,
+            TaskTable.label,
+            RolloutGroupTable.purpose,
+            RolloutGroupTable.label.label("evaluation"),
+            RolloutGroupTable.state,
+            RolloutGroupTable.size,
+            members.c.ended,
+            members.c.lowest,
+            members.c.highest,
+            RolloutGroupTable.started_step,
+            use.c.step,
+            use.c.use,
+            RolloutGroupTable.created_at,
+        )
+        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+        .join(members, true())
+        .outerjoin(use, true())
+    )
+
+
+async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
+    """Return the groups of the run in which rollouts still run, oldest first."""
+    statement = _group_lines().where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.state == GroupState.OPEN)
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
+
+
+async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
+    """Return every group that the step consumed, trained or not."""
+    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    statement = _group_lines().where(RolloutGroupTable.id.in_(consumed))
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
+
+
+async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
+    rows = list(await connection.execute(_group_lines().where(RolloutGroupTable.id == group_id)))
+    return _lines(rows)[0] if rows else None
+
+
+async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
+    statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
+def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
+    return [GroupLine(*row) for row in rows]

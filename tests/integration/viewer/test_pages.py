@@ -1,0 +1,207 @@
+"""Every page over a filled store: it shows what is stored, has a JSON twin, and its links lead to pages."""
+
+import re
+from html import unescape
+
+import httpx
+import pytest
+
+from ratchet.store.database import Database
+from ratchet.store.schema import Base
+from ratchet.store.views.read_only import grant_reader_role
+from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun
+
+
+def pages_of(filled: FilledRun) -> list[str]:
+    run = f"/runs/{filled.run_id}"
+    rollouts = (filled.solved, filled.unsolved, filled.rejected, filled.failed, filled.running)
+    return [
+        "/runs",
+        run,
+        f"{run}?axis=hours",
+        f"{run}?axis=tokens",
+        f"{run}/steps/1",
+        f"/compare?run={filled.run_id}&axis=tokens",
+        f"/rollouts?run={filled.run_id}",
+        f"/groups/{filled.trained_group}",
+        f"/groups/{filled.silent_group}",
+        f"/groups/{filled.open_group}",
+        f"/tasks/{filled.task}",
+        f"/search?q=subtracts&run={filled.run_id}",
+        f"/rollouts/{filled.solved}/tokens",
+        f"/rollouts/{filled.solved}/tokens?colour=logprob",
+        f"/rollouts/{filled.solved}/tokens?colour=version",
+        f"/rollouts/{filled.solved}/attempts/1",
+        *(f"/rollouts/{one}" for one in rollouts),
+    ]
+
+
+async def get(client: httpx.AsyncClient, address: str) -> str:
+    answer = await client.get(address)
+    assert answer.status_code == 200, f"{address}: {answer.status_code}: {answer.text[:300]}"
+    return answer.text
+
+
+async def test_every_page_and_its_json_twin(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    for address in pages_of(filled):
+        html = await get(client, address)
+        assert html.rstrip().endswith("</html>"), address
+        path, _, query = address.partition("?")
+        twin = await client.get(f"{path}.json?{query}")
+        assert twin.headers["content-type"] == "application/json" and isinstance(twin.json(), dict), address
+        wished = await client.get(address, headers={"accept": "application/json"})
+        assert wished.headers["content-type"] == "application/json", address
+
+
+async def test_every_link_of_every_page_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    targets = set()
+    for address in pages_of(filled):
+        for target in re.findall(r'(?:href|src)="(/[^"]*)"', await get(client, address)):
+            targets.add(unescape(target).partition("#")[0])
+    for link in re.findall(r"/runs/[^\"]*/steps/\d+", await get(client, f"/runs/{filled.run_id}")):
+        targets.add(link)
+    missing = {f"/runs/{filled.run_id}/steps/{step}" for step in (2, 3)}  # they have metrics and no plan row here
+    for target in sorted(targets - missing):
+        answer = await client.get(target, follow_redirects=True)
+        assert answer.status_code == 200, f"{target}: {answer.status_code}"
+
+
+async def test_health_needs_no_more_than_the_readers_role_may(client: httpx.AsyncClient, database: Database) -> None:
+    assert await grant_reader_role(database)
+    assert (await get(client, "/health")) == "ok"
+    assert (await get(client, "/runs")).startswith("<!doctype html>")
+
+
+async def test_what_agents_wrote_is_text(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    html = await get(client, f"/rollouts/{filled.solved}")
+    assert SECRET_MARKUP not in html and "&lt;script&gt;alert" in html
+    assert "script-src" not in (policy := (await client.get("/runs")).headers["content-security-policy"])
+    assert policy.startswith("default-src 'self'")
+
+
+async def test_a_rollout_says_why(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    page = (await client.get(f"/rollouts/{filled.solved}.json")).json()
+    words = [one["text"] for one in page["why"]]
+    assert len(words) == 5
+    assert words[0].startswith("Its reward is 1, because the grader pytest (7) judged the patch as solving the task")
+    assert words[1] == "1 of 1 tests that must newly pass did; 1 of 1 tests that must still pass did."
+    assert "ended by itself after 5 model calls" in words[2] and "changes 1 file" in words[2]
+    assert "2 tests failed as they must" in words[3] and "skips a test (calc.py:3)" in words[3]
+    assert "advantage in step 1 is +0.5" in words[4]
+    failed = (await client.get(f"/rollouts/{filled.failed}.json")).json()["why"][0]["text"]
+    assert "SandboxLostError" in failed and "this is not a zero" in failed
+    rejected = (await client.get(f"/rollouts/{filled.rejected}.json")).json()["why"]
+    assert "rejected the patch by the rule runner_tampered" in rejected[0]["text"]
+    assert "has no signal and step 1 left it out" in rejected[-1]["text"]
+    assert (
+        (await client.get(f"/rollouts/{filled.running}.json"))
+        .json()["why"][0]["text"]
+        .startswith("It has no reward yet")
+    )
+
+
+async def test_a_conversation_shows_each_tool_for_what_it_is(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    page = (await client.get(f"/rollouts/{filled.solved}.json")).json()
+    kinds = [use["kind"] for turn in page["turns"] for use in turn["answer"]["tool_uses"]]
+    assert kinds == ["shell", "edit"]
+    assert page["turns"][1]["messages"][0]["result_of"]["title"] == "cat calc.py"
+    assert [turn["kind"] for turn in page["turns"]] == ["main", "main", "sub_agent", "compaction", "main"]
+    assert [turn["resends_history"] for turn in page["turns"]] == [False, False, False, False, True]
+    assert page["graph"]["num_rows"] == 3, "the sub-agent and the history behind the compaction are branches"
+    lanes = {lane["name"] for lane in page["timeline"]["lanes"]}
+    assert {"queue", "boot", "agent box", "generate", "generate helper", "tools"} <= lanes
+
+
+async def test_a_group_marks_the_first_difference_and_missing_signal(
+    client: httpx.AsyncClient, filled: FilledRun
+) -> None:
+    page = (await client.get(f"/groups/{filled.trained_group}.json")).json()
+    assert page["has_signal"] is True
+    difference = page["members"][1]["difference"]
+    assert (difference["number"], difference["what"]) == (1, "answer")
+    assert difference["text"][difference["at"] :].startswith(" -n")
+    html = await get(client, f"/groups/{filled.silent_group}")
+    assert "No signal: all members have the reward 0" in html
+
+
+async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    step = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
+    assert {one["rollout"]["id"] for one in step["members"]} == {filled.solved, filled.unsolved}
+    token = step["rare_tokens"][0]["token"]
+    assert token["logprob"] == pytest.approx(min(one["token"]["logprob"] for one in step["rare_tokens"]))
+    assert {one["command"] for one in step["rare_tokens"]} == {
+        "cat calc.py",
+        "cat calc.py -n",
+        "calc.py",
+        "Summary: mended.",
+    }
+    turn = await client.get(f"/rollouts/{token['rollout_id']}/turns/{token['turn_id']}", follow_redirects=True)
+    assert f'id="turn-{token["turn_id"]}"' in turn.text
+    tokens = await client.get(f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}", follow_redirects=True)
+    assert f'id="token-{token["position"]}"' in tokens.text and f"id {token['id']}," in tokens.text
+
+
+async def test_tokens_come_page_by_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    whole = (await client.get(f"/rollouts/{filled.solved}/tokens.json")).json()
+    tokens = [token for run in whole["runs"] for token in run["tokens"]]
+    assert [token["position"] for token in tokens] == list(range(whole["num_tokens"]))
+    assert whole["has_texts"] and whole["advantage"] == 0.5
+    behind = (await client.get(f"/rollouts/{filled.solved}/tokens.json?first=20")).json()
+    assert [token for run in behind["runs"] for token in run["tokens"]] == tokens[20:]
+
+
+async def test_filters_and_pages_of_rollouts(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    async def ids(query: str) -> list[int]:
+        page = (await client.get(f"/rollouts.json?run={filled.run_id}&{query}")).json()
+        return [one["id"] for one in page["rollouts"]]
+
+    every = await ids("")
+    assert every == sorted(every, reverse=True) and len(every) == 7
+    assert await ids("outcome=open") == [filled.running]
+    assert await ids("outcome=rejected") == [filled.rejected]
+    assert await ids("reason=sandboxlost") == [filled.failed]
+    assert await ids("reason=100%25") == [], "% is a character, not a pattern"
+    assert await ids("flagged=true") == [filled.rejected, filled.solved]
+    assert await ids("purpose=train&reward_from=0.5&reward_to=") == [filled.solved]
+    assert await ids("evaluation=start-greedy") == [every[1]]
+    assert await ids(f"before={every[2]}") == every[3:]
+
+
+async def test_a_search_finds_what_was_said_and_what_tools_returned(
+    client: httpx.AsyncClient, filled: FilledRun
+) -> None:
+    page = (await client.get(f"/search.json?q=first i READ&run={filled.run_id}")).json()
+    assert {hit["rollout_id"] for hit in page["hits"]} == {filled.solved, filled.unsolved}
+    assert {hit["said_by"] for hit in page["hits"]} == {"model"} and page["next_page"] is None
+    agent = (await client.get(f"/search.json?q=an agent wrote&run={filled.run_id}")).json()
+    assert {hit["said_by"] for hit in agent["hits"]} == {"agent"}
+    by_id = await client.get(f"/search?q={filled.failed}")
+    assert by_id.headers["location"] == f"/rollouts/{filled.failed}"
+
+
+async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    for address, status, words in (
+        ("/rollouts/999999", 404, "rollout 999999 does not exist"),
+        ("/runs/none", 404, "run none does not exist"),
+        (f"/runs/{filled.run_id}?axis=moons", 422, "axis is one of"),
+        ("/rollouts/x", 422, "rollout_id"),
+    ):
+        answer = await client.get(address)
+        assert answer.status_code == status and words in answer.text, address
+        assert answer.headers["content-type"].startswith("text/html")
+
+
+async def test_looking_changes_nothing(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:
+    async def newest_rows() -> dict[str, tuple[object, ...]]:
+        """Return, by table, the number of rows and the newest transaction that wrote one of them."""
+        found = {}
+        async with database.begin() as connection:
+            for table in Base.metadata.sorted_tables:
+                statement = f'SELECT count(*), max(xmin::text::bigint) FROM "{table.name}"'
+                found[table.name] = tuple((await connection.exec_driver_sql(statement)).one())
+        return found
+
+    before = await newest_rows()
+    for address in pages_of(filled):
+        await get(client, address)
+    assert await newest_rows() == before

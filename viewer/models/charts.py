@@ -1,0 +1,208 @@
+"""Curves of runs: which metrics make which chart, over steps, trained tokens or hours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ratchet.store.views.curve_views import Metrics, StepReward, StepTimes
+from ratchet.store.views.run_views import EvaluationRate
+from viewer.models.intervals import mean_interval
+
+AXES = {"steps": "step", "tokens": "trained tokens", "hours": "hours since the run began"}
+
+
+@dataclass(slots=True, frozen=True)
+class ChartSeries:
+    """One line. `lows` and `highs`: the bounds of its interval, empty without one. `band`: no line, points only."""
+
+    label: str
+    values: list[float | None]
+    lows: list[float | None]
+    highs: list[float | None]
+
+
+@dataclass(slots=True, frozen=True)
+class Chart:
+    """A chart. `links[i]`: the page behind the i-th point. `note`: what the values and their interval are."""
+
+    name: str
+    title: str
+    note: str
+    x_label: str
+    xs: list[float]
+    series: list[ChartSeries]
+    links: list[str]
+
+
+@dataclass(slots=True, frozen=True)
+class RunCurves:
+    """What the charts of one run are drawn from."""
+
+    run_id: str
+    created_at: datetime
+    metrics: Mapping[int, Metrics]
+    times: Mapping[int, StepTimes]
+    rewards: Sequence[StepReward]
+    evaluations: Sequence[EvaluationRate]
+
+
+_METRIC_CHARTS = (
+    ("entropy", "Entropy", "Mean over trained tokens, in nats.", ("entropy",)),
+    (
+        "mismatch",
+        "Mismatch between sampler and learner",
+        "KL of the recorded logprobs against the learner's; the mean gap on tokens of the weights that are trained.",
+        ("mismatch_kl", "engine_noise_abs"),
+    ),
+    (
+        "ratios",
+        "Ratios",
+        "Effective sample size of the ratios (1 is on policy) and the share of tokens without gradient.",
+        ("ratio_ess", "masked_fraction"),
+    ),
+    (
+        "staleness",
+        "Staleness",
+        "Steps between the weights that sampled and those trained.",
+        ("staleness_mean", "staleness_max"),
+    ),
+    ("loss", "Loss and gradient norm", "", ("loss", "grad_norm")),
+    (
+        "speed",
+        "Tokens per second",
+        "Of the learner, over its passes and updates.",
+        ("chain_tokens_per_second", "computed_tokens_per_second"),
+    ),
+    (
+        "time",
+        "Where a step's time goes",
+        "Seconds: waiting for a batch, loading it, training, publishing weights, updating engines.",
+        ("wait_for_batch_seconds", "load_seconds", "step_seconds", "publish_seconds", "sync_seconds"),
+    ),
+    (
+        "groups",
+        "Groups with signal",
+        "Share of the consumed groups whose rewards differ, and shares that are all solved or all unsolved.",
+        ("groups_with_signal_fraction", "groups_solved_all_fraction", "groups_solved_none_fraction"),
+    ),
+)  # fmt: skip
+
+
+def run_charts(curves: RunCurves, axis: str) -> list[Chart]:
+    """Return the charts of one run; a chart without a stored value is left out."""
+    charts = [reward_chart([curves], axis), evaluation_chart(curves)]
+    for name, title, note, metrics in _METRIC_CHARTS:
+        # Step 0 has metrics of the engines' first update, and no plan row.
+        steps = sorted(
+            step for step, values in curves.metrics.items() if step > 0 and any(one in values for one in metrics)
+        )
+        series = [
+            ChartSeries(one, [curves.metrics[step].get(one) for step in steps], [], [])
+            for one in metrics
+            if any(one in curves.metrics[step] for step in steps)
+        ]
+        charts.append(_chart(curves, axis, name, title, note, steps, series))
+    return [chart for chart in charts if chart.xs]
+
+
+def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
+    """Return the mean reward by step; one series per run, on a common axis."""
+    points: dict[float, dict[str, StepReward]] = {}
+    links: dict[float, str] = {}
+    for run in runs:
+        position = _positions(run, axis)
+        for reward in run.rewards:
+            if reward.step in position:
+                points.setdefault(position[reward.step], {})[run.run_id] = reward
+                links.setdefault(position[reward.step], f"/runs/{run.run_id}/steps/{reward.step}")
+    xs = sorted(points)
+    series = []
+    for run in runs:
+        rewards = [points[x].get(run.run_id) for x in xs]
+        intervals = [one and mean_interval(one.mean, one.deviation, one.num_groups) for one in rewards]
+        label = run.run_id if len(runs) > 1 else "mean reward"
+        series.append(
+            ChartSeries(
+                label,
+                [one.mean if one else None for one in intervals],
+                [one.low if one else None for one in intervals],
+                [one.high if one else None for one in intervals],
+            )
+        )
+    note = "Mean over all groups that a step consumed, with a 95% interval over groups; the newest 100 steps."
+    return Chart("reward", "Reward", note, AXES[axis], xs, series, [links[x] for x in xs])
+
+
+def evaluation_chart(curves: RunCurves) -> Chart:
+    """Return the held-out solve rate by step, one series per temperature and number of samples."""
+    ended = [one for one in curves.evaluations if one.mean is not None]
+    xs = sorted({float(one.step) for one in ended})
+    series = []
+    for temperature in sorted({one.temperature for one in ended}):
+        found = {float(one.step): one for one in ended if one.temperature == temperature}
+        intervals = [
+            mean_interval(found[x].mean or 0.0, found[x].deviation, found[x].num_tasks) if x in found else None
+            for x in xs
+        ]
+        series.append(
+            ChartSeries(
+                f"T = {temperature:g}",
+                [one.mean if one else None for one in intervals],
+                [one.low if one else None for one in intervals],
+                [one.high if one else None for one in intervals],
+            )
+        )
+    links = [f"/rollouts?run={curves.run_id}&purpose=eval&step={x:.0f}" for x in xs]
+    note = "Held-out tasks, mean over tasks, with a 95% interval over tasks."
+    return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
+
+
+def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
+    """Return one chart per metric of `_METRIC_CHARTS`, with a series per run."""
+    charts = [reward_chart(runs, axis)]
+    for name, title, note, metrics in _METRIC_CHARTS:
+        metric = metrics[0]
+        points: dict[float, dict[str, float]] = {}
+        for run in runs:
+            position = _positions(run, axis)
+            for step, values in run.metrics.items():
+                if metric in values and step in position:
+                    points.setdefault(position[step], {})[run.run_id] = values[metric]
+        xs = sorted(points)
+        series = [ChartSeries(run.run_id, [points[x].get(run.run_id) for x in xs], [], []) for run in runs]
+        charts.append(Chart(name, f"{title}: {metric}", note, AXES[axis], xs, series, []))
+    return [chart for chart in charts if chart.xs]
+
+
+def _positions(curves: RunCurves, axis: str) -> dict[int, float]:
+    """Return where each step lies on the axis."""
+    steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
+    if axis == "tokens":
+        total = 0.0
+        found = {}
+        for step in steps:
+            total += curves.metrics.get(step, {}).get("trained_tokens", 0.0)
+            found[step] = total
+        return found
+    if axis == "hours":
+        ends = {step: one.stepped_at for step, one in curves.times.items() if one.stepped_at is not None}
+        return {
+            step: round((ends[step] - curves.created_at).total_seconds() / 3600, 4) for step in steps if step in ends
+        }
+    return {step: float(step) for step in steps}
+
+
+def _chart(
+    curves: RunCurves, axis: str, name: str, title: str, note: str, steps: list[int], series: list[ChartSeries]
+) -> Chart:
+    position = _positions(curves, axis)
+    kept = [index for index, step in enumerate(steps) if step in position]
+    return Chart(
+        name,
+        title,
+        note,
+        AXES[axis],
+        [position[steps[index]] for index in kept],
+        [ChartSeries(one.label, [one.values[index] for index in kept], [], []) for one in series],
+        [f"/runs/{curves.run_id}/steps/{steps[index]}" for index in kept],
+    )

@@ -1,0 +1,108 @@
+"""The conversation as the agent saw it: per turn the messages that were new, and the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.store.views.turn_views import TurnContent
+from ratchet.types import ForkCause
+from viewer.models.tools import ToolUse, read_tool_use
+
+_FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
+"""Causes of turns whose whole history is new."""
+
+
+@dataclass(slots=True, frozen=True)
+class MessageView:
+    """A message. `result_of`: the tool call whose result it is, None for other messages or if the call is not known."""
+
+    role: str
+    text: str
+    reasoning: str
+    tool_uses: list[ToolUse]
+    result_of: ToolUse | None
+
+
+@dataclass(slots=True, frozen=True)
+class TurnView:
+    """A turn. `resends_history`: its request does not continue a stored answer, so its messages are a whole history.
+
+    `gap_seconds`: since the turn before in its lane was answered, in which the agent ran its tools.
+    """
+
+    id: int
+    number: int
+    attempt: int
+    lane: str
+    kind: str
+    state: str
+    fork_cause: str | None
+    prompt_tokens: int
+    num_sampled: int
+    finish_reason: str | None
+    seconds: float | None
+    gap_seconds: float | None
+    resends_history: bool
+    system: str
+    num_tools: int
+    messages: list[MessageView]
+    answer: MessageView | None
+
+
+def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) -> list[TurnView]:
+    """Return the turns with their tool calls read; results find the calls of the turns given here."""
+    calls: dict[str, ToolUse] = {}
+    answered_at: dict[tuple[int, str], Any] = {}
+    views = []
+    for number, turn in enumerate(contents, first_number):
+        messages = [_message(one, calls) for one in turn.messages]
+        answer = _message(turn.answer, calls) if turn.answer is not None else None
+        before = answered_at.get((turn.attempt, turn.lane))
+        seconds = (turn.completed_at - turn.created_at).total_seconds() if turn.completed_at else None
+        views.append(
+            TurnView(
+                turn.id,
+                number,
+                turn.attempt,
+                turn.lane,
+                turn.kind,
+                turn.state,
+                turn.fork_cause,
+                turn.prompt_tokens,
+                turn.num_sampled,
+                turn.finish_reason,
+                seconds,
+                (turn.created_at - before).total_seconds() if before else None,
+                turn.after is None and turn.fork_cause not in _FIRST_CALLS,
+                turn.system,
+                turn.num_tools,
+                messages,
+                answer,
+            )
+        )
+        if turn.completed_at:
+            answered_at[turn.attempt, turn.lane] = turn.completed_at
+    return views
+
+
+def main_command(content: TurnContent) -> str:
+    """Return the title of the first tool call of a turn's answer, else the beginning of its text."""
+    if content.answer is None:
+        return ""
+    answer = _message(content.answer, {})
+    if answer.tool_uses:
+        return answer.tool_uses[0].title or answer.tool_uses[0].name
+    return " ".join(answer.text.split())
+
+
+def _message(value: dict[str, Any], calls: dict[str, ToolUse]) -> MessageView:
+    uses = [read_tool_use(one) for one in value.get("tool_calls") or ()]
+    calls |= {one.call_id: one for one in uses}
+    content = value.get("content")
+    return MessageView(
+        role=str(value.get("role") or ""),
+        text=content if isinstance(content, str) else "" if content is None else str(content),
+        reasoning=str(value.get("reasoning_content") or ""),
+        tool_uses=uses,
+        result_of=calls.get(str(value.get("tool_call_id") or "")),
+    )

@@ -1,0 +1,199 @@
+"""Why a rollout has its reward, in at most five sentences with links: verdict, tests, agent, checks, use in training.
+
+Each sentence is made from stored facts only. The viewer and `ratchet explain` show them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratchet.store.views.rollout_views import (
+    AttemptView,
+    GradeView,
+    GroupRewards,
+    PatchView,
+    PlannedUse,
+    RolloutHead,
+)
+from ratchet.types import AgentExit, JsonObject, Outcome
+
+_MAX_NAMES = 3
+_EXITS = {
+    AgentExit.DONE: "ended by itself",
+    AgentExit.TURN_LIMIT: "was ended by its limit of model calls",
+    AgentExit.CONTEXT_FULL: "ran out of context",
+    AgentExit.TIME_BUDGET: "ran out of time",
+    AgentExit.CRASHED: "crashed",
+    AgentExit.STARVED: "could not reach its model",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class WhySentence:
+    """One sentence. `link`: the page or the part of the page with the evidence, empty without one."""
+
+    text: str
+    link: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class RewardFactsView:
+    """The facts that the sentences are made from. `group` and `use` are None if there is none."""
+
+    head: RolloutHead
+    attempts: Sequence[AttemptView]
+    patches: Sequence[PatchView]
+    grades: Sequence[GradeView]
+    group: GroupRewards | None
+    use: PlannedUse | None
+
+
+def explain_reward(facts: RewardFactsView) -> list[WhySentence]:
+    """Return the sentences, the verdict first."""
+    grade = next((one for one in facts.grades if one.id == facts.head.grade_id), None)
+    sentences = [_verdict(facts.head, grade), _tests(facts.head, grade), _agent(facts), _checks(facts.head, grade)]
+    sentences.append(_training(facts))
+    return [one for one in sentences if one is not None]
+
+
+def _verdict(head: RolloutHead, grade: GradeView | None) -> WhySentence:
+    if head.outcome is None:
+        return WhySentence("It has no reward yet, because it still runs.", f"/rollouts/{head.id}#timeline")
+    if head.outcome == Outcome.CANCELLED:
+        return WhySentence(f"It has no reward, because it was cancelled{_because(head.outcome_reason)}.")
+    if head.outcome == Outcome.INFRA_FAILED:
+        text = (
+            f"It has no reward, because the infrastructure failed{_because(head.outcome_reason)}; this is not a zero."
+        )
+        return WhySentence(text, f"/rollouts/{head.id}#attempts")
+    if head.outcome == Outcome.GRADER_FAILED or grade is None:
+        text = f"It has no reward, because no grader gave a verdict{_because(head.outcome_reason)}; this is not a zero."
+        return WhySentence(
+            text if head.reward is None else f"Its reward is {head.reward:g}.", f"/rollouts/{head.id}#grades"
+        )
+    who = f"the grader {grade.grader} ({grade.grader_version})"
+    if grade.rejected:
+        text = f"Its reward is {head.reward:g}, because {who} rejected the patch by the rule {grade.rule or 'unknown'}"
+    else:
+        verdict = (
+            "judged the patch as solving the task" if grade.solved else "judged that the patch does not solve the task"
+        )
+        text = f"Its reward is {head.reward:g}, because {who} {verdict}"
+    return WhySentence(text + _because(grade.reason) + ".", f"/rollouts/{head.id}#grade-{grade.id}")
+
+
+def _tests(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
+    if grade is None:
+        return None
+    link = f"/rollouts/{head.id}#tests"
+    parts = []
+    for name, pair in (("that must newly pass", grade.fail_to_pass), ("that must still pass", grade.pass_to_pass)):
+        if pair and pair[1]:
+            parts.append(f"{pair[0]} of {pair[1]} tests {name} did")
+    failed = [name for name, outcome in grade.tests.items() if outcome not in ("passed", "PASSED", "skipped")]
+    if failed:
+        more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
+        parts.append(f"not passed: {', '.join(sorted(failed)[:_MAX_NAMES])}{more}")
+    elif grade.tests and not parts:
+        number = len(grade.tests)
+        parts.append("the only reported test passed" if number == 1 else f"all {number} reported tests passed")
+    return WhySentence(_capital("; ".join(parts)) + ".", link) if parts else None
+
+
+def _agent(facts: RewardFactsView) -> WhySentence | None:
+    head = facts.head
+    newest = facts.attempts[-1] if facts.attempts else None
+    leaving = head.agent_exit or (newest.agent_exit if newest else None)
+    if leaving is None:
+        return None
+    words = _EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
+    text = f"The agent {words} after {head.num_turns} model calls"
+    if newest is not None and newest.used_seconds:
+        text += f" and {newest.used_seconds:.0f} s"
+    if len(facts.attempts) > 1:
+        text += f" in attempt {newest.n if newest else len(facts.attempts)}"
+    patch = facts.patches[-1] if facts.patches else None
+    if patch is None:
+        text += ", and left no patch"
+    elif not patch.num_bytes:
+        text += ", and its patch is empty" + (f" ({patch.reason})" if patch.reason else "")
+    else:
+        text += f", and its patch changes {patch.num_files} {'file' if patch.num_files == 1 else 'files'}"
+        text += f" ({patch.num_bytes} bytes)"
+    return WhySentence(text + ".", f"/rollouts/{head.id}#patch")
+
+
+def _checks(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
+    """Say what control runs found, what was flagged and which files were left out."""
+    if grade is None:
+        return None
+    parts = [*_control_words(grade.control or [])]
+    if grade.flags:
+        parts.append(
+            "flagged: " + ", ".join(f"{one.get('what')} ({one.get('place')})" for one in grade.flags[:_MAX_NAMES])
+        )
+    if grade.findings:
+        named = ", ".join(f"{one.get('path')} by {one.get('rule')}" for one in grade.findings[:_MAX_NAMES])
+        parts.append(f"integrity rules left out {len(grade.findings)} changed files: {named}")
+    if grade.solved and not grade.has_oracle:
+        parts.append("the run was not compared with gold runs, because the task is not admitted")
+    return WhySentence(_capital("; ".join(parts)) + ".", f"/rollouts/{head.id}#grade-{grade.id}") if parts else None
+
+
+def _control_words(runs: Sequence[JsonObject]) -> list[str]:
+    words = []
+    for run in runs:
+        if run.get("solved") is not None:
+            words.append("a second run with the true tests " + ("confirmed it" if run["solved"] else "failed"))
+        elif run.get("passed"):
+            words.append(f"in a control run {len(run['passed'])} tests passed that must fail")
+        else:
+            words.append(f"in a control run {run.get('failed', 0)} tests failed as they must")
+    return words
+
+
+def _training(facts: RewardFactsView) -> WhySentence | None:
+    head = facts.head
+    group = facts.group
+    if head.purpose == "eval":
+        return WhySentence("It belongs to an evaluation, so nothing is trained on it.")
+    if head.replaced_by is not None:
+        return WhySentence("It was replaced by another rollout, so it enters no step.", f"/rollouts/{head.replaced_by}")
+    if group is None or head.group_id is None or head.outcome is None:
+        return None
+    link = f"/groups/{head.group_id}"
+    spread = _spread(group)
+    if head.late:
+        return WhySentence("It ended after its group did, so it enters no step.", link)
+    if facts.use is not None:
+        text = f"{spread}, so its advantage in step {facts.use.step} is {facts.use.advantage:+.3g}"
+        text += f", on {facts.use.num_tokens} trained tokens"
+        return WhySentence(text + ".", f"/runs/{head.run_id}/steps/{facts.use.step}#rollout-{head.id}")
+    if group.use == "no_signal":
+        return WhySentence(f"{spread}, so the group has no signal and step {group.step} left it out.", link)
+    if group.use == "expired":
+        return WhySentence(f"{spread}; step {group.step} left the group out, because its tokens are too old.", link)
+    if group.use == "trained":
+        return WhySentence(f"{spread}; step {group.step} used the group, but no token of this rollout.", link)
+    waiting = f"; {group.num_open} members still run" if group.num_open else ""
+    return WhySentence(f"{spread}{waiting}; no step has used the group yet.", link)
+
+
+def _spread(group: GroupRewards) -> str:
+    number = len(group.rewards)
+    if not number:
+        return "No member of its group has a reward"
+    mean = sum(group.rewards) / number
+    if max(group.rewards) == min(group.rewards):
+        return f"All {number} rewarded members of its group have the reward {mean:g}"
+    return f"The {number} rewarded members of its group have the mean reward {mean:.3g}"
+
+
+def _because(reason: str) -> str:
+    line = " ".join(reason.split())
+    if not line:
+        return ""
+    return ": " + (line if len(line) <= 160 else line[:159] + "…").rstrip(".")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

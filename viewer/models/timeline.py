@@ -1,0 +1,127 @@
+"""The time of a rollout: swimlanes of its stages and turns, and the graph of its turns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ratchet.store.views.rollout_views import BoxView, RolloutHead, TurnLine
+
+_MIN_WIDTH = 0.002
+"""Share of the whole time below which a bar would not be visible."""
+
+
+@dataclass(slots=True, frozen=True)
+class TimeBar:
+    """One bar. `start` and `width` are shares of the whole time; `open`: it has not ended."""
+
+    kind: str
+    start: float
+    width: float
+    seconds: float
+    label: str
+    link: str
+    open: bool
+
+
+@dataclass(slots=True, frozen=True)
+class TimeLane:
+    name: str
+    bars: list[TimeBar]
+
+
+@dataclass(slots=True, frozen=True)
+class Timeline:
+    """`seconds`: from the rollout's creation to its end, or to now."""
+
+    seconds: float
+    lanes: list[TimeLane]
+
+
+@dataclass(slots=True, frozen=True)
+class TurnNode:
+    """A turn in the graph; `row` grows with every branch, `parent` is the index of the turn that it continues."""
+
+    turn_id: int
+    column: int
+    row: int
+    parent: int | None
+    kind: str
+    fork_cause: str | None
+    label: str
+
+
+@dataclass(slots=True, frozen=True)
+class TurnGraph:
+    nodes: list[TurnNode]
+    num_rows: int
+
+
+def build_timeline(head: RolloutHead, boxes: Sequence[BoxView], turns: Sequence[TurnLine], now: datetime) -> Timeline:
+    """Return the lanes queue, boot, agent box, one lane of generation and one of tools, and the grading boxes."""
+    begin = head.created_at
+    end = head.ended_at or now
+    scale = _Scale(begin, max((end - begin).total_seconds(), 0.001), now)
+    lanes: dict[str, list[TimeBar]] = {}
+
+    def add(lane: str, kind: str, start: datetime, stop: datetime | None, label: str, link: str = "") -> None:
+        lanes.setdefault(lane, []).append(scale.bar(kind, start, stop, label, link))
+
+    add("queue", "queue", begin, head.claimed_at, "waits for a worker")
+    free_since = head.claimed_at
+    for box in boxes:
+        if free_since is not None and free_since < box.created_at:
+            add("queue", "queue", free_since, box.created_at, f"waits for a slot to boot the {box.role} box")
+        free_since = box.released_at
+        role = "agent" if box.role == "agent" else "grade"
+        if box.live_at is None:
+            add("boot", "boot", box.created_at, box.released_at, f"box {box.id} boots ({box.role})", f"#box-{box.id}")
+            continue
+        add("boot", "boot", box.created_at, box.live_at, f"box {box.id} boots ({box.role})", f"#box-{box.id}")
+        add(f"{role} box", role, box.live_at, box.released_at, f"box {box.id}, attempt {box.attempt}", f"#box-{box.id}")
+    last: dict[tuple[int, str], TurnLine] = {}
+    for turn in turns:
+        before = last.get((turn.attempt, turn.lane))
+        link = f"/rollouts/{head.id}/turns/{turn.id}"
+        suffix = f" {turn.lane}" if turn.lane else ""
+        if before is not None and before.completed_at is not None and before.completed_at < turn.created_at:
+            add(f"tools{suffix}", "tool", before.completed_at, turn.created_at, f"tools after turn {before.id}", link)
+        words = f"turn {turn.id}: {turn.prompt_tokens} tokens in, {turn.num_sampled} out"
+        stop = turn.completed_at or (None if turn.state == "in_flight" else turn.created_at)
+        add(f"generate{suffix}", turn.kind, turn.created_at, stop, words, link)
+        last[turn.attempt, turn.lane] = turn
+    order = ("queue", "boot", "agent box", "generate", "tools", "grade box")
+    names = sorted(lanes, key=lambda name: next((at for at, one in enumerate(order) if name.startswith(one)), 9))
+    return Timeline(scale.seconds, [TimeLane(name, lanes[name]) for name in names])
+
+
+@dataclass(slots=True, frozen=True)
+class _Scale:
+    begin: datetime
+    seconds: float
+    now: datetime
+
+    def bar(self, kind: str, start: datetime, stop: datetime | None, label: str, link: str) -> TimeBar:
+        end = stop or self.now
+        seconds = max(0.0, (end - start).total_seconds())
+        left = min(1.0, max(0.0, (start - self.begin).total_seconds() / self.seconds))
+        width = min(1.0 - left, seconds / self.seconds)
+        return TimeBar(kind, left, max(width, _MIN_WIDTH), seconds, label, link, stop is None)
+
+
+def build_graph(turns: Sequence[TurnLine]) -> TurnGraph:
+    """Place each turn right of the one before; a turn stays in its parent's row if it is the first to continue it."""
+    index = {turn.id: at for at, turn in enumerate(turns)}
+    continued: set[int] = set()
+    nodes: list[TurnNode] = []
+    num_rows = 0
+    for column, turn in enumerate(turns):
+        parent = index.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None
+        if parent is not None and parent not in continued:
+            row = nodes[parent].row
+            continued.add(parent)
+        else:
+            row = num_rows
+            num_rows += 1
+        label = f"turn {turn.id}, {turn.kind}" + (f", fork: {turn.fork_cause}" if turn.fork_cause else "")
+        nodes.append(TurnNode(turn.id, column, row, parent, turn.kind, turn.fork_cause, label))
+    return TurnGraph(nodes, num_rows)

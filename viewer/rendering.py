@@ -1,0 +1,128 @@
+"""A page's model as HTML or, for the same address with `.json` or for a client that asks for JSON, as JSON."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
+from pygments.util import ClassNotFound
+from starlette.responses import HTMLResponse, Response
+
+from viewer.models.diffs import read_patch
+from viewer.settings import ViewerSettings
+
+FOLDER = Path(__file__).parent
+_MAX_HIGHLIGHTED_CHARS = 60_000
+_FORMATTER = HtmlFormatter(nowrap=True)
+
+
+def make_environment(settings: ViewerSettings) -> Environment:
+    """Return the templates with the filters that they use. All texts are escaped: agents and models wrote them."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "seconds": in_words,
+        "ago": ago,
+        "number": short_number,
+        "code": highlighted,
+        "patch": read_patch,
+        "json_text": lambda value: orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode(),
+        "data_json": _data_json,
+        "clip": clip,
+        "plural": lambda number, word: f"{number:,} {word}" + ("" if number == 1 else "s"),
+        "words": lambda value: str(value).replace("_", " "),
+    }
+    environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}
+    return environment
+
+
+def respond(request: Request, template: str, page: object, status: int = 200) -> Response:
+    """Return the page in the form that the request wants."""
+    if wants_json(request):
+        options = orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+        body = orjson.dumps(page, option=options, default=str)
+        return Response(body, status, media_type="application/json")
+    environment: Environment = request.app.state.templates
+    context = {"page": page, "path": request.url.path, "query": request.url.query, "json_link": _json_link(request)}
+    return HTMLResponse(environment.get_template(template).render(context), status)
+
+
+def wants_json(request: Request) -> bool:
+    accepted = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or (accepted.startswith("application/json"))
+
+
+def _json_link(request: Request) -> str:
+    path = "/runs" if request.url.path == "/" else request.url.path.removesuffix("/")
+    return f"{path}.json" + (f"?{request.url.query}" if request.url.query else "")
+
+
+def workflow_link(settings: ViewerSettings, workflow_id: str) -> str:
+    """Return the address of a workflow in the Temporal UI, empty without a UI."""
+    if not settings.temporal_ui:
+        return ""
+    from urllib.parse import quote
+
+    return f"{settings.temporal_ui}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow_id, safe='')}"
+
+
+def _data_json(value: object) -> Markup:
+    """Return JSON for a script element that is data: no character of it can end the element."""
+    text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode()
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))
+
+
+def highlighted(text: str, language: str = "", path: str = "") -> Markup:
+    """Return code with syntax classes; long texts are only escaped."""
+    if len(text) > _MAX_HIGHLIGHTED_CHARS:
+        return Markup.escape(text)
+    try:
+        lexer = get_lexer_by_name(language) if language else get_lexer_for_filename(path) if path else TextLexer()
+    except ClassNotFound:
+        return Markup.escape(text)
+    return Markup(highlight(text, lexer, _FORMATTER))
+
+
+def in_words(seconds: float | None) -> str:
+    """Return a duration in its largest fitting unit."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return (
+        f"{minutes:.0f} min"
+        if minutes < 120
+        else f"{minutes / 60:.1f} h"
+        if minutes < 2880
+        else f"{minutes / 1440:.0f} d"
+    )
+
+
+def ago(moment: datetime | None) -> str:
+    return "" if moment is None else f"{in_words((datetime.now(UTC) - moment).total_seconds())} ago"
+
+
+def short_number(value: Any) -> str:
+    """Return a number with at most four significant digits, empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def clip(text: str, chars: int = 4000) -> str:
+    return text if len(text) <= chars else text[:chars] + f"\n… {len(text) - chars} more characters"

@@ -1,0 +1,1 @@
+"""One file per kind of page: read the store, build the model, render it."""

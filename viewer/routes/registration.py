@@ -1,0 +1,39 @@
+"""How pages are registered and paged: every page has a JSON twin under the same address with `.json`."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+_T = TypeVar("_T")
+PageFunction = TypeVar("PageFunction", bound=Callable[..., Awaitable[Response]])
+
+
+def page_route(router: APIRouter, path: str) -> Callable[[PageFunction], PageFunction]:
+    """Register the function for `path` and for its JSON twin, which comes first because its path is more special."""
+
+    def register(function: PageFunction) -> PageFunction:
+        for one in (f"{path}.json", path):
+            router.add_api_route(one, function, methods=["GET"], response_model=None)
+        return function
+
+    return register
+
+
+def found(value: _T | None, what: str) -> _T:
+    """Return the value. Raises a 404 that names what does not exist."""
+    if value is None:
+        raise HTTPException(404, f"{what} does not exist")
+    return value
+
+
+def next_link(request: Request, **changed: object) -> str:
+    """Return this page's address with other values of some parameters; None removes one."""
+    path = request.url.path.removesuffix(".json")
+    values = {name: value for name, value in request.query_params.multi_items() if name not in changed}
+    pairs = [(name, value) for name, value in request.query_params.multi_items() if name in values]
+    pairs += [(name, str(value)) for name, value in changed.items() if value is not None]
+    return path + (f"?{urlencode(pairs)}" if pairs else "")

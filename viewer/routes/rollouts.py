@@ -1,0 +1,189 @@
+"""The list of rollouts with its filters, and the page of one rollout."""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.responses import RedirectResponse, Response
+
+from ratchet.store.views import rollout_list, rollout_views, turn_views
+from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
+from ratchet.store.views.rollout_views import (
+    AttemptView,
+    BoxView,
+    ChainView,
+    GradeView,
+    PatchView,
+    RolloutHead,
+    TurnLine,
+)
+from viewer.models.conversation import TurnView, read_conversation
+from viewer.models.explanation import RewardFactsView, WhySentence, explain_reward
+from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
+from viewer.rendering import respond
+from viewer.routes.registration import found, next_link, page_route
+
+rollout_pages = APIRouter()
+_PAGE_ROLLOUTS = 50
+_PAGE_TURNS = 25
+_MAX_TURN_LINES = 500
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutsPage:
+    wanted: RolloutFilter
+    rollouts: list[RolloutLine]
+    next_page: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutPage:
+    """`turns`: the page of the conversation that begins behind the turn `after`. `previous` and `next`: the rollouts
+    of the same run beside this one."""
+
+    head: RolloutHead
+    why: list[WhySentence]
+    attempts: list[AttemptView]
+    boxes: list[BoxView]
+    patches: list[PatchView]
+    patch_text: str
+    grades: list[GradeView]
+    grade_log: str
+    chains: list[ChainView]
+    turns_in_chains: list[int]
+    timeline: Timeline
+    graph: TurnGraph
+    turn_lines: list[TurnLine]
+    turns: list[TurnView]
+    first_turn: int
+    next_page: str | None
+    previous: int | None
+    next: int | None
+
+
+@page_route(rollout_pages, "/rollouts")
+async def show_rollouts(
+    request: Request,
+    run: str | None = None,
+    purpose: str | None = None,
+    outcome: str | None = None,
+    agent_exit: str | None = None,
+    reward_from: str = "",
+    reward_to: str = "",
+    task: str = "",
+    reason: str | None = None,
+    step: str = "",
+    evaluation: str | None = None,
+    flagged: bool = False,
+    before: int | None = None,
+) -> Response:
+    """Empty values, which forms send for fields that are not filled in, are no conditions."""
+    wanted = RolloutFilter(
+        run_id=run or None,
+        purpose=purpose or None,
+        outcome=outcome or None,
+        agent_exit=agent_exit or None,
+        reward_from=_number(reward_from),
+        reward_to=_number(reward_to),
+        task_id=_whole(task),
+        reason=reason or None,
+        policy_step=_whole(step),
+        evaluation=evaluation or None,
+        flagged=flagged,
+    )
+    async with request.app.state.store.read() as connection:
+        lines = await rollout_list.list_rollout_lines(connection, wanted, _PAGE_ROLLOUTS, before)
+    more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
+    return respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+@page_route(rollout_pages, "/rollouts/{rollout_id}")
+async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Response:
+    """`after`: id of the turn behind which the conversation begins."""
+    is_export = request.app.state.settings.is_export
+    async with request.app.state.store.read() as connection:
+        page = await read_rollout_page(connection, request, rollout_id, after, 10_000 if is_export else _PAGE_TURNS)
+    return respond(request, "rollout.html", page)
+
+
+@rollout_pages.get("/rollouts/{rollout_id}/turns/{turn_id}")
+async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
+    """A deep link to a turn: the page of the conversation that begins with the turn before it."""
+    async with request.app.state.store.read() as connection:
+        lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
+    ids = [line.id for line in lines]
+    found(turn_id if turn_id in ids else None, f"turn {turn_id} of rollout {rollout_id}")
+    at = ids.index(turn_id)
+    after = 0 if at < _PAGE_TURNS else ids[at - 2]
+    where = f"?after={after}" if after else ""
+    return RedirectResponse(f"/rollouts/{rollout_id}{where}#turn-{turn_id}", 303)
+
+
+async def read_rollout_page(
+    connection: AsyncConnection, request: Request, rollout_id: int, after: int, page_turns: int
+) -> RolloutPage:
+    head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+    facts = await read_reward_facts(connection, head)
+    boxes = await rollout_views.list_boxes(connection, rollout_id)
+    lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
+    contents = await turn_views.read_turn_contents(connection, rollout_id, page_turns, after)
+    first = next((number for number, line in enumerate(lines, 1) if line.id > after), 1)
+    last = contents[-1].id if contents else after
+    has_more = any(line.id > last for line in lines) or len(lines) == _MAX_TURN_LINES
+    neighbours = await rollout_views.neighbours_of(connection, head.run_id, rollout_id)
+    grade = next((one for one in facts.grades if one.id == head.grade_id), facts.grades[-1] if facts.grades else None)
+    patch = facts.patches[-1] if facts.patches else None
+    return RolloutPage(
+        head=head,
+        why=explain_reward(facts),
+        attempts=list(facts.attempts),
+        boxes=boxes,
+        patches=list(facts.patches),
+        patch_text=await rollout_views.read_patch_text(connection, patch.id) if patch else "",
+        grades=list(facts.grades),
+        grade_log=await rollout_views.read_grade_log(connection, grade.id) if grade else "",
+        chains=await rollout_views.list_chains(connection, rollout_id),
+        turns_in_chains=await turn_views.turns_in_chains(connection, rollout_id),
+        timeline=build_timeline(head, boxes, lines, datetime.now(UTC)),
+        graph=build_graph(lines),
+        turn_lines=lines,
+        turns=read_conversation(contents, first),
+        first_turn=first,
+        next_page=next_link(request, after=last) if contents and has_more else None,
+        previous=neighbours.previous,
+        next=neighbours.next,
+    )
+
+
+async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> RewardFactsView:
+    """Read what `explain_reward` needs."""
+    group = use = None
+    if head.group_id is not None:
+        group = await rollout_views.read_group_rewards(connection, head.run_id, head.group_id)
+        if group.step is not None and group.use == "trained":
+            use = (await rollout_views.planned_uses(connection, head.run_id, group.step)).get(head.id)
+    return RewardFactsView(
+        head,
+        await rollout_views.list_attempts(connection, head.id),
+        await rollout_views.list_patches(connection, head.id),
+        await rollout_views.list_grades(connection, head.id),
+        group,
+        use,
+    )
+
+
+def filter_values(wanted: RolloutFilter) -> dict[str, object]:
+    """Return the conditions that are set, for a page's form."""
+    return {name: value for name, value in asdict(wanted).items() if value not in (None, False)}

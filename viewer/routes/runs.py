@@ -1,0 +1,211 @@
+"""The pages of runs: the list, one run, and the comparison of several."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from ratchet.store.engines import list_engines
+from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
+from ratchet.store.views import curve_views, run_views
+from ratchet.store.views.curve_views import Metrics
+from ratchet.store.views.run_views import (
+    EvaluationRate,
+    FailureCount,
+    FlaggedRollout,
+    GroupCount,
+    GroupLine,
+    OutcomeCount,
+    RunHead,
+    RunSummary,
+)
+from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
+from viewer.models.histogram import RewardBin, reward_bins
+from viewer.rendering import respond
+from viewer.routes.registration import found, next_link, page_route
+
+run_pages = APIRouter()
+_PAGE_RUNS = 25
+_MAX_STEPS = 400
+_MAX_REWARD_STEPS = 100
+"""Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
+_MAX_OPEN = 200
+_MAX_COMPARED = 6
+_NEWEST_STEPS = 20
+
+
+@dataclass(slots=True, frozen=True)
+class RunsPage:
+    runs: list[RunSummary]
+    next_page: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class RaisedAlarm:
+    """An alarm of the learner: the steps that raised it, newest first, and whether the newest step did."""
+
+    name: str
+    steps: list[int]
+    is_current: bool
+
+
+@dataclass(slots=True, frozen=True)
+class StepLine:
+    step: int
+    state: str
+    metrics: Metrics
+    stepped_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class EngineLine:
+    id: int
+    state: str
+    version: str | None
+    silent_seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class RunPage:
+    """`waits`: the open rollouts by stage; `open_rollouts`: by group id. `charts`: of the newest steps only, if there
+    are more than fit."""
+
+    head: RunHead
+    num_steps: int
+    is_live: bool
+    waits: list[StageCount]
+    open_groups: list[GroupLine]
+    open_rollouts: dict[int | None, list[OpenRollout]]
+    outcomes: list[OutcomeCount]
+    failures: list[FailureCount]
+    groups: list[GroupCount]
+    bins: list[RewardBin]
+    evaluations: list[EvaluationRate]
+    flagged: list[FlaggedRollout]
+    alarms: list[RaisedAlarm]
+    engines: list[EngineLine]
+    charts: list[Chart]
+    axis: str
+    first_charted_step: int
+    steps: list[StepLine]
+
+
+@dataclass(slots=True, frozen=True)
+class ComparePage:
+    runs: list[RunHead]
+    axis: str
+    charts: list[Chart]
+
+
+@run_pages.get("/")
+async def show_home(request: Request) -> Response:
+    return RedirectResponse("/runs")
+
+
+@page_route(run_pages, "/runs")
+async def show_runs(request: Request, before: str | None = None) -> Response:
+    """`before`: created_at and id of the last run of the page before, with a comma between."""
+    key = None
+    if before:
+        moment, _, run_id = before.partition(",")
+        try:
+            key = (datetime.fromisoformat(moment), run_id)
+        except ValueError:
+            raise HTTPException(422, "`before` is not a time and a run's id with a comma between") from None
+    async with request.app.state.store.read() as connection:
+        listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key)
+    last = listed[-1] if len(listed) == _PAGE_RUNS else None
+    more = next_link(request, before=f"{last.created_at.isoformat()},{last.run_id}") if last else None
+    return respond(request, "runs.html", RunsPage(listed, more))
+
+
+@page_route(run_pages, "/runs/{run_id}")
+async def show_run(request: Request, run_id: str, axis: str = "steps") -> Response:
+    _require_axis(axis)
+    async with request.app.state.store.read() as connection:
+        page = await read_run_page(connection, run_id, axis)
+    return respond(request, "run.html", page)
+
+
+@page_route(run_pages, "/compare")
+async def show_compare(request: Request, run: Annotated[list[str], Query()], axis: str = "steps") -> Response:
+    _require_axis(axis)
+    if len(run) > _MAX_COMPARED:
+        raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
+    async with request.app.state.store.read() as connection:
+        heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
+        curves = [await _read_curves(connection, head) for head in heads]
+    return respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
+
+
+def _require_axis(axis: str) -> None:
+    if axis not in AXES:
+        raise HTTPException(422, f"axis is one of {', '.join(AXES)}, not {axis!r}")
+
+
+async def read_run_page(connection: AsyncConnection, run_id: str, axis: str) -> RunPage:
+    head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+    curves = await _read_curves(connection, head)
+    still_open: dict[int | None, list[OpenRollout]] = {}
+    for one in await list_open_rollouts(connection, run_id, _MAX_OPEN):
+        still_open.setdefault(one.group_id, []).append(one)
+    engines = await list_engines(connection)
+    return RunPage(
+        head=head,
+        num_steps=int(head.config.get("training", {}).get("steps") or 0),
+        is_live=head.state in ("running", "paused"),
+        waits=await count_open_rollouts(connection, run_id),
+        open_groups=await run_views.list_open_groups(connection, run_id, _MAX_OPEN),
+        open_rollouts=still_open,
+        outcomes=await run_views.count_outcomes(connection, run_id),
+        failures=await run_views.count_failures(connection, run_id, limit=10),
+        groups=await run_views.count_groups_by_state(connection, run_id),
+        bins=reward_bins(run_id, await run_views.count_rewards(connection, run_id, "train")),
+        evaluations=list(curves.evaluations),
+        flagged=await run_views.list_flagged(connection, run_id, limit=20),
+        alarms=_alarms(curves),
+        engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
+        charts=run_charts(curves, axis),
+        axis=axis,
+        first_charted_step=min(curves.metrics, default=0),
+        steps=_step_lines(curves),
+    )
+
+
+async def _read_curves(connection: AsyncConnection, head: RunHead) -> RunCurves:
+    last = max(head.step, await curve_views.newest_metric_step(connection, head.run_id))
+    first = max(0, last - _MAX_STEPS + 1)
+    return RunCurves(
+        head.run_id,
+        head.created_at,
+        await curve_views.metrics_by_step(connection, head.run_id, first, last),
+        await curve_views.times_by_step(connection, head.run_id, first, last + 1),
+        await curve_views.rewards_by_step(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
+        await run_views.list_evaluations(connection, head.run_id),
+    )
+
+
+def _alarms(curves: RunCurves) -> list[RaisedAlarm]:
+    raised: dict[str, list[int]] = {}
+    for step in sorted(curves.metrics, reverse=True):
+        for name, value in curves.metrics[step].items():
+            if name.startswith("alarm_") and value:
+                raised.setdefault(name.removeprefix("alarm_"), []).append(step)
+    newest = max(curves.metrics, default=0)
+    found_alarms = [RaisedAlarm(name, steps, steps[0] == newest) for name, steps in raised.items()]
+    return sorted(found_alarms, key=lambda one: (not one.is_current, one.name))
+
+
+def _step_lines(curves: RunCurves) -> list[StepLine]:
+    newest = sorted(set(curves.times) | set(curves.metrics), reverse=True)[:_NEWEST_STEPS]
+    lines = []
+    for step in newest:
+        times = curves.times.get(step)
+        if times is None:  # a step 0 with canary metrics only
+            continue
+        lines.append(StepLine(step, times.state, curves.metrics.get(step, {}), times.stepped_at))
+    return lines

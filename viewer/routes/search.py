@@ -1,0 +1,53 @@
+"""Search: a rollout by its id or workflow id, or a text in the conversations of a run."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from ratchet.store import runs as run_rows
+from ratchet.store.reports import find_rollout
+from ratchet.store.views import run_views, text_search
+from ratchet.store.views.text_search import TextHit
+from viewer.rendering import respond, wants_json
+from viewer.routes.registration import next_link, page_route
+
+search_pages = APIRouter()
+_MAX_HITS = 40
+_SECONDS = 1.5
+_MAX_RUNS = 100
+
+
+@dataclass(slots=True, frozen=True)
+class SearchPage:
+    """`num_turns`: how many turns were read for this page. `next_page`: continues behind the last one; None if the
+    whole run is searched."""
+
+    words: str
+    run_id: str | None
+    run_ids: list[str]
+    hits: list[TextHit]
+    num_turns: int
+    next_page: str | None
+
+
+@page_route(search_pages, "/search")
+async def show_search(request: Request, q: str = "", run: str = "", before: int | None = None) -> Response:
+    words = q.strip()
+    async with request.app.state.store.read() as connection:
+        if words and not wants_json(request):
+            rollout_id = await find_rollout(connection, words)
+            if rollout_id is not None:
+                return RedirectResponse(f"/rollouts/{rollout_id}", 303)
+        run_ids = [one.run_id for one in await run_views.list_run_summaries(connection, _MAX_RUNS)]
+        run_id = run or await run_rows.newest_run(connection)
+        hits: list[TextHit] = []
+        number = 0
+        more = None
+        if words and run_id:
+            result = await text_search.search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
+            hits = result.hits
+            number = result.num_turns
+            if result.next_before is not None:
+                more = next_link(request, run=run_id, before=result.next_before)
+    return respond(request, "search.html", SearchPage(words, run_id, run_ids, hits, number, more))

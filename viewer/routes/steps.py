@@ -1,0 +1,94 @@
+"""The page of a training step: what entered it, how it was weighed, and the tokens behind its ratios."""
+
+import asyncio
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ratchet.store.views import curve_views, rollout_list, rollout_views, run_views, step_views, turn_views
+from ratchet.store.views.curve_views import Metrics
+from ratchet.store.views.rollout_list import RolloutLine
+from ratchet.store.views.rollout_views import PlannedUse
+from ratchet.store.views.run_views import GroupLine, RunHead
+from ratchet.store.views.step_views import StepHead
+from ratchet.store.views.turn_views import RareToken
+from viewer.models.conversation import main_command
+from viewer.models.tokens import load_tokenizer
+from viewer.rendering import respond
+from viewer.routes.registration import found, page_route
+
+step_pages = APIRouter()
+_MAX_SCANNED = 64
+_MAX_RARE = 20
+
+
+@dataclass(slots=True, frozen=True)
+class StepMember:
+    rollout: RolloutLine
+    use: PlannedUse
+
+
+@dataclass(slots=True, frozen=True)
+class RareTokenView:
+    """A trained token with a low recorded logprob. `advantage`: of its rollout. `command`: of its turn."""
+
+    token: RareToken
+    text: str | None
+    advantage: float
+    command: str
+
+
+@dataclass(slots=True, frozen=True)
+class StepPage:
+    """`rare_tokens`: of the `num_scanned` members with the largest advantages. The learner's logprobs are not stored,
+    so which token had the largest ratio is not known; its size is the metric mismatch_max."""
+
+    run: RunHead
+    step: StepHead
+    metrics: Metrics
+    groups: list[GroupLine]
+    members: list[StepMember]
+    rare_tokens: list[RareTokenView]
+    num_scanned: int
+    previous: int | None
+    next: int | None
+
+
+@page_route(step_pages, "/runs/{run_id}/steps/{step}")
+async def show_step(request: Request, run_id: str, step: int) -> Response:
+    async with request.app.state.store.read() as connection:
+        head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        plan = found(await step_views.read_step_head(connection, run_id, step), f"step {step} of run {run_id}")
+        metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
+        uses = await rollout_views.planned_uses(connection, run_id, step)
+        lines = await rollout_list.lines_of_ids(connection, list(uses))
+        members = [StepMember(lines[one], use) for one, use in uses.items() if one in lines]
+        members.sort(key=lambda one: -abs(one.use.advantage * one.use.weight))
+        scanned = [one.rollout.id for one in members[:_MAX_SCANNED]]
+        rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []
+        turns = await turn_views.read_turns(connection, {one.turn_id for one in rare})
+        near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
+        groups = await run_views.list_groups_of_step(connection, run_id, step)
+    tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
+    views = [
+        RareTokenView(
+            one,
+            tokenizer.decode([one.id], skip_special_tokens=False) if tokenizer else None,
+            uses[one.rollout_id].advantage,
+            main_command(turns[one.turn_id]),
+        )
+        for one in rare
+    ]
+    page = StepPage(
+        head,
+        plan,
+        metrics,
+        groups,
+        members,
+        views,
+        len(scanned),
+        step - 1 if step - 1 in near else None,
+        step + 1 if step + 1 in near else None,
+    )
+    return respond(request, "step.html", page)

@@ -1,0 +1,50 @@
+"""The page of a task: its rollouts over time, its solve rate, its admissions and verdicts that contradict."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ratchet.store.views import rollout_list, task_views
+from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
+from ratchet.store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskPolicyRate
+from viewer.rendering import respond
+from viewer.routes.registration import found, page_route
+
+task_pages = APIRouter()
+_NEWEST = 50
+_MAX_CONTRADICTIONS = 20
+
+
+@dataclass(slots=True, frozen=True)
+class TaskPage:
+    """`num_graded` and `mean_reward`: over all runs."""
+
+    task: TaskHead
+    num_rollouts: int
+    num_graded: int
+    mean_reward: float | None
+    rates: list[TaskPolicyRate]
+    admissions: list[AdmissionView]
+    contradictions: list[ContradictingPatch]
+    newest: list[RolloutLine]
+
+
+@page_route(task_pages, "/tasks/{task_id}")
+async def show_task_page(request: Request, task_id: int) -> Response:
+    async with request.app.state.store.read() as connection:
+        head = found(await task_views.read_task_head(connection, task_id), f"task {task_id}")
+        rates = await task_views.task_rates(connection, task_id)
+        graded = sum(one.num_graded for one in rates)
+        total = sum((one.mean or 0.0) * one.num_graded for one in rates)
+        page = TaskPage(
+            head,
+            sum(one.num_rollouts for one in rates),
+            graded,
+            total / graded if graded else None,
+            rates,
+            await task_views.list_admissions(connection, task_id),
+            await task_views.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS),
+            await rollout_list.list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),
+        )
+    return respond(request, "task.html", page)
