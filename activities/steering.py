@@ -92,8 +92,7 @@ async def _pending_stages(client: Client, target: Target) -> dict[str, str]:
         raise TemporalUnavailableError(f"Temporal cannot describe {target.workflow_id}: {error.message}") from error
     if described is None:
         return {}
-    pending = described.raw_description.pending_activities
-    return {one.activity_type.name: one.activity_id for one in pending}
+    return {one.activity_type.name: one.activity_id for one in described.pending_activities}
 
 
 async def run_of(database: Database, what: str) -> str:

@@ -185,7 +185,7 @@ async def _read_curves(connection: AsyncConnection, head: RunHead) -> RunCurves:
         await curve_views.metrics_by_step(connection, head.run_id, first, last),
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
         await curve_views.rewards_by_step(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
-        await run_views.list_evaluations(connection, head.run_id),
+        await run_views.evaluation_rates(connection, head.run_id),
     )
 
 

@@ -228,7 +228,7 @@ class EvaluationRate:
     ended_at: datetime | None
 
 
-async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[EvaluationRate]:
+async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[EvaluationRate]:
     """Return the run's evaluations. `deviation` is the standard deviation of the tasks' means."""
     per_task = (
         select(
