@@ -12,14 +12,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import psutil
 import pytest
 import yaml
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -41,7 +39,8 @@ ROOT = Path(__file__).parents[2]
 EARLIER = "604670b3d6f941bbfa606073643bfe883add9cf2"
 """The commit whose code starts the run: one that was on the main branch, with an earlier schema."""
 AFTER_THE_WORKER = ("adapter", "gateway", "learner", "engine", "temporal", "postgres", "watcher")
-STEPS = 5
+STEPS = 1000
+"""More than there is time for: the run is drained when every part is upgraded."""
 
 
 def _checkout(commit: str, out: Path) -> None:
@@ -101,13 +100,16 @@ class Upgrade:
     def restart(self, part: str) -> None:
         """Start a part again as an operator does, and wait until its new process answers."""
         supervisor = Supervisor(self.stack)
-        asked_at = time.time()
+
+        def pid() -> int | None:
+            return next(one.pid for one in supervisor.states() if one.name == part)
+
+        before = pid()
         supervisor.stop(part)
         supervisor.start(part)
 
         def answers() -> bool:
-            state = next(one for one in supervisor.states() if one.name == part)
-            if state.pid is None or psutil.Process(state.pid).create_time() < asked_at:
+            if pid() in (None, before):
                 return False
             health = read_health(self.stack.home).get(part)
             return part == "watcher" or (health is not None and health.state is HealthState.ANSWERING)
@@ -116,7 +118,7 @@ class Upgrade:
 
 
 def _config(earlier: Path) -> dict[str, Any]:
-    """Return the earlier commit's quickstart, smaller: five steps of three groups, no evaluation."""
+    """Return the earlier commit's quickstart, smaller: steps of three groups, no evaluation."""
     policy = paths.cache() / "tests" / "tiny-0"
     make_tiny_policy(policy, 0, say)
     config: dict[str, Any] = yaml.safe_load((earlier / "configs" / "quickstart.yaml").read_text())
@@ -150,6 +152,7 @@ def upgraded() -> Iterator[Upgrade]:
         wait_until(lambda: bool(found.rows("SELECT run_id FROM run")), "the run's workflow has made its row")
         found.run_id = found.value("SELECT run_id FROM run")
         _upgrade(found, config)
+        found.ratchet("drain", found.run_id)
         wait_until(found.is_over, "the run is over", 900)
         yield found
         asyncio.run(kill_stack_boxes(found.stack.environment()))
@@ -172,15 +175,14 @@ def _upgrade(found: Upgrade, config: Path) -> None:
     found.restart("worker")
     for part in AFTER_THE_WORKER:
         graded = found.num_graded()
-        wait_until(lambda graded=graded: found.num_graded() > graded or found.is_over(), "another rollout is graded")
-        assert not found.is_over(), f"the run is over before {part} was upgraded; give it more steps"
+        wait_until(lambda graded=graded: found.num_graded() > graded, "another rollout is graded")
         found.restart(part)
 
 
 @pytest.mark.timeout(2400)
-def test_the_run_is_done_and_every_rollout_has_its_verdict(upgraded: Upgrade) -> None:
+def test_every_rollout_has_its_verdict(upgraded: Upgrade) -> None:
     (run,) = upgraded.rows("SELECT state, state_reason, step FROM run WHERE run_id = $1", upgraded.run_id)
-    assert (run["state"], run["step"]) == ("done", STEPS), run["state_reason"]
+    assert (run["state"], run["step"] > 0) == ("stopped", True), run["state_reason"]
     outcomes = upgraded.rows(
         "SELECT outcome, outcome_reason, count(*) FROM rollout"
         " WHERE run_id = $1 AND claimed_at IS NOT NULL GROUP BY 1, 2",
@@ -190,10 +192,10 @@ def test_the_run_is_done_and_every_rollout_has_its_verdict(upgraded: Upgrade) ->
 
 
 def test_no_group_was_trained_twice(upgraded: Upgrade) -> None:
-    rows = upgraded.rows(
-        "SELECT group_id, count(*) FROM batch_item WHERE run_id = $1 AND use = 'trained' GROUP BY 1", upgraded.run_id
-    )
-    assert len(rows) == STEPS * 3
+    trained = "SELECT group_id, count(*) FROM batch_item WHERE run_id = $1 AND use = 'trained' GROUP BY 1"
+    step = upgraded.value("SELECT step FROM run WHERE run_id = $1", upgraded.run_id)
+    rows = upgraded.rows(trained, upgraded.run_id)
+    assert len(rows) == step * 3
     assert all(row["count"] == 1 for row in rows)
 
 
@@ -215,4 +217,5 @@ def test_the_histories_of_both_versions_replay(upgraded: Upgrade) -> None:
 
     count, failures = asyncio.run(replay())
     assert failures == {}
-    assert count >= STEPS * 3 * 5, "the groups and their rollouts"
+    step = upgraded.value("SELECT step FROM run WHERE run_id = $1", upgraded.run_id)
+    assert count >= step * 3 * 5, "the groups and their rollouts"
