@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -63,7 +63,7 @@ class _Parts:
     outage: StoreOutage
 
 
-def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlette:
+def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
     Raises ConfigError if the tokenizer or the template cannot be used.
@@ -101,8 +101,13 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
         Route("/v1/models/{name}", partial(_models, parts)),
         Route("/health", health),
     ]
-    return Starlette(
-        routes=routes, lifespan=lambda _: _lifespan(parts, database), exception_handlers={HTTPException: unknown_route}
+    return FastAPI(
+        routes=routes,
+        lifespan=lambda _: _lifespan(parts, database),
+        exception_handlers={HTTPException: unknown_route},
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
     )
 
 

@@ -27,6 +27,7 @@ from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_cha
 from viewer.models.histogram import RewardBin, reward_bins
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
+from viewer.step_rewards import StepRewards
 
 run_pages = APIRouter()
 _PAGE_RUNS = 25
@@ -127,7 +128,7 @@ async def show_runs(request: Request, before: str | None = None) -> Response:
 async def show_run(request: Request, run_id: str, axis: str = "steps") -> Response:
     _require_axis(axis)
     async with request.app.state.store.read() as connection:
-        page = await read_run_page(connection, run_id, axis)
+        page = await read_run_page(connection, request.app.state.step_rewards, run_id, axis)
     return respond(request, "run.html", page)
 
 
@@ -138,7 +139,7 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
     async with request.app.state.store.read() as connection:
         heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
-        curves = [await _read_curves(connection, head) for head in heads]
+        curves = [await _read_curves(connection, request.app.state.step_rewards, head) for head in heads]
     return respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
 
 
@@ -147,9 +148,9 @@ def _require_axis(axis: str) -> None:
         raise HTTPException(422, f"axis is one of {', '.join(AXES)}, not {axis!r}")
 
 
-async def read_run_page(connection: AsyncConnection, run_id: str, axis: str) -> RunPage:
+async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_id: str, axis: str) -> RunPage:
     head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-    curves = await _read_curves(connection, head)
+    curves = await _read_curves(connection, rewards, head)
     still_open: dict[int | None, list[OpenRollout]] = {}
     for one in await list_open_rollouts(connection, run_id, _MAX_OPEN):
         still_open.setdefault(one.group_id, []).append(one)
@@ -176,7 +177,7 @@ async def read_run_page(connection: AsyncConnection, run_id: str, axis: str) -> 
     )
 
 
-async def _read_curves(connection: AsyncConnection, head: RunHead) -> RunCurves:
+async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead) -> RunCurves:
     last = max(head.step, await curve_views.newest_metric_step(connection, head.run_id))
     first = max(0, last - _MAX_STEPS + 1)
     return RunCurves(
@@ -184,7 +185,7 @@ async def _read_curves(connection: AsyncConnection, head: RunHead) -> RunCurves:
         head.created_at,
         await curve_views.metrics_by_step(connection, head.run_id, first, last),
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
-        await curve_views.rewards_by_step(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
+        await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
         await run_views.evaluation_rates(connection, head.run_id),
     )
 

@@ -5,7 +5,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Row, Select, cast, func, literal, select, true, tuple_
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Integer,
+    Row,
+    Select,
+    cast,
+    func,
+    literal,
+    literal_column,
+    select,
+    true,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import (
@@ -196,20 +209,27 @@ async def count_groups_by_state(connection: AsyncConnection, run_id: str) -> lis
 
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
     """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
+    grade = flagged_grades()
     statement = (
-        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, GradeTable.rule, GradeTable.flags)
-        .join(GradeTable, (GradeTable.id == RolloutTable.grade_id) & (GradeTable.rollout_id == RolloutTable.id))
+        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, grade.c.rule, grade.c.flags)
+        .join(grade, (grade.c.id == RolloutTable.grade_id) & (grade.c.rollout_id == RolloutTable.id))
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .where(RolloutTable.run_id == run_id, is_flagged())
+        .where(RolloutTable.run_id == run_id)
         .order_by(RolloutTable.id.desc())
         .limit(limit)
     )
     return [FlaggedRollout(*row) for row in await connection.execute(statement)]
 
 
-def is_flagged() -> ColumnElement[bool]:
-    """The condition of the partial index `ix_grade_flagged`."""
-    return (func.jsonb_array_length(GradeTable.flags) > 0) | GradeTable.rejected
+def flagged_grades() -> CTE:
+    """The grades with flags or a rejection, which are few: read by the partial index `ix_grade_flagged`.
+
+    Materialised, because Postgres has no statistics of the condition and would otherwise walk along all rollouts. The
+    zero is no parameter, because a plan for any value of it could not use the index.
+    """
+    condition = (func.jsonb_array_length(GradeTable.flags) > literal_column("0")) | GradeTable.rejected
+    columns = (GradeTable.id, GradeTable.rollout_id, GradeTable.rule, GradeTable.flags)
+    return select(*columns).where(condition).cte("flagged").prefix_with("MATERIALIZED")
 
 
 @dataclass(slots=True, frozen=True)
@@ -341,7 +361,8 @@ def _group_lines() -> Select[*tuple[Any, ...]]:
 
 async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
     """Return the groups of the run in which rollouts still run, oldest first."""
-    statement = _group_lines().where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.state == GroupState.OPEN)
+    is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
+    statement = _group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
     return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
 
 

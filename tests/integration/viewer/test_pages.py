@@ -10,6 +10,7 @@ from ratchet.store.database import Database
 from ratchet.store.schema import Base
 from ratchet.store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun
+from viewer.step_rewards import StepRewards
 
 
 def pages_of(filled: FilledRun) -> list[str]:
@@ -177,6 +178,15 @@ async def test_a_search_finds_what_was_said_and_what_tools_returned(
     assert {hit["said_by"] for hit in agent["hits"]} == {"agent"}
     by_id = await client.get(f"/search?q={filled.failed}")
     assert by_id.headers["location"] == f"/rollouts/{filled.failed}"
+
+
+async def test_rewards_of_a_step_are_read_once(database: Database, filled: FilledRun) -> None:
+    rewards = StepRewards()
+    async with database.begin() as connection:
+        first = await rewards.read(connection, filled.run_id, 0, 3)
+        assert [(one.step, one.num_groups, one.num_rollouts, one.mean) for one in first] == [(1, 2, 4, 0.25)]
+        await connection.exec_driver_sql("DELETE FROM batch_item")
+        assert await rewards.read(connection, filled.run_id, 1, 3) == first
 
 
 async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun) -> None:

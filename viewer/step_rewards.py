@@ -1,0 +1,28 @@
+"""Rewards of steps, kept in memory: they are read from all rollouts of a step, and never change.
+
+The planner fixes a step's groups with their rewards; a later verdict changes no reward of a rollout whose group
+a step has used (`ratchet.store.rollouts.update_reward`).
+"""
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.views.curve_views import StepReward, rewards_by_step
+
+_MAX_KEPT = 50_000
+
+
+class StepRewards:
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], StepReward] = {}
+
+    async def read(self, connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
+        """Return the rewards of the planned steps first to last; only those that are not known are read."""
+        steps = range(max(1, first), last + 1)
+        missing = [step for step in steps if (run_id, step) not in self._known]
+        if missing:
+            if len(self._known) > _MAX_KEPT:
+                self._known.clear()
+                missing = list(steps)
+            for reward in await rewards_by_step(connection, run_id, missing[0], missing[-1]):
+                self._known[run_id, reward.step] = reward
+        return [self._known[run_id, step] for step in steps if (run_id, step) in self._known]
