@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from adapter.auth import SessionAuth
 from adapter.conversation import RequestOptions
@@ -91,7 +91,7 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
         Route("/v1/messages", partial(_call, parts, messages), methods=["POST"]),
         Route("/v1/responses", partial(_call, parts, responses), methods=["POST"]),

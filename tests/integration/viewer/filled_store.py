@@ -250,7 +250,7 @@ class RunFiller:
             "trained_tokens": 60.0,
             "step_seconds": 2.0,
             "wait_for_batch_seconds": 30.0,
-            "alarm_rollout_bound": 1.0,
+            "alarm_no_contrast": 1.0,
         }
         for number in (1, 2, 3):
             await record_metrics(

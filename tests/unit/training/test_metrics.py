@@ -123,7 +123,6 @@ def test_flops_count_the_layers_that_a_token_passes() -> None:
 @pytest.mark.parametrize(
     ("alarm", "name", "value"),
     [
-        ("entropy_collapse", "entropy", 0.001),
         ("entropy_explosion", "entropy", 9.0),
         ("off_policy", "ratio_ess", 0.1),
         ("engine_mismatch", "engine_noise_abs", 0.5),
@@ -131,7 +130,6 @@ def test_flops_count_the_layers_that_a_token_passes() -> None:
         ("masked", "masked_fraction", 0.5),
         ("no_contrast", "groups_with_signal_fraction", 0.1),
         ("truncated", "truncated_fraction", 0.9),
-        ("rollout_bound", "wait_for_batch_seconds", 99.0),
     ],
 )
 def test_alarms_are_raised_by_their_condition_only(alarm: str, name: str, value: float) -> None:
@@ -144,3 +142,9 @@ def test_alarms_are_raised_by_their_condition_only(alarm: str, name: str, value:
     }
     assert alarms(healthy) == alarms({}) == {}
     assert set(alarms({**healthy, name: value})) == {alarm}
+
+
+def test_low_entropy_is_a_collapse_only_if_most_groups_have_no_signal() -> None:
+    """The quickstart's entropy is below 0.02 while its reward rises: most tokens of a tool call are fixed."""
+    assert alarms({"entropy": 0.001, "groups_with_signal_fraction": 0.6}) == {}
+    assert set(alarms({"entropy": 0.001, "groups_with_signal_fraction": 0.4})) == {"entropy_collapse"}
