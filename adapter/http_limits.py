@@ -1,7 +1,7 @@
 """Limits of a connection: how large a request's head may be, how slowly it may arrive, how long a client may not read.
 
-The sandbox is not trusted, and uvicorn has no such limits: a head of any size is kept in memory, and a connection that
-sends nothing, or reads nothing, stays open.
+The sandbox is not trusted, and uvicorn has no such limits: a head of any size is kept in memory, and a connection on
+which no whole head arrives, or whose client reads nothing, stays open.
 """
 
 import asyncio
@@ -12,7 +12,10 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 MAX_HEAD_BYTES = 64 << 10
 """Largest request line with all headers. Real clients send 2 KiB."""
 HEAD_SECONDS = 20.0
-"""From the first byte of a request to the end of its headers."""
+"""To the end of a request's headers: from the connection's begin, or from the first byte of a later request.
+
+uvicorn's `timeout_keep_alive` limits the time between two requests.
+"""
 WRITE_SECONDS = 120.0
 """For which a client may read nothing of an answer that does not fit into the socket's buffers."""
 
@@ -38,6 +41,10 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._start_head_timer()
+
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         in_body = before is not None and before.more_body
@@ -49,17 +56,31 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._end_head()
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            self._refuse_head()
         elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+            self._start_head_timer()
 
     def on_headers_complete(self) -> None:
-        """Called by the parser; what is raised here makes it answer 400. (uvicorn's other parser has a limit.)"""
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+        """Only httptools calls this; h11 has a limit of its own. After an exception `send_400_response` is called."""
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("the headers are too large")
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def eof_received(self) -> None:
+        """Record that the client has left. The transport closes after its unsent bytes and drops what is written then.
+
+        uvicorn records it only after that, which is too late for an answer that waits behind those bytes.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -74,6 +95,14 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def resume_writing(self) -> None:
         self._end_write_stall()
         super().resume_writing()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def _refuse_head(self) -> None:
+        self._end_head()
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     def _end_head(self) -> None:
         self._head_bytes = 0

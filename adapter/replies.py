@@ -106,7 +106,7 @@ class _CallReply(Response):
             if disconnected.done():
                 await self.capture.detach(self.call)
                 return
-            await self.end(send)
+            await self.end(send, disconnected)
         finally:
             disconnected.cancel()
 
@@ -120,7 +120,7 @@ class _CallReply(Response):
             if not ready:
                 await self.ping(send)
 
-    async def end(self, send: Send) -> None:
+    async def end(self, send: Send, disconnected: "asyncio.Task[None]") -> None:
         error = asyncio.CancelledError() if self.call.task.cancelled() else self.call.task.exception()
         if error is None and not self.begins_with_shown(self.call.task.result()):
             error = OtherAnswerError()
@@ -130,7 +130,10 @@ class _CallReply(Response):
             return
         answer = self.call.task.result()
         await self.finish(send, answer)
-        await self.capture.deliver(answer)
+        if disconnected.done():  # uvicorn's `send` drops the message without an error if the client left meanwhile
+            await self.capture.detach(self.call)
+        else:
+            await self.capture.deliver(answer)
 
     async def begin(self, send: Send) -> None:
         raise NotImplementedError

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -79,21 +80,36 @@ async def test_a_head_without_end_is_refused(address: str, engine: ScriptedEngin
     assert await is_served(address, opened)
 
 
-async def test_a_large_head_in_one_piece_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
-    async with httpx.AsyncClient(base_url=address, timeout=60) as http:
-        headers = {"x-api-key": opened.token, "x-long": "a" * 100_000}
-        with pytest.raises(httpx.HTTPError):
-            (await http.post("/v1/messages", content=BODY, headers=headers)).raise_for_status()
+async def test_a_large_head_that_ends_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
+    long = b"x-long: " + b"a" * http_limits.MAX_HEAD_BYTES + b"\r\nhost: "
+    reader, writer = await connect(address)
+    writer.write(head(opened, 0).replace(b"host: ", long))
+    assert await ended(reader) == http_limits._TOO_LARGE
+    writer.close()
     assert await opened.turns() == [] and await is_served(address, opened)
 
 
-@pytest.mark.parametrize("sent", [b"P", b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"])
 async def test_a_slow_head_ends_the_connection(
     address: str, engine: ScriptedEngine, opened: Opened, sent: bytes
 ) -> None:
     reader, writer = await connect(address)
     writer.write(sent)
     assert await ended(reader) == b""
+    writer.close()
+
+
+async def test_a_complete_head_ends_its_time_limit(address: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """A connection that was opened later, and sends nothing, ends while the first one waits for its answer."""
+    await engine.script({"ids": engine.ids("late"), "hold": "gate"})
+    reader, writer = await connect(address)
+    writer.write(head(opened, len(BODY)) + BODY)
+    await engine.wait_for_calls(1)
+    silent_reader, silent_writer = await connect(address)
+    assert await ended(silent_reader) == b""
+    silent_writer.close()
+    await engine.release("gate")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
 
 
@@ -136,6 +152,49 @@ async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.Monkey
     writer.close()
     server.should_exit = True
     await task
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["leaves", "ends its side, then reads"])
+async def test_an_answer_is_not_delivered_to_a_client_that_leaves_before_it_fits(
+    monkeypatch: pytest.MonkeyPatch, adapter: str, engine: ScriptedEngine, opened: Opened, reads: bool
+) -> None:
+    """The answer waits behind one that the client does not read; its bytes are never handed to the transport."""
+    made = LimitedHttpProtocol.connection_made
+
+    def with_small_buffers(self: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        transport.set_write_buffer_limits(high=1024)
+        made(self, transport)
+
+    monkeypatch.setattr(LimitedHttpProtocol, "connection_made", with_small_buffers)
+    await engine.script({"ids": engine.ids("unread " * 20_000)}, {"ids": engine.ids("the second answer")})
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    url = httpx.URL(adapter)
+    await asyncio.get_running_loop().sock_connect(client, (url.host, url.port))
+    reader, writer = await asyncio.open_connection(sock=client)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(head(opened, len(BODY)) + BODY)
+    await opened.wait_delivered(1)
+    second = BODY.replace(b"go", b"go on")
+    writer.write(head(opened, len(second)) + second)
+    async with asyncio.timeout(60):
+        while [turn.state for turn in await opened.turns()] != ["completed", "completed"]:
+            await asyncio.sleep(0.01)
+        if reads:
+            writer.write_eof()
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert b"the second answer" not in await ended(reader)
+        else:
+            writer.transport.abort()
+        while (await opened.turns())[1].lease_owner is not None:
+            await asyncio.sleep(0.01)
+    writer.close()
+    assert [turn.delivered for turn in await opened.turns()] == [True, False]
+    async with httpx.AsyncClient(base_url=adapter, headers={"x-api-key": opened.token}, timeout=60) as http:
+        assert "the second answer" in (await http.post("/v1/messages", content=second)).text
+    assert len((await engine.seen())["calls"]) == 2 and len(await opened.wait_delivered(2)) == 2
 
 
 LEAVE: dict[str, Any] = {
