@@ -140,7 +140,8 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
 
     reply = partial(_reply, parts, dialect)
     try:
-        with contextlib.suppress(StoreUnavailableError):  # then the request is read before its token is known
+        # Store away and token not cached: read the body now, authenticate in `start`.
+        with contextlib.suppress(StoreUnavailableError):
             await parts.auth.authenticate(request.headers)
         body = await _body(parts, request)
         return reply(await start())

@@ -2,9 +2,9 @@
 
 A full collection takes 40 ms with a thousand open sessions, and half a second with vLLM's parsers imported (measured).
 Imported objects are therefore excluded from all collections. The youngest generation is collected after 700 new
-objects, as Python does by default; the next one with 3,500 objects, which takes some milliseconds (25,000 took 20);
-everything preferably while no call is in flight. Sessions and turns contain no reference cycles, so little memory waits
-for that.
+objects, as Python does by default. The next one is collected with 3,500 objects, which takes some milliseconds (25,000
+took 20). A full collection waits until no call was in flight for ten seconds, at most ten minutes. Sessions and turns
+contain no reference cycles, so little memory waits for that.
 """
 
 import asyncio

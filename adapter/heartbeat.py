@@ -1,6 +1,6 @@
 """Adapter heartbeat, every two seconds.
 
-A gap of over ten seconds between the heartbeats of all adapters does not count against an agent's time budget.
+Time in which no adapter sent a heartbeat, if over ten seconds, does not count against an agent's time budget.
 """
 
 import asyncio

@@ -71,7 +71,7 @@ class OutputParser:
         return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools)
 
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
-        """Show no answers any more before they are known if one does not begin with what was shown of it."""
+        """If this answer does not begin with what was shown of it, stop showing unfinished answers in this process."""
         if live is not None and self._shows_live and not live.shown.begins(message):
             self._shows_live = False
             _LOG.error(
@@ -99,7 +99,10 @@ class OutputParser:
         )
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
-        """Return how many sampled ids are thinking, marks included: the shortest prefix that decodes to its length."""
+        """Return how many sampled ids are thinking, marks included.
+
+        That is the shortest prefix of the ids that decodes to at least `reasoning_chars` characters.
+        """
         if not output.reasoning_chars:
             return 0
         if len(ids) < _THREAD_FROM_TOKENS:

@@ -1,7 +1,7 @@
 """Write a call's answer to the socket: pings and what can be shown while it is sampled, its end only after its commit.
 
-Only a delivered turn is trained. Delivered means that the answer's last byte was handed to the transport; whether the
-client has received it is unknown.
+A turn is trained only if it was delivered, or if its whole answer came back in a later prompt. Delivered means that the
+answer's last byte was handed to the transport; whether the client has received it is unknown.
 """
 
 import asyncio
@@ -38,7 +38,10 @@ class SlowBodyError(Exception):
 
 
 class OtherAnswerError(Exception):
-    """The stored answer does not begin with what the client has seen: another process has sampled it anew."""
+    """The answer does not begin with what the client has seen.
+
+    Another process has sampled it anew, or what was shown of this process's own sample was wrong (`check_live`).
+    """
 
 
 class ClassifiedFailure(NamedTuple):
@@ -51,7 +54,8 @@ class ClassifiedFailure(NamedTuple):
 def classify(error: BaseException) -> ClassifiedFailure:
     """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else.
 
-    `activities/harnesses/cli_exits.py` recognises each message by its first words, with which programs end.
+    `activities/harnesses/cli_exits.py` reads the message with which a program ended, and recognises it by its first
+    words: keep both in step.
     """
     match error:
         case UnauthorisedError():
@@ -100,7 +104,7 @@ class _CallReply(Response):
             await self.begin(send)
             try:
                 await self.wait(send, disconnected)
-            except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM; the lifespan then ends the leases
+            except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM; then this process's lease ends
                 await self.fail(send, *classify(stopped))
                 return
             if disconnected.done():
@@ -256,7 +260,7 @@ def _without_start(send: Send) -> Send:
 
 
 class FailureReply(Response):
-    """An error in the vendor's form. One that the client should retry has `retry-after`."""
+    """An error in the vendor's form. Only `unavailable` has `retry-after`."""
 
     def __init__(self, dialect: Dialect, failure: Failure, message: str) -> None:
         status, body = dialect.failure(failure, message)

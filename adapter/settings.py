@@ -26,12 +26,12 @@ class AdapterSettings(BaseModel):
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
     restore_reasoning: bool | None = None
-    """Whether the reasoning of an answer is put back that a client sends without it. None: if the template shows it."""
+    """Whether to put reasoning back into answers that a client sends without it. None: if the template shows it."""
     images: MediaPolicy = "placeholder"
     """What the model reads in place of an image or another file: a placeholder, or nothing, because the request is
     refused."""
     ping_seconds: float = 2.0
-    """Interval of pings in a stream while the model generates."""
+    """Seconds without anything else to send after which a stream gets a ping, or a comment if the store is away."""
     lease_seconds: float = 6.0
     """Seconds after which another process may take over the calls of an adapter that was killed."""
     max_body_bytes: int = 32 << 20
@@ -41,4 +41,4 @@ class AdapterSettings(BaseModel):
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10
-    """Connections to Postgres, and as many again under load."""
+    """Half of the largest number of connections to Postgres."""

@@ -42,7 +42,9 @@ class StoreOutage:
 
     async def _wait_until_available(self) -> None:
         while True:
-            await asyncio.sleep(_PROBE_SECONDS)  # before the probe, which a store without disk space answers
+            # Sleep first: a store without disk space answers the probe at once, and the calls would repeat without a
+            # pause.
+            await asyncio.sleep(_PROBE_SECONDS)
             with contextlib.suppress(StoreUnavailableError):
                 async with self._database.begin() as conn:
                     await conn.exec_driver_sql("SELECT 1")

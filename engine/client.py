@@ -242,7 +242,10 @@ class EngineClient:
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Abort these calls of `generate`; unknown ids are ignored. An empty list is not sent: vLLM would abort all."""
+        """Abort these calls of `generate` or `stream`; unknown ids are ignored.
+
+        An empty list is not sent: vLLM would abort all.
+        """
         if request_ids:
             await self._call("POST", ABORT, body={"request_ids": [_engine_request_id(one) for one in request_ids]})
 

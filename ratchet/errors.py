@@ -34,7 +34,8 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | activity ↔ box    | BoxSpentError          | the workflow: a new box     | nothing                            |
 | adapter ↔ engine  | EngineUnavailableError | the adapter (pings if streaming) | engine wait of the turn            |
 | adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
-| any ↔ Postgres    | StoreUnavailableError  | Temporal / the client's SDK | nothing                            |
+| activity ↔ Postgres | StoreUnavailableError | Temporal, after a delay   | nothing                            |
+| service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
 | activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |

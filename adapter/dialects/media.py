@@ -1,8 +1,8 @@
 """Content that a text model cannot read, such as images and PDF files, as the short text that stands for it.
 
-An agent's tools return such content at the policy's wish (a coding agent opens a PNG file), so a request with it is
-served. The model reads the placeholder. What it says depends on the content alone, so a history has the same prompt
-each time. Nothing is fetched: an image behind a URL has a placeholder without a size.
+An agent's tools return such content because the policy asked for it (a coding agent opens a PNG file), so a request
+with it is served. The model reads the placeholder. What it says depends on the content alone, so a history has the same
+prompt each time. Nothing is fetched: an image behind a URL has a placeholder without a size.
 """
 
 import base64

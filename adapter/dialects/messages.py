@@ -190,7 +190,10 @@ class MessagesStream:
 
 
 def _messages(value: dict[str, Any], where: str) -> list[Message]:
-    """A message with tool results becomes several: one for each result, one for the user's text."""
+    """A message with tool results becomes several.
+
+    There is one for each result, and one for each stretch of the user's text between them.
+    """
     role, content = value.get("role"), field_of(value, "content", (str, list), "")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
@@ -291,8 +294,10 @@ def _tools(values: list[Any]) -> list[Tool]:
 
 
 def _check_typed(tool: dict[str, Any], where: str) -> None:
-    """Raise InvalidRequestError unless it is a tool that the vendor's own servers run: a model that is not offered it
-    calls it not. Of a tool without a schema that the agent runs, the model does not know how to call it.
+    """Raise InvalidRequestError unless it is a tool that the vendor's own servers run.
+
+    Such a tool is left out, so the model never calls it. A tool that the agent runs needs a schema, or the model cannot
+    call it.
     """
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind.startswith(_RUN_BY_VENDOR):

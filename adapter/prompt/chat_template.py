@@ -27,12 +27,12 @@ class ChatTemplate:
 
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
     the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
-    changes with the time. `shows_reasoning`: of an answer's reasoning, in at least one place of a conversation.
-    `shows_call_ids`: with tool results.
+    changes with the time. `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether
+    it shows the call's id with a tool result.
 
-    Templates do not expect three things that agents do; for every dialect, they are converted here:
-    - The arguments of a tool call are an object, and an answer without text has an empty one. A template that shows no
-      such call gets the arguments as JSON text, or no text.
+    Templates do not expect three things that agents do; they are converted here for every dialect:
+    - Agents send arguments as an object, and an empty text. A template that does not show a call in this form gets the
+      arguments as JSON text, the text as null, or both.
     - A system message after the first message becomes a user message if the template refuses it or leaves it out.
     - A user's text beside a tool result is appended to that result if it would make the template drop earlier thinking.
     """

@@ -59,7 +59,7 @@ class TurnLimitError(Exception):
 
 
 class UnknownModelError(Exception):
-    """The request names a model that this session is not served."""
+    """The request names a model that is not served to this session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,8 @@ class PromptBuilder:
     ) -> _TokenizedRequest:
         """Parse the request, check it, and tokenise what is new.
 
-        Parsed whole if no stored stream can be reused, or if the new part cannot be rendered in segments.
+        Parsed whole if no stored stream can be reused, if the new part or the template itself cannot be rendered in
+        segments, or if turns were loaded whose reasoning is put back.
         """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
         is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)

@@ -6,10 +6,9 @@ If a prompt differs from what the engine saw, the training data is wrong; this f
     prompt of turn n = [ opening … answer 1 … results … answer n-1 ] [ results ] [ generation prompt ]
                         `-- the stored stream, as ids -----------'  `-- tokenised: `continued` ----'
 
-A recognised answer keeps the generation prompt that it was sampled after, and its sampled ids, with two
-exceptions: an answer whose thinking the template drops is tokenised as the template shows it. A history that cannot be
-rendered in segments is rendered in full: behind the stored stream of the last recognised answer (`resumed`), or, if
-there is none, without sampled ids (`full`).
+A recognised answer keeps the generation prompt that it was sampled after, and keeps its ids, unless the template drops
+its thinking: then it is tokenised as shown. If a history cannot be rendered in segments, only the stored stream of its
+last recognised answer keeps its ids (`resumed`), or nothing does (`full`).
 """
 
 from collections.abc import Mapping, Sequence

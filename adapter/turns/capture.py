@@ -1,8 +1,8 @@
-"""The life of one model call: find out whether it is new, open its row, generate, complete the row, deliver the answer.
+"""The life of one model call: open its row, which shows whether it is new; generate, complete the row, deliver.
 
-    request ─▶ exact prompt ─▶ insert row in_flight ─▶ engine ─▶ row completed ─▶ bytes ─▶ delivered
-                                     └─ same digest exists ─▶ `retry_or_sample.py`: a new sample, the stored answer,
-                                                              the call in flight, or the call of a process that died
+    request ─▶ prompt ─▶ insert row in_flight ─▶ engine (text is shown) ─▶ row completed ─▶ last bytes ─▶ delivered
+                               └─ same digest exists ─▶ `retry_or_sample.py`: a new sample, the stored answer,
+                                                        the call in flight, or the call of a process that died
 
 A session at its turn limit looks for the digest first. A turn is one row, which several processes change. Its whole
 state is `state`, `delivered`, `worker` (the process that generates it; if that process's lease has expired, a row in
@@ -38,10 +38,12 @@ if a later prompt has its whole answer (`loss_mask.py`).
 What a client that reads a stream has seen, and what its retry gets if a process dies or the connection breaks then:
 
     the turn is   the client has seen      lost: its connection        lost: the adapter     lost: the engine
-    (no row)      pings                    a new sample                a new sample          -
-    in_flight     pings, a beginning of    joins the call: the same    the row is sampled    nothing: the next engine
-                  the answer (`live`)      tokens from their start     anew; what was seen   continues the tokens
-                                                                       is stored nowhere
+    (no row)      pings or comments        a new sample                a new sample          -
+    in_flight     pings, a beginning of    joins the call, in the      the row is sampled    nothing: the next engine
+                  the answer (`live`)      same process; in another    anew; what was seen   continues the tokens
+                                           it waits for the stored     is stored nowhere
+                                           answer: the same tokens
+                                           from their start
     completed     all but the last bytes   the stored answer           the stored answer     -
     delivered     everything               an SDK's retry: the stored answer; any other is a new call
 

@@ -51,7 +51,7 @@ class _SampledOutput:
 
 @dataclass(frozen=True, slots=True)
 class _EngineCall:
-    """What engines are asked for one turn. `sampled` has the output so far; `streams`: it is to grow token by token."""
+    """What engines are asked for one turn. `sampled` has the output so far; `streams`: it is to grow in chunks."""
 
     turn_id: int
     prompt: IdsText
@@ -60,7 +60,10 @@ class _EngineCall:
     streams: bool
 
     def end(self) -> bool:
-        """End the output that a lost engine has left if it lacks nothing; return whether it does not."""
+        """If the output that a lost engine left is complete, set its finish reason. Return whether it is complete.
+
+        It is complete if it ends with a stop token or has as many tokens as the limit allows.
+        """
         ids = self.sampled.token_ids
         if ids and ids[-1] in self.sampling.stop_token_ids:
             self.sampled.finish_reason = "stop"
@@ -102,7 +105,10 @@ class TurnGenerator:
         self._outage = outage
 
     def live_answer(self, prepared: PreparedCall) -> LiveAnswer | None:
-        """Return what the turn's streams show while it is sampled; None if the client asked for no stream."""
+        """Return what the turn's streams show while it is sampled.
+
+        None if the client asked for no stream, or if nothing can be shown.
+        """
         return self._outputs.live_answer(prepared.request) if prepared.request.options.stream else None
 
     async def generate(

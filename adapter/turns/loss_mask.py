@@ -37,7 +37,11 @@ class TrainSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenChain:
-    """One sequence. If `num_trained` is 0, it is context only and does not count in K."""
+    """One sequence.
+
+    If `num_trained` is 0, it is context only and does not count in K, the number of chains that share the rollout's
+    reward.
+    """
 
     leaf_turn_id: int
     spans: tuple[TrainSpan, ...]

@@ -13,7 +13,7 @@ from adapter.conversation import Message, MessageRun, extend_key
 class ReasoningIndex:
     """Answers with reasoning, by the keys of the same answers without it.
 
-    Keys alone are those of an answer; keys that follow a history's are those of an answer to that history.
+    Each answer is stored under its own key, and under its key combined with that of the history before it.
     """
 
     _reasoning: dict[int, str] = field(default_factory=dict)

@@ -107,9 +107,10 @@ class RetryResolver:
     async def _take_over(
         self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
     ) -> RunningTurn | None:
-        """Generate the row of a process that has died, from the prompt that the row recorded.
+        """Generate a row that no task generates, from the prompt that the row recorded.
 
-        None if another process took it first, or another request of this one.
+        Its process has died, or it is ours and the confirmation was lost. None if another process took it first, or
+        another request of this one.
         """
         await self._registry.begin_lease()
         async with self._database.begin() as conn:

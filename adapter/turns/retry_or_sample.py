@@ -3,7 +3,8 @@
 Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
 the old one. A request is a retry if the SDK's header says so, or if the earlier call's client has disconnected and its
 answer was not written to its last byte. If the earlier call was aborted, any request is a new sample. A client of
-another process counts as connected while that process renews its lease; after a kill the lease expires.
+another process counts as connected while that process renews its lease; after a kill the lease expires. If it is
+uncertain whether the first client is still connected, a request without the header waits for up to one lease.
 """
 
 from enum import StrEnum
@@ -16,7 +17,8 @@ class RetryDecision(StrEnum):
     AGAIN = "again"  # no retry: sample a new answer, in a row of its own
     STORED = "stored"  # return the answer of the completed row
     JOIN = "join"  # wait for the turn that this process is generating
-    TAKE_OVER = "take_over"  # its process has died: generate for the same row
+    # No task generates the row: its process has died, or this one did not learn that it opened it.
+    TAKE_OVER = "take_over"  # generate for the same row
     WAIT = "wait"  # undecided: read the row again later
 
 
@@ -27,7 +29,7 @@ def decide_retry(
 
     `num_clients_here`: clients of this process that wait for `known`; None if this process does not generate it.
     `is_own`: this process is the worker of the row in flight, or the lease owner of the completed one. `in_time`: less
-    than a lease has passed since the request, so the lease of a process that died may not have expired yet.
+    than a lease and one poll has passed since the request, so the lease of a process that died may not have expired.
     """
     if known.state is TurnState.ABORTED or (known.delivered and not is_sdk_retry):
         return RetryDecision.AGAIN

@@ -69,8 +69,10 @@ class EngineRouter:
         return row is not None and row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS
 
     async def wait_until_gone(self, engine_id: int) -> None:
-        """Return when the engine can no longer finish its calls: no heartbeat for long, or its server has ended or
-        starts anew.
+        """Return when the engine can no longer finish its calls.
+
+        It has sent no heartbeat for long, its server has ended or starts anew, or its weights were not verified
+        (`quarantined`), so that it will be restarted.
 
         While the store is unavailable no heartbeat arrives, although the engines go on generating; that time does not
         count.
@@ -85,7 +87,7 @@ class EngineRouter:
                 return
 
     def avoid(self, engine_id: int) -> None:
-        """Choose no call for this engine for two seconds, because it has just failed one."""
+        """Do not choose this engine for two seconds, because it has just failed a call."""
         self._avoided_until[engine_id] = time.monotonic() + _AVOID_SECONDS
         self._read_at = float("-inf")
 

@@ -111,7 +111,9 @@ class TurnTree:
     # ------------------------------------------------------------ look-up
 
     def newest_answer(self, runs: Sequence[MessageRun], keys: Sequence[bytes], lane: str) -> StoredAnswer | None:
-        """The last answer in this history that a stored turn gave to exactly the history before it."""
+        """The last answer among these runs (the parsed part of a history) that a stored turn gave to the history before
+        it, strictly or loosely equal.
+        """
         for at in range(len(runs) - 1, -1, -1):
             if runs[at].assistant and (turn_id := self.turn_of_answer(keys[at], runs[at], lane)) is not None:
                 return StoredAnswer(turn_id, at)

@@ -1,4 +1,4 @@
-"""Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer is sent.
+"""Rows of `turn`: one model call each, inserted before the engine is called, completed before the answer's end is sent.
 
 Turns are opened and completed only by `write_turns`, which locks the session's row; otherwise a turn could be stored
 after its session was sealed. `worker`: the adapter process that generates the call; after the process's lease has
