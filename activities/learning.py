@@ -27,7 +27,7 @@ from ratchet.store import (
     verdict_report,
 )
 from ratchet.store.database import Database
-from ratchet.types import BatchState, EngineState
+from ratchet.types import BatchState, EngineState, RunState
 from training import group_selection, planner
 
 _LOG = structlog.get_logger()
@@ -47,11 +47,13 @@ class LearnActivities:
 
     @activity_stage("learn.plan")
     async def plan(self, input: RunInput) -> Planned:
-        """Write the next plan row in one transaction, or return the one that is not trained yet."""
+        """Write the next plan row of a running run in one transaction, or return the one that is not trained yet."""
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)  # a change is seen by all plans after it
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
+            if row.state != RunState.RUNNING:  # paused or ended since TrainRun looked
+                return Planned(step=None)
             config = await group_selection.config_in_force(connection, row)
             step = await planner.plan_step(connection, input.run_id, config)
             reason = await missing_verdicts.reason_to_pause(connection, input.run_id)

@@ -12,7 +12,7 @@ from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.run_situation import describe_situation
 from activities.stage import activity_stage, heartbeating
-from activities.steering import apply_to_run, apply_to_target
+from activities.steering import apply_to_run, apply_to_target, run_of
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
@@ -131,7 +131,7 @@ class RunActivities:
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
             situation = await describe_situation(connection, row)
-            rate = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
+            batch_reward_mean = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
         started = [
             StartedGroup(
                 group_id=group.id,
@@ -154,7 +154,7 @@ class RunActivities:
             num_steps=read_stored_config(row.config).training.steps,
             evaluations=evaluations_of_step(read_stored_config(row.config), step, known, asked),
             situation=situation,
-            solve_rate=rate,
+            batch_reward_mean=batch_reward_mean,
         )
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
@@ -208,11 +208,14 @@ class RunActivities:
     async def end_run(self, input: EndRunInput) -> RunEnded:
         """Set the run's final state, for `done` and `stopped` only after its last checkpoint is committed.
 
-        Raises LearnerLostError, which is retried, if the checkpoint does not come within 20 s.
+        A run that a person has asked to evaluate since its end was decided goes on, unless it is stopped. Raises
+        LearnerLostError, which is retried, if the checkpoint does not come within 20 s.
         """
         if input.state in (RunState.DONE, RunState.STOPPED):
             await self._wait_for_checkpoint(input.run_id, input.last_step)
         async with self.database.begin() as connection:
+            if input.last_step is not None and await _is_to_be_evaluated(connection, input.run_id):
+                return RunEnded(ended=False)
             ended = await runs.end_run(connection, input.run_id, input.state, input.reason, input.last_step)
             if ended and input.state is not RunState.DONE:
                 await groups.cancel_unstarted_groups(connection, input.run_id)
@@ -250,11 +253,31 @@ class RunActivities:
 
     @activity_stage("steer_target")
     async def steer_target(self, input: SteerTargetInput) -> SteerRunResult:
-        """Cancel or retry one group or rollout. Raises ConfigError with the reason of a refusal."""
+        """Cancel or retry one group or rollout of the run. Raises ConfigError with the reason of a refusal."""
+        run_id = await run_of(self.database, input.what)
+        if input.run_id and run_id != input.run_id:
+            raise ConfigError(f"{input.what} belongs to run {run_id}, not to run {input.run_id}; ask run/{run_id}")
         answer = await apply_to_target(
             self.database, self.client, input.action, input.what, input.request_id, input.by, input.reason
         )
         return SteerRunResult(text=answer.text, changed=answer.changed)
+
+
+async def _is_to_be_evaluated(connection: AsyncConnection, run_id: str) -> bool:
+    """Return whether an open run that is not stopped has evaluations of its newest step that people have asked for.
+
+    Locks the run's row, as such a request does.
+    """
+    is_open = await plans.lock_run_for_planning(connection, run_id)
+    row = await runs.get_run(connection, run_id)
+    assert row is not None
+    if not is_open or row.wish == Wish.STOP:
+        return False
+    step = await runs.published_step(connection, run_id)
+    known = await evaluations.evaluation_steps(connection, run_id)
+    asked = await evaluations.asked_evaluations(connection, run_id)
+    due = evaluations_of_step(read_stored_config(row.config), step, known, asked)
+    return not {one.label for one in due}.isdisjoint(one.label for one in asked)
 
 
 async def _create_groups(

@@ -11,7 +11,8 @@ def pause(
 ) -> None:
     """Pause a run: no group, step or evaluation is started until `ratchet resume`.
 
-    Rollouts in flight and the learner's step go on to their end. The command returns at once.
+    Rollouts in flight, the learner's step and an evaluation that has begun, with all its rollouts, go on to their end;
+    `ratchet cancel evaluate/RUN/LABEL` ends that with the verdicts that it has. The command returns at once.
     """
     from cli.console import say
     from client import Client

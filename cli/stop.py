@@ -11,7 +11,9 @@ def stop(
 ) -> None:
     """End a run after the step that is planned, with a checkpoint; rollouts in flight are cancelled.
 
-    A paused run ends at once. The run is then `stopped`; `ratchet resume` lets it go on. The command returns at once.
+    An evaluation that runs ends first; `ratchet cancel evaluate/RUN/LABEL` ends it with the verdicts that it has. A
+    paused run ends after its newest trained step; stop it again if it was paused after the first request. The run is
+    then `stopped`; `ratchet resume` lets it go on. The command returns at once.
     """
     from cli.console import say
     from client import Client

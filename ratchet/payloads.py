@@ -309,7 +309,7 @@ class RunView(Payload):
     row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
     `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of its config.
     These three are None from workers of versions in which they could not change; `RunPlan` has them then.
-    `situation`: what is in flight, for people. `solve_rate`: mean reward of the newest step's batch.
+    `situation`: what is in flight, for people. `batch_reward_mean`: of the newest step's batch.
     """
 
     step: int
@@ -323,7 +323,7 @@ class RunView(Payload):
     num_steps: int | None = None
     evaluations: list[EvaluationPlan] | None = None
     situation: str = ""
-    solve_rate: float | None = None
+    batch_reward_mean: float | None = None
 
 
 class PauseRunInput(Payload):
@@ -347,7 +347,7 @@ class LearnedStep(StageResult):
 
 
 class Planned(Payload):
-    """The step that was planned; None if too few groups are ready."""
+    """The step that was planned; None if too few groups are ready, or the run is not running."""
 
     step: int | None
 

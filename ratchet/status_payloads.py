@@ -4,7 +4,10 @@ from ratchet.payloads import Payload
 
 
 class RunStatus(Payload):
-    """Answer of TrainRun's query `state`. `waits_for` and `waits_since`: what the workflow itself waits for now."""
+    """Answer of TrainRun's query `state`. `waits_for` and `waits_since`: what the workflow itself waits for now.
+
+    `batch_reward_mean`: mean reward of the newest step's batch.
+    """
 
     run_id: str
     state: str = ""
@@ -13,7 +16,7 @@ class RunStatus(Payload):
     step: int = 0
     last_step: int | None = None
     num_open_groups: int = 0
-    solve_rate: float | None = None
+    batch_reward_mean: float | None = None
     situation: str = ""
     waits_for: str = ""
     waits_since: str = ""

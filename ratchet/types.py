@@ -290,7 +290,7 @@ class SteeringAction(StrEnum):
     SET = "set"
     """Change a value of the config."""
     CANCEL = "cancel"
-    """Cancel a group or a rollout."""
+    """Cancel a group, a rollout or an evaluation."""
     RETRY = "retry"
     """Run the members of a group, or one rollout, again that have ended without a verdict, or try a stage now."""
     EVALUATE = "evaluate"
@@ -307,6 +307,8 @@ class Wish(StrEnum):
     """Train all steps."""
     DRAIN = "drain"
     """Start no new groups; end the run when those in flight are trained, or will never be."""
+    PAUSE = "pause"
+    """Start no group, plan no step. Only SQL wrote it, in earlier versions; `ratchet resume` takes it back."""
     STOP = "stop"
     """Cancel the open groups; end the run after the step that is planned, or at once if none is."""
 

@@ -65,7 +65,7 @@ class SteeredRun:
             step=view.step,
             last_step=view.last_step,
             num_open_groups=len(view.open_groups),
-            solve_rate=view.solve_rate,
+            batch_reward_mean=view.batch_reward_mean,
             situation=view.situation,
             waits_for=self.waits_for,
             waits_since=self.waits_since,
@@ -82,7 +82,7 @@ class SteeredRun:
             self.told = told
             workflow.upsert_search_attributes([RUN.value_set(plan.run_id), STEP.value_set(view.step)])
             memo = {"state": view.state, "reason": view.reason, "wish": view.wish, "step": view.step}
-            workflow.upsert_memo({**memo, "steps": view.num_steps, "solve_rate": view.solve_rate})
+            workflow.upsert_memo({**memo, "steps": view.num_steps, "batch_reward_mean": view.batch_reward_mean})
 
     def is_paused(self) -> bool:
         return self.view is not None and self.view.state is RunState.PAUSED
@@ -99,11 +99,12 @@ class SteeredRun:
             return
         paused = "paused: " if view.state is RunState.PAUSED else ""
         wish = {Wish.DRAIN: "is drained", Wish.STOP: f"ends after step {view.last_step}"}.get(view.wish, "")
-        rate = "" if view.solve_rate is None else f", mean reward of its batch {view.solve_rate:.3f}"
+        mean = view.batch_reward_mean
+        reward = "" if mean is None else f", mean reward of its batch {mean:.3f}"
         lines = [
             f"{paused}{view.reason}" if view.reason else "",
             wish,
-            f"step {view.step} of {view.num_steps or plan.num_steps}{rate}: {plan.summary}",
+            f"step {view.step} of {view.num_steps or plan.num_steps}{reward}: {plan.summary}",
             f"{len(view.open_groups)} groups in flight",
             view.situation,
             f"waits for {self.waits_for} since {self.waits_since}" if self.waits_for else "",
@@ -142,7 +143,7 @@ class SteeredRun:
         except ConfigError as error:
             raise ApplicationError(str(error), type="ConfigError", non_retryable=True) from None
 
-    @workflow.update(description='Cancel a group or a rollout: {"what": "rollout/RUN/3/0"}.')
+    @workflow.update(description='Cancel a group, rollout or evaluation: {"what": "rollout/RUN/3/0"}.')
     async def cancel(self, input: TargetInput) -> str:
         return await self._steer_target(SteeringAction.CANCEL, input)
 
@@ -165,7 +166,12 @@ class SteeredRun:
 
     async def _steer_target(self, action: SteeringAction, input: TargetInput) -> str:
         request = SteerTargetInput(
-            action=action, what=input.what, request_id=_update_id(), by=input.by or _UNKNOWN, reason=input.reason
+            run_id=workflow.info().workflow_id.removeprefix("run/"),
+            action=action,
+            what=input.what,
+            request_id=_update_id(),
+            by=input.by or _UNKNOWN,
+            reason=input.reason,
         )
         return await self._answer(run_activity(RunActivities.steer_target, request, _STEER_STAGE, summary=action))
 
@@ -183,6 +189,15 @@ def _update_id() -> str:
     update = workflow.current_update_info()
     assert update is not None, "called by an update"
     return update.id
+
+
+def is_stopped(view: RunView) -> bool:
+    """Return whether a person has stopped the run at a step.
+
+    A view of a version without `last_step` has none: TrainRun then went on to update the engines and to start groups
+    before it obeyed, and its histories replay so.
+    """
+    return view.wish is Wish.STOP and view.last_step is not None
 
 
 def final_state(view: RunView) -> RunState:

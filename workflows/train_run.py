@@ -11,7 +11,7 @@ resume` lets it go on. `ratchet.types.RunState` lists the states and who changes
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -61,7 +61,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.evaluate import Evaluate
     from workflows.rollout_group import RolloutGroup
-    from workflows.steered_run import SteeredRun, final_state, reason_of_end
+    from workflows.steered_run import SteeredRun, final_state, is_stopped, reason_of_end
 
 
 MAX_CHILD_FAILURES = 5
@@ -144,7 +144,7 @@ class TrainRun(SteeredRun):
         """
         steps_here = 0
         view = await self._advance(plan)
-        if view.wish is not Wish.STOP:
+        if not is_stopped(view):
             await self._sync(plan, view.step)
         while True:
             last_step = plan.num_steps if view.last_step is None else view.last_step
@@ -155,19 +155,25 @@ class TrainRun(SteeredRun):
             if view.state is RunState.PAUSED:
                 view = await self._wait_until_resumed(plan)
                 continue
-            if not await self._evaluate(plan, view):
-                await self._sleep(plan)
-                view = await self._advance(plan)
-                continue
+            due = self._due_evaluations(plan, view)
+            if due:
+                ended = await self._evaluate(plan, due)
+                if not ended:
+                    await self._sleep(plan)
+                # An evaluation takes long: the run may have been paused, stopped, extended or asked for another one.
+                if not ended or workflow.patched("look-after-evaluation"):
+                    view = await self._advance(plan)
+                    continue
             if view.step >= last_step:
                 return view
-            if view.wish is not Wish.STOP:
+            is_held = view.wish is Wish.PAUSE
+            if view.wish is not Wish.STOP and not is_held:
                 await self._start_groups(plan, view)
-            if view.plannable and await self._train_step(plan):
+            if view.plannable and not is_held and await self._train_step(plan):
                 steps_here += 1
             if steps_here >= plan.steps_per_execution or workflow.info().is_continue_as_new_suggested():
                 await self._continue_as_new(plan)
-            if not view.plannable:
+            if not view.plannable or is_held:
                 await self._sleep(plan)
             view = await self._advance(plan)
 
@@ -185,9 +191,9 @@ class TrainRun(SteeredRun):
                 await self._continue_as_new(plan)
             await self._sleep(plan)
             view = await self._advance(plan)
-            if view.wish is Wish.STOP:
+            if is_stopped(view):
                 return view
-            if view.state is not RunState.PAUSED:
+            if view.state is not RunState.PAUSED or view.wish is Wish.STOP:
                 await self._sync(plan, view.step)
                 return view
 
@@ -283,7 +289,7 @@ class TrainRun(SteeredRun):
         if planned.step is None:
             return False
         view = await self._advance(plan)
-        if view.wish is not Wish.STOP:
+        if not is_stopped(view):
             await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
         self.wait_for(plan, f"the learner's step {planned.step}")
@@ -305,12 +311,14 @@ class TrainRun(SteeredRun):
             )
         )
 
-    async def _evaluate(self, plan: RunPlan, view: RunView) -> bool:
-        """Run the evaluations of this step that have not ended; return False if one has to be started again."""
+    def _due_evaluations(self, plan: RunPlan, view: RunView) -> list[EvaluationPlan]:
+        """Return the evaluations of this step that have not ended."""
         planned = plan.evaluations if view.evaluations is None else view.evaluations
-        due = [one for one in planned if one.step == view.step and one.label not in view.evaluations_ended]
-        if due:
-            self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
+        return [one for one in planned if one.step == view.step and one.label not in view.evaluations_ended]
+
+    async def _evaluate(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> bool:
+        """Run these evaluations to their end; return False if one has to be started again."""
+        self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
         return all(await asyncio.gather(*(self._run_evaluation(plan, evaluation) for evaluation in due)))
 
     async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:

@@ -168,11 +168,13 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
 async def record_stop(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """End the run after the step that is planned, with a checkpoint; its open groups are cancelled.
 
-    A paused run ends after its newest trained step: what is planned may be what it cannot train.
+    A paused run ends after its newest trained step: what is planned may be what it cannot train. So does one that was
+    paused after it was asked to stop, if it is asked again.
     """
     run = await _lock(connection, request.run_id)
     _require_open(run, "stopped")
-    if run.wish == Wish.STOP:
+    is_stuck = run.state == RunState.PAUSED and run.stop_at is not None and run.stop_at > run.step
+    if run.wish == Wish.STOP and not is_stuck:
         return SteeringAnswer(f"run {run.run_id} is to stop after step {run.stop_at} already", changed=False)
     if await _is_known(connection, request):
         return SteeringAnswer(

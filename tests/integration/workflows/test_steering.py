@@ -17,10 +17,12 @@ from ratchet.store import steering as stored_steering
 from ratchet.temporal_client import root_cause
 from ratchet.types import SteeringAction
 from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_evaluations import Evaluated, evaluated
 from tests.integration.workflows.test_groups import Training
 from tests.integration.workflows.test_pauses import Operator
 
 pytestmark = pytest.mark.timeout(600)
+__all__ = ["evaluated"]
 
 
 class Steerer(Operator):
@@ -198,3 +200,23 @@ async def test_a_pending_stage_is_tried_again(operator: Steerer, loop: Loop) -> 
         return all(row.outcome == "graded" for row in (await operator.training.rows())[:2])
 
     await loop.until(ended, "both rollouts are graded")
+
+
+async def test_a_run_that_is_paused_during_an_evaluation_starts_nothing(evaluated: Evaluated, loop: Loop) -> None:
+    await evaluated.begin(steps=1, at=["start"])
+    await evaluated.working(2)
+    answer = await steering.steer_run(loop.stack, SteeringAction.PAUSE, evaluated.run_id, "anna")
+    assert answer.changed
+    await loop.release(evaluated.run_id)
+
+    async def waits_for_a_person() -> bool:
+        return bool((await evaluated.handle.query("state"))["waits_for"] == "a person")
+
+    await loop.until(waits_for_a_person, "TrainRun has seen that the run is paused")
+    events = (await evaluated.handle.fetch_history()).events
+    children = [
+        event.start_child_workflow_execution_initiated_event_attributes.workflow_type.name
+        for event in events
+        if event.HasField("start_child_workflow_execution_initiated_event_attributes")
+    ]
+    assert children == ["Evaluate"], "its group, which is made, has no workflow"

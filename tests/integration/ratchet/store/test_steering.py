@@ -6,19 +6,22 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import insert, select, update
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.errors import ConfigError
 from ratchet.payloads import EndRunInput, RunInput, RunView, StepInput, ViewRunInput
-from ratchet.store import learners, plans, runs, steering
+from ratchet.steering_payloads import SteerTargetInput
+from ratchet.store import evaluations, learners, plans, runs, steering
 from ratchet.store.database import Database
 from ratchet.store.learners import NextStep
+from ratchet.store.runs import OrderedTask
 from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import BatchState, JsonObject, RunState, SteeringAction, Wish
+from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
 from tests.integration.training.records import make_config, make_group, make_run
 
 SIGNAL = [1.0, 0.0, 0.0, 0.0]
@@ -63,6 +66,17 @@ class Steered:
                 case SteeringAction.EXTEND:
                     return await steering.record_extension(connection, request, *arguments)
             return await steering.CHANGES_OF_STATE[action](connection, request)
+
+    async def ask_evaluation(self, request_id: str) -> None:
+        """Give the run a held-out task, and ask for an evaluation of it."""
+        config = make_config(datasets=[{"path": "train"}, {"path": "held-out", "use": "eval"}], evaluation={"at": []})
+        await self.write(config=config.model_dump(mode="json"))
+        async with self.database.begin() as connection:
+            group = await make_group(connection, self.run_id, 99, SIGNAL)
+            task = select(RolloutGroupTable.task_id).where(RolloutGroupTable.id == group)
+            held_out = OrderedTask((await connection.execute(task)).scalar_one(), 1)
+            await runs.set_task_order(connection, self.run_id, Purpose.EVAL, [held_out])
+            await evaluations.ask_evaluation(connection, Request(self.run_id, request_id, "anna@host"), 0.5, 1)
 
     async def audit(self) -> list[JsonObject]:
         async with self.database.begin() as connection:
@@ -191,6 +205,45 @@ async def test_a_paused_run_that_is_stopped_ends_without_the_step_that_it_cannot
     assert ended.ended
 
 
+async def test_a_run_that_is_paused_after_it_was_stopped_ends_if_it_is_stopped_again(steered: Steered) -> None:
+    await steered.make(num_groups=6)
+    await steered.plan()
+    await steered.train(1, checkpoint=True)
+    assert await steered.plan() == 2
+    assert "ends after step 2" in (await steered.ask(SteeringAction.STOP)).text
+    await steered.write(state=RunState.PAUSED, state_reason="the gradient of step 2 is not finite")
+    assert (await steered.look()).last_step == 2, "its step may still be trained"
+    answer = await steered.ask(SteeringAction.STOP)
+    assert answer.changed and "ends after step 1" in answer.text
+    view = await steered.look()
+    assert (view.wish, view.step, view.last_step) == (Wish.STOP, 1, 1)
+    assert not (await steered.learning.step(StepInput(run_id=steered.run_id, step=2))).trained
+    assert not (await steered.ask(SteeringAction.STOP)).changed
+    assert [row["after"]["stop_at"] for row in await steered.audit()] == [1, 2]
+    ended = await steered.activities.end_run(EndRunInput(run_id=steered.run_id, state=RunState.STOPPED, last_step=1))
+    assert ended.ended
+
+
+async def test_a_run_that_was_paused_since_the_last_look_plans_nothing(steered: Steered) -> None:
+    await steered.make(num_groups=4)
+    assert (await steered.look()).plannable
+    await steered.ask(SteeringAction.PAUSE)
+    assert await steered.plan() is None
+    async with steered.database.begin() as connection:
+        assert await plans.newest_planned_step(connection, steered.run_id) == 0
+    await steered.ask(SteeringAction.RESUME)
+    assert await steered.plan() == 1
+
+
+async def test_a_wish_of_an_earlier_version_is_read_and_taken_back(steered: Steered) -> None:
+    await steered.make()
+    await steered.write(wish="pause")
+    view = await steered.look()
+    assert view.wish == "pause" and not view.open_groups
+    assert "it was about to pause" in (await steered.ask(SteeringAction.RESUME)).text
+    assert (await steered.look()).wish is Wish.NONE
+
+
 async def test_a_drained_run_trains_what_is_left(steered: Steered) -> None:
     await steered.make(num_groups=3, max_groups_seen=100)
     async with steered.database.begin() as connection:
@@ -230,6 +283,45 @@ async def test_a_run_that_is_extended_while_it_ends_goes_on(steered: Steered) ->
     ending = EndRunInput(run_id=steered.run_id, state=RunState.DONE, last_step=6)
     assert not (await steered.activities.end_run(ending)).ended
     assert (await steered.row()).state == RunState.RUNNING
+
+
+async def test_a_run_that_is_to_be_evaluated_while_it_ends_goes_on(steered: Steered) -> None:
+    await steered.make()
+    await steered.ask_evaluation("e1")
+    await steered.write(checkpoint_step=6, checkpoint_uri="/c")
+    ending = EndRunInput(run_id=steered.run_id, state=RunState.DONE, last_step=6)
+    assert not (await steered.activities.end_run(ending)).ended
+    assert (await steered.row()).state == RunState.RUNNING
+    assert [one.label for one in (await steered.look()).evaluations or ()] == ["asked1-t0.5"]
+    async with steered.database.begin() as connection:
+        row = evaluations.NewEvaluation(steered.run_id, "asked1-t0.5", 0, 0.5, 1, "v")
+        await evaluations.begin_evaluation(connection, row)
+        await evaluations.end_evaluation(connection, steered.run_id, "asked1-t0.5")
+    assert (await steered.activities.end_run(ending)).ended
+    assert (await steered.row()).state == RunState.DONE
+
+
+async def test_a_run_that_is_stopped_does_not_wait_for_an_evaluation(steered: Steered) -> None:
+    await steered.make()
+    await steered.ask_evaluation("e1")
+    await steered.ask(SteeringAction.STOP)
+    ending = EndRunInput(run_id=steered.run_id, state=RunState.STOPPED, last_step=0)
+    assert (await steered.activities.end_run(ending)).ended
+    assert (await steered.activities.end_run(ending)).ended, "the activity is repeated after its wish is cleared"
+    assert (await steered.row()).state == RunState.STOPPED
+
+
+async def test_the_update_of_one_run_does_not_act_on_another(steered: Steered) -> None:
+    await steered.make(num_groups=1)
+    async with steered.database.begin() as connection:
+        statement = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.run_id == steered.run_id)
+        name = (await connection.execute(statement)).scalar_one()
+    asked = SteerTargetInput(
+        run_id="other", action=SteeringAction.CANCEL, what=name, request_id=f"{steered.run_id}-1", by="anna"
+    )
+    with pytest.raises(ApplicationError, match=f"{name} belongs to run {steered.run_id}, not to run other"):
+        await steered.activities.steer_target(asked)
+    assert not await steered.audit()
 
 
 async def test_a_finished_run_is_extended(steered: Steered) -> None:
