@@ -96,16 +96,15 @@ def evaluations_of_step(
     """Return the evaluations of one step that have not ended: those that have begun, those of `evaluation.at`, those
     every so many steps, and what people asked.
 
-    The config decides about a temperature once per step, whatever it says later: an evaluation of the end that was
-    made before steps were added goes on if it has not ended, and is not repeated if it has. A label stays with its
-    step, so another evaluation of the end gets the step's number. What people ask is evaluated at the first step that
-    comes.
+    The config plans one evaluation per step and temperature, also if it has changed since: an evaluation of the end
+    that was made before steps were added goes on if it has not ended, and is not repeated if it has. A label stays with
+    its step, so another evaluation of the end gets the step's number. What people ask is evaluated at the next step.
     """
     if not _has_held_out_tasks(config):
         return []
     here = [one for one in begun if one.step == step]
     labels = {one.label for one in begun}
-    decided = {one.temperature for one in here if not one.is_asked}
+    begun_here = {one.temperature for one in here if not one.is_asked}
     planned = [one for one in planned_evaluations(config) if one.step == step]
     every = config.evaluation.every
     if every is not None and step and step % every == 0 and not any(one.label.startswith("end-") for one in planned):
@@ -115,7 +114,7 @@ def evaluations_of_step(
         *(
             _with_label(one, f"{one.label}-{step}" if one.label in labels else one.label, step)
             for one in planned
-            if one.temperature not in decided
+            if one.temperature not in begun_here
         ),
         *(_with_label(one, one.label, step) for one in asked if one.label not in labels),
     ]

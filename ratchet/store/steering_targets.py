@@ -86,7 +86,7 @@ async def record_cancel(connection: AsyncConnection, request: Request, target: T
     if await steering.is_known(connection, request) or target.state == Outcome.CANCELLED:
         return SteeringAnswer(f"{target.workflow_id} was cancelled already", changed=False)
     if target.kind is TargetKind.GROUP:
-        if not await groups.cancel_group(connection, target.id):  # whatever its state was before the lock
+        if not await groups.cancel_group(connection, target.id):  # `target.state` was read before the lock
             state = (await groups.get_group(connection, target.id)).state
             raise ConfigError(f"{target.workflow_id} is {state}; only an open or a ready group can be cancelled")
         text = f"{target.workflow_id} is cancelled; the run makes another group"

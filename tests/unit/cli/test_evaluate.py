@@ -1,5 +1,7 @@
 """The tables of `ratchet evaluate`: over how many tasks each estimate is, and how many a comparison leaves out."""
 
+from dataclasses import asdict
+
 import pytest
 
 from cli.evaluate import _estimate, _print_comparison
@@ -21,8 +23,6 @@ def test_an_estimate_over_fewer_tasks_says_so(num_tasks: int, expected: str) -> 
 def test_a_comparison_says_how_many_tasks_it_leaves_out(
     capsys: pytest.CaptureFixture[str], second: list[str], expected: str
 ) -> None:
-    from dataclasses import asdict
-
     first = {name: SolvedCount(2, 1) for name in ("a", "b")}
     found: JsonObject = asdict(compare(first, {name: SolvedCount(2, 2) for name in second}))
     _print_comparison({"first": "r:start", "second": "r:end", **found})
