@@ -8,7 +8,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.evaluation_payloads import StartedMember
-from ratchet.payloads import GroupMember
 from ratchet.store import groups, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 from ratchet.store.steering import Request
@@ -169,8 +168,12 @@ async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -
     await _keep_best(connection, run_id)
 
 
-async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[GroupMember]:
-    """Replace the rollouts of an evaluation that ended without a verdict, and let it run again; return the new ones."""
+async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[StartedMember]:
+    """Replace the rollouts of an evaluation that ended without a verdict, and let it run again.
+
+    Returns the members that then have to run: the new ones, and those that its workflow had not begun when it was lost
+    with its run.
+    """
     statement = (
         select(RolloutTable.group_id)
         .distinct()
@@ -178,15 +181,13 @@ async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str
         .where(_groups_of(run_id, label), groups.ended_without_verdict())
         .order_by(RolloutTable.group_id)
     )
-    new = [
-        member
-        for group_id in (await connection.execute(statement)).scalars().all()
-        for member in await groups.retry_members(connection, group_id)
-    ]
-    if new:
+    for group_id in (await connection.execute(statement)).scalars().all():
+        await groups.retry_members(connection, group_id)
+    waiting = await open_evaluation_members(connection, run_id, label)
+    if waiting:
         mine = update(EvaluationTable).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
         await connection.execute(mine.values(ended_at=None))
-    return new
+    return waiting
 
 
 async def begun_evaluations(connection: AsyncConnection, run_id: str) -> list[BegunEvaluation]:

@@ -254,19 +254,32 @@ async def cancel_group(connection: AsyncConnection, group_id: int) -> bool:
 
 
 async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> None:
-    """Cancel the open groups of an ended run in which no workflow has claimed a member, with their members."""
+    """Cancel the open training groups of an ended run in which no workflow has claimed a member, with their members.
+
+    Groups of evaluations stay open without their unclaimed members, because an evaluation may be run again: when the
+    run is resumed, or by `ratchet retry`.
+    """
     at_work = exists().where(
         RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.owner.is_not(None), RolloutTable.outcome.is_(None)
     )
     mine = update(RolloutGroupTable).where(
-        RolloutGroupTable.run_id == run_id, RolloutGroupTable.state == GroupState.OPEN, ~at_work
+        RolloutGroupTable.run_id == run_id,
+        RolloutGroupTable.purpose == Purpose.TRAIN,
+        RolloutGroupTable.state == GroupState.OPEN,
+        ~at_work,
     )
     cancelled = (
         (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.id)))
         .scalars()
         .all()
     )
-    members = update(RolloutTable).where(RolloutTable.group_id.in_(cancelled), RolloutTable.outcome.is_(None))
+    of_evaluations = select(RolloutGroupTable.id).where(
+        RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL
+    )
+    unclaimed = RolloutTable.group_id.in_(of_evaluations) & RolloutTable.owner.is_(None)
+    members = update(RolloutTable).where(
+        RolloutTable.group_id.in_(cancelled) | unclaimed, RolloutTable.outcome.is_(None)
+    )
     await connection.execute(
         members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now())
     )

@@ -157,10 +157,10 @@ async def _retry_evaluation(
             f"{target.workflow_id} is of step {step}, and run {run.run_id} is at step {run.step}; "
             f"`ratchet evaluate {run.run_id}@{step}` evaluates that step when the run has ended"
         )
-    new = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
-    if not new:
+    waiting = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
+    if not waiting:
         return SteeringAnswer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
-    text = f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict"
+    text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         await runs.resume_run(connection, run.run_id, allow_done=True)
         if run.state != RunState.DONE:
@@ -168,7 +168,7 @@ async def _retry_evaluation(
             await connection.execute(drained.values(wish=Wish.DRAIN, stop_at=run.step))
         text += f"; run {run.run_id}, which was {run.state}, is open until they have ended, and trains no further step"
     await steering.record(
-        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(new), next_step
+        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(waiting), next_step
     )
     return SteeringAnswer(text)
 

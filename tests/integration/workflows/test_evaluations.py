@@ -105,7 +105,7 @@ async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Eva
     await loop.script("I give up.")
     name = f"evaluate/{evaluated.run_id}/start-t1"
     answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
-    assert answer.changed and "1 rollouts run instead" in answer.text
+    assert answer.changed and "1 rollouts without a verdict run again" in answer.text
 
     async def done_again() -> bool:
         rows = await evaluated.rollouts()

@@ -74,8 +74,8 @@ class Targets:
             found = await connection.execute(mine.values(**values).returning(RolloutTable.id))
             return max(found.scalars())
 
-    async def evaluation(self, num_tasks: int = 1, step: int = 2) -> str:
-        """An evaluation that was cancelled before a rollout of it began."""
+    async def evaluation(self, num_tasks: int = 1, step: int = 2, cancelled: bool = True) -> str:
+        """An evaluation of which no rollout has begun. `cancelled`: by a person, and not with its run."""
         label = f"step{step}-t1"
         async with self.database.begin() as connection:
             new = NewEvaluation(self.run_id, label, step, 1.0, 2, f"{self.run_id}/{step}.e0")
@@ -89,7 +89,8 @@ class Targets:
                 name = f"evaluate/{self.run_id}/{label}/{number}"
                 made.append(NewGroup(self.run_id, 50 + number, task_id, Purpose.EVAL, 2, 1, 1.0, step, name, label))
             await groups.create_groups(connection, made, "bash_agent")
-            await evaluations.end_evaluation(connection, self.run_id, label)
+            if cancelled:
+                await evaluations.end_evaluation(connection, self.run_id, label)
         return f"evaluate/{self.run_id}/{label}"
 
     async def find(self, name: str) -> Target:
@@ -126,6 +127,8 @@ async def test_a_run_that_is_opened_for_an_evaluation_trains_no_further_step(tar
     before = await targets.row()
     async with targets.database.begin() as connection:  # it may be what the run could not train
         await plans.insert_plan(connection, targets.run_id, PlanRow(before.step + 1, [], {}, [], 0))
+        if state is not RunState.DONE:
+            await groups.cancel_unstarted_groups(connection, targets.run_id)
     await targets.write(state=state, stop_at=before.step)
     answer = await targets.ask(SteeringAction.RETRY, name)
     assert f"run {targets.run_id}, which was {state}, is open until they have ended" in answer.text
@@ -142,6 +145,33 @@ async def test_a_run_that_is_opened_for_an_evaluation_trains_no_further_step(tar
     assert view.evaluations is not None
     due = [one.label for one in view.evaluations if one.label not in view.evaluations_ended]
     assert due[0] == name.rpartition("/")[2]
+
+
+async def test_the_end_of_a_run_leaves_no_rollout_of_an_evaluation_open(targets: Targets) -> None:
+    """But its groups, so that the evaluation goes on when the run is resumed: what was cancelled is then replaced."""
+    name = await targets.evaluation(cancelled=False)
+    async with targets.database.begin() as connection:
+        await groups.cancel_unstarted_groups(connection, targets.run_id)
+        outcomes = set((await connection.execute(select(RolloutTable.outcome))).scalars())
+        states = set((await connection.execute(select(RolloutGroupTable.state))).scalars())
+        waiting = await evaluations.open_evaluation_members(connection, targets.run_id, name.rpartition("/")[2])
+        replaced = await groups.replace_member(connection, waiting[0].rollout_id, max_replacements=1)
+    assert (outcomes, states, len(waiting)) == ({Outcome.CANCELLED}, {GroupState.OPEN}, 2)
+    assert replaced is not None
+
+
+async def test_an_evaluation_whose_rollouts_have_not_begun_is_run_again(targets: Targets) -> None:
+    """As after a retry in the moment in which the run ended; there is nothing to replace."""
+    name = await targets.evaluation(cancelled=False)
+    await targets.write(state=RunState.DONE)
+    answer = await targets.ask(SteeringAction.RETRY, name)
+    assert answer.changed and "2 rollouts without a verdict run again; run" in answer.text
+    assert (await targets.row()).state == RunState.RUNNING
+    async with targets.database.begin() as connection:
+        await connection.execute(update(RolloutTable).values(outcome=Outcome.GRADED, reward=1.0))
+        await evaluations.end_evaluation(connection, targets.run_id, "step2-t1")
+    answer = await targets.ask(SteeringAction.RETRY, name, "2")
+    assert not answer.changed and "every rollout has a verdict" in answer.text
 
 
 async def test_an_open_run_goes_on_after_a_retried_evaluation(targets: Targets) -> None:
