@@ -175,11 +175,11 @@ async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str
     with its run.
     """
     statement = (
-        select(RolloutTable.group_id)
+        select(RolloutGroupTable.id)
         .distinct()
-        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
         .where(_groups_of(run_id, label), groups.ended_without_verdict())
-        .order_by(RolloutTable.group_id)
+        .order_by(RolloutGroupTable.id)
     )
     for group_id in (await connection.execute(statement)).scalars().all():
         await groups.retry_members(connection, group_id)
