@@ -76,4 +76,4 @@ async def test_a_rollout_shows_its_stage_and_what_it_has_given(training: Trainin
     shown = await summaries(handle)
     assert working["box"] in shown["agent"] and working["box"] in shown["workspace"]
     assert shown["diff"] == "agent: done, 1 model calls" and shown["finalise"] == status["verdict"]
-    assert "0 bytes" in shown["grade"]
+    assert shown["grade"].startswith("patch of 0 bytes, box ")
