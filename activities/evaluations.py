@@ -1,6 +1,6 @@
 """The activities of the Evaluate workflow: make the rollouts of an evaluation once, and compute its solve rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -11,7 +11,7 @@ from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, Evaluate
 from ratchet.payloads import EvaluationPlan
 from ratchet.store import evaluations, groups, runs
 from ratchet.store.database import Database
-from ratchet.store.evaluations import AskedEvaluation, NewEvaluation, temperature_label
+from ratchet.store.evaluations import AskedEvaluation, BegunEvaluation, NewEvaluation, temperature_label
 from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose
@@ -50,9 +50,6 @@ class EvaluationActivities:
         label = input.evaluation.label
         async with self.database.begin() as connection:
             await evaluations.end_evaluation(connection, input.run_id, label)
-            main = (await self.configs.of_run(input.run_id)).evaluation.temperatures[:1]
-            if input.evaluation.temperature in main:
-                await evaluations.keep_best(connection, input.run_id, label)
             rate = await evaluations.evaluation_solve_rate(connection, input.run_id, label)
         return EvaluateResult(
             label=label, num_rollouts=rate.num_rollouts, num_graded=rate.num_graded, solve_rate=rate.mean_reward
@@ -94,28 +91,37 @@ def planned_evaluations(config: RunConfig) -> list[EvaluationPlan]:
 
 
 def evaluations_of_step(
-    config: RunConfig, step: int, known: Mapping[str, int], asked: Sequence[AskedEvaluation]
+    config: RunConfig, step: int, begun: Sequence[BegunEvaluation], asked: Sequence[AskedEvaluation]
 ) -> list[EvaluationPlan]:
-    """Return the evaluations of one step: those of `evaluation.at`, those every so many steps, and what people asked.
+    """Return the evaluations of one step that have not ended: those that have begun, those of `evaluation.at`, those
+    every so many steps, and what people asked.
 
-    `known`: label → step of each evaluation that has begun. A label stays with its step: if steps were added since,
-    another evaluation of the end gets the step's number. What people ask is evaluated at the first step that comes.
+    The config plans one evaluation per step and temperature, also if it has changed since: an evaluation of the end
+    that was made before steps were added goes on if it has not ended, and is not repeated if it has. A label stays with
+    its step, so another evaluation of the end gets the step's number. What people ask is evaluated at the next step.
     """
     if not _has_held_out_tasks(config):
         return []
+    here = [one for one in begun if one.step == step]
+    labels = {one.label for one in begun}
+    begun_here = {one.temperature for one in here if not one.is_asked}
     planned = [one for one in planned_evaluations(config) if one.step == step]
     every = config.evaluation.every
     if every is not None and step and step % every == 0 and not any(one.label.startswith("end-") for one in planned):
         planned += [_plan(config, f"step{step}", step, temperature) for temperature in _at(config, "end")]
-    planned = [
-        one.model_copy(update={"label": f"{one.label}-{step}"}) if known.get(one.label, step) != step else one
-        for one in planned
+    return [
+        *(_with_label(one, one.label, step) for one in here if not one.has_ended),
+        *(
+            _with_label(one, f"{one.label}-{step}" if one.label in labels else one.label, step)
+            for one in planned
+            if one.temperature not in begun_here
+        ),
+        *(_with_label(one, one.label, step) for one in asked if one.label not in labels),
     ]
-    return planned + [
-        EvaluationPlan(label=one.label, step=step, temperature=one.temperature, num_samples=one.num_samples)
-        for one in asked
-        if known.get(one.label, step) == step
-    ]
+
+
+def _with_label(one: BegunEvaluation | AskedEvaluation | EvaluationPlan, label: str, step: int) -> EvaluationPlan:
+    return EvaluationPlan(label=label, step=step, temperature=one.temperature, num_samples=one.num_samples)
 
 
 def _has_held_out_tasks(config: RunConfig) -> bool:

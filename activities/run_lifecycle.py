@@ -126,7 +126,7 @@ class RunActivities:
                 await steering.end_drained(connection, input.run_id)
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
-            known = await evaluations.evaluation_steps(connection, input.run_id)
+            begun = await evaluations.begun_evaluations(connection, input.run_id)
             asked = await evaluations.asked_evaluations(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
@@ -152,7 +152,7 @@ class RunActivities:
             reason=row.state_reason,
             last_step=row.resolved_config.training.steps,
             num_steps=read_stored_config(row.config).training.steps,
-            evaluations=evaluations_of_step(read_stored_config(row.config), step, known, asked),
+            evaluations=evaluations_of_step(read_stored_config(row.config), step, begun, asked),
             situation=situation,
             batch_reward_mean=batch_reward_mean,
         )
@@ -287,7 +287,8 @@ async def _create_groups(
     first = await runs.take_group_numbers(connection, run_id, count)
     chosen = await next_tasks(connection, run_id, config, published, first, count)
     if not chosen:
-        await run_pause.pause_run(connection, run_id, f"every task is in quarantine; see `ratchet why {run_id}`")
+        which = " of the datasets with a weight above 0" if _is_mixed(config) else ""
+        await run_pause.pause_run(connection, run_id, f"every task{which} is in quarantine; see `ratchet why {run_id}`")
     new = [
         NewGroup(
             run_id=run_id,
@@ -316,7 +317,7 @@ async def next_tasks(
     training = config.training
     left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
     weights = {number: 1.0 if one.weight is None else one.weight for number, one in enumerate(config.datasets)}
-    is_mixed = any(one.weight is not None for one in config.datasets)
+    is_mixed = _is_mixed(config)
     if training.solve_rates is None and not is_mixed:
         positions = await runs.positions_in_turn(connection, run_id, Purpose.TRAIN, first, count, left_out)
         return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
@@ -328,6 +329,11 @@ async def next_tasks(
     else:
         chosen = choose_tasks(rates, training.solve_rates, count)
     return [LabelledTask(one.task_id, one.label) for one in chosen]
+
+
+def _is_mixed(config: RunConfig) -> bool:
+    """Return whether the training datasets are mixed by weight; a weight of a held-out dataset has no effect."""
+    return any(one.use == "train" and one.weight is not None for one in config.datasets)
 
 
 def _config_of(input: PrepareRunInput) -> RunConfig:

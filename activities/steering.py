@@ -56,11 +56,12 @@ async def apply_to_target(
 
 
 async def reset_stage(
-    database: Database, client: Client, what: str, stage: str, by: str, reason: str
+    database: Database, client: Client, what: str, stage: str, request_id: str, by: str, reason: str
 ) -> SteeringAnswer:
     """Try a rollout's stage again now: one that waits for its next try begins it, one that runs is begun anew.
 
-    Raises ConfigError if no such stage of the rollout is pending.
+    The request is recorded first, like all others, so that a stage that was begun anew always has its
+    audit row. Raises ConfigError if no such stage of the rollout is pending.
     """
     async with database.begin() as connection:
         target = await steering_targets.find_target(connection, what)
@@ -68,6 +69,11 @@ async def reset_stage(
     if stage not in pending:
         names = ", ".join(sorted(pending)) or "none"
         raise ConfigError(f"{target.workflow_id} has no stage {stage!r} that is pending; there is {names}")
+    async with database.begin() as connection:
+        request = Request(target.run_id, request_id, by, reason)
+        next_step = await steering.first_unplanned_step(connection, target.run_id)
+        names = f"{target.workflow_id} {stage}"
+        await steering.record(connection, request, SteeringAction.RETRY, names, "pending", "retried", next_step)
     execution = WorkflowExecution(workflow_id=target.workflow_id)
     wanted = ResetActivityRequest(
         namespace=client.namespace, execution=execution, identity=client.identity, id=pending[stage]
@@ -76,11 +82,6 @@ async def reset_stage(
         await client.workflow_service.reset_activity(wanted)
     except RPCError as error:
         raise TemporalUnavailableError(f"Temporal cannot reset {stage}: {error.message}") from error
-    async with database.begin() as connection:
-        request = Request(target.run_id, f"{target.workflow_id}/{pending[stage]}", by, reason)
-        next_step = await steering.first_unplanned_step(connection, target.run_id)
-        names = f"{target.workflow_id} {stage}"
-        await steering.record(connection, request, SteeringAction.RETRY, names, "pending", "retried", next_step)
     return SteeringAnswer(f"{target.workflow_id}: {stage} is tried again now")
 
 

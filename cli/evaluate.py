@@ -61,23 +61,26 @@ def _print_reports(found: dict[str, Any]) -> None:
                 str(part["tasks"]),
                 str(part["rollouts"]),
                 str(part["without_verdict"]),
-                *(_estimate(part["pass_at_k"].get(k)) for k in ks),
-                *(_estimate(part["pass_all_k"].get(k)) for k in ks[1:]),
+                *(_estimate(part["pass_at_k"].get(k), part["tasks"]) for k in ks),
+                *(_estimate(part["pass_all_k"].get(k), part["tasks"]) for k in ks[1:]),
             ]
             for name, part in parts.items()
         ]
         print_table(f"{found['run_id']}:{label}, step {report['step']}", columns, rows)
 
 
-def _estimate(found: dict[str, float] | None) -> str:
+def _estimate(found: dict[str, float] | None, num_tasks: int) -> str:
+    """Return the mean and its interval, with the number of tasks if some of `num_tasks` have too few verdicts."""
     if found is None or not found["num_tasks"]:
         return ""
-    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+    over = f" ({found['num_tasks']} tasks)" if found["num_tasks"] < num_tasks else ""
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]{over}"
 
 
 def _print_comparison(found: dict[str, Any]) -> None:
     difference = found["difference"]
-    print(f"{found['second']} - {found['first']}, paired over {difference['num_tasks']} tasks")
+    left_out = f"; {found['num_left_out']} without verdicts in both are left out" if found["num_left_out"] else ""
+    print(f"{found['second']} - {found['first']}, paired over {difference['num_tasks']} tasks{left_out}")
     print(f"solve rate: {difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]")
     print(
         f"tasks that only one solves: {found['only_first']} and {found['only_second']}; "

@@ -6,7 +6,10 @@ import typer
 
 
 def retry(
-    what: Annotated[str, typer.Argument(help="A rollout's number, or a workflow: group/RUN/3, rollout/RUN/3/0.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="A rollout's number, or a workflow: group/RUN/3, rollout/RUN/3/0, evaluate/RUN/start-t1."),
+    ],
     stage: Annotated[
         str | None, typer.Option(help="Try this pending stage of the rollout now, such as boot or grade.")
     ] = None,
@@ -14,7 +17,8 @@ def retry(
 ) -> None:
     """Run a rollout, or the members of a group, again that ended without a verdict, beyond the run's replacements.
 
-    What has a verdict is judged again by `ratchet regrade`.
+    What has a verdict is judged again by `ratchet regrade`. An evaluation runs again what has no verdict, as long as
+    its run is at the same step; a run that has ended is open meanwhile, and trains no further step.
     """
     from cli.console import say
     from client import Client

@@ -20,11 +20,12 @@ def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}",
             f"{run['step']}/{run['steps']}",
             str(run["checkpoint_step"]),
+            "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
             f"{run['graded']}/{run['rollouts']}",
         ]
         for run in found
     ]
-    print_table("runs", ["run", "state", "step", "checkpoint", "graded rollouts"], rows)
+    print_table("runs", ["run", "state", "step", "checkpoint", "best step (mean reward)", "graded rollouts"], rows)
     for run in found:
         if run["state_reason"]:
             print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")

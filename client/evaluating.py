@@ -62,10 +62,10 @@ async def run_evaluation(
     if row is None or (step and not step.isdigit()):
         raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP and no model directory")
     if row.state in (RunState.RUNNING, RunState.PAUSED):
-        if step and int(step) != row.step:
+        if step:  # the run may have trained another step by the time that it is evaluated
             raise ConfigError(
-                f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: evaluate its "
-                "present step, or wait for its end"
+                f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: "
+                f"`ratchet evaluate {run_id}` evaluates it at its next step boundary, or wait for its end"
             )
         return await _evaluate_open_run(stack, row, settings, by, say)
     config = RunConfig.model_validate(row.config, extra="ignore")
@@ -105,7 +105,7 @@ async def _evaluate_open_run(
     request_id = uuid4().hex
     async with stack.database() as database:
         async with database.begin() as connection:
-            labels = [
+            asked = [
                 (
                     await evaluations.ask_evaluation(
                         connection,
@@ -116,6 +116,7 @@ async def _evaluate_open_run(
                 ).label
                 for temperature in settings.temperatures
             ]
+        labels = list(dict.fromkeys(asked))  # a temperature that is named twice is evaluated once
         say(f"run {row.run_id} is evaluated at its next step boundary: {', '.join(labels)}")
         await wake_run(stack, row.run_id)
         line = ""

@@ -137,8 +137,8 @@ class Client:
         return run_blocking(steering.steer_target(*wanted))
 
     def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> SteeringAnswer:
-        """Run a rollout, or the members of a group, again that ended without a verdict; or try a pending stage of a
-        rollout now.
+        """Run a rollout, or the members of a group or an evaluation (`evaluate/RUN/start-t1`), again that ended without
+        a verdict; or try a pending stage of a rollout now.
         """
         if stage is not None:
             return run_blocking(steering.retry_stage(self.stack, str(what), stage, self.by, reason))

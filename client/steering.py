@@ -116,4 +116,4 @@ async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str 
     """Try a pending stage of a rollout again now. Raises ConfigError, MachineError and TemporalUnavailableError."""
     client = await connect_stack(stack, load_temporal_settings())
     async with stack.database() as database:
-        return await steering.reset_stage(database, client, what, stage, by, reason)
+        return await steering.reset_stage(database, client, what, stage, uuid4().hex, by, reason)

@@ -39,13 +39,15 @@ class PairedComparison:
     """Two evaluations on the tasks for which both have verdicts.
 
     `difference`: of the solve rates, the second less the first. `only_first` and `only_second`: tasks that only this
-    one solves, in at least half of its rollouts; `p_value`: of McNemar's exact two-sided test on them.
+    one solves, in at least half of its rollouts; `p_value`: of McNemar's exact two-sided test on them. `num_left_out`:
+    tasks for which only one evaluation, or none, has a verdict.
     """
 
     difference: Estimate
     only_first: int
     only_second: int
     p_value: float
+    num_left_out: int
 
 
 def pass_at_k(count: SolvedCount, k: int) -> float:
@@ -79,8 +81,13 @@ def estimate_pass_all_k(counts: Iterable[SolvedCount], k: int) -> Estimate:
 
 
 def reported_ks(counts: Sequence[SolvedCount]) -> list[int]:
-    """Return the k to report: the powers of two up to the largest number of verdicts of a task, and that number."""
-    most = max((count.num_verdicts for count in counts), default=0)
+    """Return the k to report: the powers of two up to the number of verdicts that at least half of the tasks have, and
+    that number.
+
+    A larger k would be an estimate over the few tasks that have so many verdicts. 1 is reported if any task has one.
+    """
+    numbers = sorted((count.num_verdicts for count in counts), reverse=True)
+    most = max(numbers[(len(numbers) - 1) // 2], min(numbers[0], 1)) if numbers else 0
     return sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
 
 
@@ -96,7 +103,8 @@ def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount])
     only_first = int((solved[:, 0] & ~solved[:, 1]).sum())
     only_second = int((solved[:, 1] & ~solved[:, 0]).sum())
     difference = interval(rates[:, 1] - rates[:, 0])
-    return PairedComparison(difference, only_first, only_second, mcnemar(only_first, only_second))
+    num_left_out = len(first.keys() | second.keys()) - len(paired)
+    return PairedComparison(difference, only_first, only_second, mcnemar(only_first, only_second), num_left_out)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

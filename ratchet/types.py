@@ -64,7 +64,8 @@ class RunState(StrEnum):
 
     running → paused (`ratchet pause`, TrainRun, planner, learner or sweep), running or paused → done | stopped |
     cancelled (TrainRun), paused, stopped, failed or cancelled → running (`ratchet resume` and `ratchet extend`, and
-    `ratchet train` for a paused one), done → running (`ratchet extend`), running → failed (the learner of a run that
+    `ratchet train` for a paused one), done → running (`ratchet extend`), any ended one → running (`ratchet retry
+    evaluate/RUN/LABEL`, which drains it: it ends after that evaluation), running → failed (the learner of a run that
     trains on stored rollouts).
     """
 

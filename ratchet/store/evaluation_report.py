@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.solve_rates import SolvedCount, estimate_pass_all_k, estimate_pass_at_k, reported_ks
-from ratchet.store.schema import EvaluationTable, GradeTable, RolloutGroupTable, RolloutTable, TaskTable
+from ratchet.store.evaluations import begun_evaluations
+from ratchet.store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
 from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose
 
 
@@ -26,14 +27,22 @@ class EvaluatedTask:
 
 
 async def find_evaluation(connection: AsyncConnection, run_id: str, label: str | None) -> str:
-    """Return the label, or that of the run's newest evaluation. Raises ConfigError if there is none."""
-    statement = select(EvaluationTable.label).where(EvaluationTable.run_id == run_id)
-    labels = list((await connection.execute(statement.order_by(EvaluationTable.created_at))).scalars())
-    if not labels:
+    """Return the label, or that of the run's newest evaluation that has ended.
+
+    Raises ConfigError if there is none, or if it has not ended: the tasks that have verdicts first are not a sample.
+    """
+    found = await begun_evaluations(connection, run_id)
+    ended = [one.label for one in found if one.has_ended]
+    if not found:
         raise ConfigError(f"run {run_id!r} has no evaluation; `ratchet evaluate {run_id}` makes one")
-    if label is not None and label not in labels:
-        raise ConfigError(f"run {run_id} has no evaluation {label!r}; it has {', '.join(labels)}")
-    return label or labels[-1]
+    if label is not None and label not in {one.label for one in found}:
+        raise ConfigError(f"run {run_id} has no evaluation {label!r}; it has {', '.join(one.label for one in found)}")
+    wanted = label or (ended or [found[-1].label])[-1]
+    if wanted not in ended:
+        raise ConfigError(
+            f"evaluation {wanted} of run {run_id} has not ended; `ratchet why {run_id}` says how far it is"
+        )
+    return wanted
 
 
 async def evaluated_tasks(connection: AsyncConnection, run_id: str, label: str) -> list[EvaluatedTask]:

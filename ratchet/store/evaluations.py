@@ -2,13 +2,12 @@
 
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.evaluation_payloads import StartedMember
-from ratchet.payloads import GroupMember
 from ratchet.store import groups, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 from ratchet.store.steering import Request
@@ -45,6 +44,23 @@ class AskedEvaluation:
     num_samples: int
 
 
+@dataclass(slots=True, frozen=True)
+class BegunEvaluation:
+    """An evaluation that has a row."""
+
+    label: str
+    step: int
+    temperature: float
+    num_samples: int
+    has_ended: bool
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a person asked for it; the others follow from the config."""
+        return self.label.startswith(_ASKED)
+
+
+_ASKED = "asked"
 MIN_VERDICTS = 0.95
 """Share of an evaluation's rollouts that must have a verdict, for the evaluation to make its step the best one."""
 
@@ -59,51 +75,73 @@ async def ask_evaluation(
 ) -> AskedEvaluation:
     """Record that a person wants the run's policy evaluated at the next step boundary.
 
-    The request is a row of `steering`, whose target is the evaluation's label. Raises ConfigError if the run has ended,
-    is to end, or has no held-out tasks.
+    The request is a row of `steering`, whose target is the evaluation's label. A repeated request, and one for what is
+    asked already and has not ended, returns the first one's evaluation. Raises ConfigError if the run has ended, is to
+    end, or has no held-out tasks.
     """
     await plans.lock_run_for_planning(connection, request.run_id)
+    asked = await _asked(connection, request.run_id)
+    if request.request_id in asked:
+        return asked[request.request_id]
     row = await runs.get_run(connection, request.run_id)
     if row is None or row.state not in (RunState.RUNNING, RunState.PAUSED) or row.wish == Wish.STOP:
         raise ConfigError(f"run {request.run_id} is not open; evaluate one of its steps as {request.run_id}@STEP")
     if not await runs.count_run_tasks(connection, request.run_id, Purpose.EVAL):
         raise ConfigError(f"run {request.run_id} has no dataset with `use: eval`")
-    number = len(await _asked(connection, request.run_id)) + 1
-    label = f"asked{number}-{temperature_label(temperature)}"
+    for one in await asked_evaluations(connection, request.run_id):
+        if (one.temperature, one.num_samples) == (temperature, num_samples):
+            return one
+    label = f"{_ASKED}{len(asked) + 1}-{temperature_label(temperature)}"
     after = {"temperature": temperature, "samples": num_samples}
     step = await plans.newest_planned_step(connection, request.run_id) + 1
     await steering.record(connection, request, SteeringAction.EVALUATE, label, None, after, step)
     return AskedEvaluation(label, temperature, num_samples)
 
 
-async def _asked(connection: AsyncConnection, run_id: str) -> list[AskedEvaluation]:
-    statement = select(SteeringTable.target, SteeringTable.after).where(
+async def _asked(connection: AsyncConnection, run_id: str) -> dict[str, AskedEvaluation]:
+    """Return the id of each request for an evaluation and what it asks for, oldest first."""
+    statement = select(SteeringTable.request_id, SteeringTable.target, SteeringTable.after).where(
         SteeringTable.run_id == run_id, SteeringTable.action == SteeringAction.EVALUATE
     )
     rows = await connection.execute(statement.order_by(SteeringTable.id))
-    return [AskedEvaluation(row.target, row.after["temperature"], row.after["samples"]) for row in rows]
+    return {row.request_id: AskedEvaluation(row.target, row.after["temperature"], row.after["samples"]) for row in rows}
 
 
 async def asked_evaluations(connection: AsyncConnection, run_id: str) -> list[AskedEvaluation]:
     """Return the evaluations that people have asked for and that have not ended, oldest first."""
     ended = await ended_evaluations(connection, run_id)
-    return [one for one in await _asked(connection, run_id) if one.label not in ended]
+    return [one for one in (await _asked(connection, run_id)).values() if one.label not in ended]
 
 
-async def keep_best(connection: AsyncConnection, run_id: str, label: str) -> None:
-    """Make the evaluation's step the run's best one, whose weights and checkpoint are kept, if no step was better.
+async def _keep_best(connection: AsyncConnection, run_id: str) -> None:
+    """Make the step with the highest mean reward the run's best one, whose weights and checkpoint are kept.
 
-    The first of equal steps stays. Evaluations with too few verdicts do not count: what is missing may be the hard
-    tasks. The caller passes evaluations of one temperature only.
+    All ended evaluations at the first of `evaluation.temperatures` are compared anew, because verdicts may have come
+    or changed since. The first of equal steps is the best. Evaluations with too few verdicts do not count: what is
+    missing may be the hard tasks.
     """
-    rate = await evaluation_solve_rate(connection, run_id, label)
-    if rate.mean_reward is None or rate.num_graded < MIN_VERDICTS * rate.num_rollouts:
-        return
-    step = select(EvaluationTable.step).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
-    better = update(RunTable).where(
-        RunTable.run_id == run_id, or_(RunTable.best_rate.is_(None), RunTable.best_rate < rate.mean_reward)
+    row = await runs.get_run(connection, run_id)
+    assert row is not None
+    rate = func.avg(RolloutTable.reward)
+    num_verdicts = func.count(RolloutTable.reward)
+    best = (
+        select(EvaluationTable.step, rate)
+        .select_from(EvaluationTable)
+        .join(RolloutGroupTable, _is_group_of_evaluation())
+        .join(RolloutTable, _is_counted_member())
+        .where(
+            EvaluationTable.run_id == run_id,
+            EvaluationTable.ended_at.is_not(None),
+            EvaluationTable.temperature.in_(row.resolved_config.evaluation.temperatures[:1]),
+        )
+        .group_by(EvaluationTable.label, EvaluationTable.step)
+        .having(num_verdicts > 0, num_verdicts >= MIN_VERDICTS * func.count())
+        .order_by(rate.desc(), EvaluationTable.step)
+        .limit(1)
     )
-    await connection.execute(better.values(best_step=step.scalar_subquery(), best_rate=rate.mean_reward))
+    found = (await connection.execute(best)).one_or_none()
+    values = {"best_step": found[0], "best_rate": found[1]} if found else {"best_step": None, "best_rate": None}
+    await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(**values))
 
 
 async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> bool:
@@ -113,7 +151,10 @@ async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> b
 
 
 async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -> None:
-    """Mark the evaluation as ended, and as cancelled its rollouts that no workflow has begun."""
+    """Mark the evaluation as ended, and as cancelled its rollouts that no workflow has begun; compare the run's steps
+    anew (`_keep_best`).
+    """
+    await plans.lock_run_for_planning(connection, run_id)  # of two evaluations that end, the second sees both
     statement = update(EvaluationTable).where(
         EvaluationTable.run_id == run_id, EvaluationTable.label == label, EvaluationTable.ended_at.is_(None)
     )
@@ -124,26 +165,42 @@ async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -
     )
     ended = {"outcome": Outcome.CANCELLED, "outcome_reason": "its evaluation was cancelled", "ended_at": func.now()}
     await connection.execute(unclaimed.values(**ended))
+    await _keep_best(connection, run_id)
 
 
-async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[GroupMember]:
-    """Replace the rollouts of an evaluation that ended without a verdict, and let it run again; return the new ones."""
-    statement = select(RolloutGroupTable.id).where(_groups_of(run_id, label)).order_by(RolloutGroupTable.id)
-    new = [
-        member
-        for group_id in (await connection.execute(statement)).scalars().all()
-        for member in await groups.retry_members(connection, group_id)
-    ]
-    if new:
+async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[StartedMember]:
+    """Replace the rollouts of an evaluation that ended without a verdict, and let it run again.
+
+    Returns the members that then have to run: the new ones, and those that its workflow had not begun when it was lost
+    with its run.
+    """
+    statement = (
+        select(RolloutGroupTable.id)
+        .distinct()
+        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
+        .where(_groups_of(run_id, label), groups.ended_without_verdict())
+        .order_by(RolloutGroupTable.id)
+    )
+    for group_id in (await connection.execute(statement)).scalars().all():
+        await groups.retry_members(connection, group_id)
+    waiting = await open_evaluation_members(connection, run_id, label)
+    if waiting:
         mine = update(EvaluationTable).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
         await connection.execute(mine.values(ended_at=None))
-    return new
+    return waiting
 
 
-async def evaluation_steps(connection: AsyncConnection, run_id: str) -> dict[str, int]:
-    """Return the step of each evaluation of the run that has begun."""
-    statement = select(EvaluationTable.label, EvaluationTable.step).where(EvaluationTable.run_id == run_id)
-    return {label: step for label, step in await connection.execute(statement)}
+async def begun_evaluations(connection: AsyncConnection, run_id: str) -> list[BegunEvaluation]:
+    """Return the evaluations of the run that have begun, oldest first."""
+    statement = select(
+        EvaluationTable.label,
+        EvaluationTable.step,
+        EvaluationTable.temperature,
+        EvaluationTable.num_samples,
+        EvaluationTable.ended_at.is_not(None),
+    ).where(EvaluationTable.run_id == run_id)
+    ordered = statement.order_by(EvaluationTable.created_at, EvaluationTable.label)
+    return [BegunEvaluation(*row) for row in await connection.execute(ordered)]
 
 
 async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
@@ -161,17 +218,8 @@ async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[Jso
             func.count(RolloutTable.reward).label("graded"),
             func.avg(RolloutTable.reward).label("mean_reward"),
         )
-        .outerjoin(
-            RolloutGroupTable,
-            and_(
-                RolloutGroupTable.run_id == EvaluationTable.run_id,
-                RolloutGroupTable.purpose == Purpose.EVAL,
-                RolloutGroupTable.label == EvaluationTable.label,
-            ),
-        )
-        .outerjoin(
-            RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
-        )
+        .outerjoin(RolloutGroupTable, _is_group_of_evaluation())
+        .outerjoin(RolloutTable, _is_counted_member())
         .where(EvaluationTable.run_id == run_id)
         .group_by(*EvaluationTable.__table__.c)
         .order_by(EvaluationTable.created_at, EvaluationTable.label)
@@ -184,6 +232,18 @@ async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str
         EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None)
     )
     return set((await connection.execute(statement)).scalars())
+
+
+def _is_group_of_evaluation() -> ColumnElement[bool]:
+    return and_(
+        RolloutGroupTable.run_id == EvaluationTable.run_id,
+        RolloutGroupTable.purpose == Purpose.EVAL,
+        RolloutGroupTable.label == EvaluationTable.label,
+    )
+
+
+def _is_counted_member() -> ColumnElement[bool]:
+    return and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
 
 
 def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:

@@ -116,6 +116,12 @@ def wants_running() -> ColumnElement[bool]:
     return unrewarded & RolloutTable.replaced_by.is_(None)
 
 
+def ended_without_verdict() -> ColumnElement[bool]:
+    """Return the condition for members that have ended without a verdict and have no replacement."""
+    unrewarded = RolloutTable.outcome.is_not(None) & RolloutTable.outcome.not_in(REWARDED_OUTCOMES)
+    return unrewarded & RolloutTable.replaced_by.is_(None)
+
+
 async def replace_member(connection: AsyncConnection, rollout_id: int, max_replacements: int) -> GroupMember | None:
     """Replace a member that has no verdict. Return None if the group is closed or its replacements are used up.
 
@@ -172,8 +178,7 @@ async def retry_members(connection: AsyncConnection, group_id: int, rollout_id: 
         return []
     ended = (
         select(RolloutTable)
-        .where(RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None))
-        .where(RolloutTable.outcome.is_not(None), RolloutTable.outcome.not_in(REWARDED_OUTCOMES))
+        .where(RolloutTable.group_id == group_id, ended_without_verdict())
         .order_by(RolloutTable.member)
     )
     if rollout_id is not None:
@@ -228,12 +233,15 @@ async def settle_group_again(connection: AsyncConnection, group_id: int) -> None
         await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(**values))
 
 
-async def cancel_group(connection: AsyncConnection, group_id: int) -> None:
-    """Cancel an open or ready group and its unclaimed members; claimed ones are cancelled by their workflows."""
+async def cancel_group(connection: AsyncConnection, group_id: int) -> bool:
+    """Cancel an open or ready group and its unclaimed members; claimed ones are cancelled by their workflows.
+
+    Returns False for a group in another state, which keeps it.
+    """
     statement = update(RolloutGroupTable).where(
         RolloutGroupTable.id == group_id, RolloutGroupTable.state.in_([GroupState.OPEN, GroupState.READY])
     )
-    await connection.execute(statement.values(state=GroupState.CANCELLED))
+    cancelled = await connection.execute(statement.values(state=GroupState.CANCELLED))
     unclaimed = update(RolloutTable).where(
         RolloutTable.group_id == group_id, RolloutTable.owner.is_(None), RolloutTable.outcome.is_(None)
     )
@@ -242,22 +250,36 @@ async def cancel_group(connection: AsyncConnection, group_id: int) -> None:
             outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now()
         )
     )
+    return cancelled.rowcount == 1
 
 
 async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> None:
-    """Cancel the open groups of an ended run in which no workflow has claimed a member, with their members."""
+    """Cancel the open training groups of an ended run in which no workflow has claimed a member, with their members.
+
+    Groups of evaluations stay open without their unclaimed members, because an evaluation may be run again: when the
+    run is resumed, or by `ratchet retry`.
+    """
     at_work = exists().where(
         RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.owner.is_not(None), RolloutTable.outcome.is_(None)
     )
     mine = update(RolloutGroupTable).where(
-        RolloutGroupTable.run_id == run_id, RolloutGroupTable.state == GroupState.OPEN, ~at_work
+        RolloutGroupTable.run_id == run_id,
+        RolloutGroupTable.purpose == Purpose.TRAIN,
+        RolloutGroupTable.state == GroupState.OPEN,
+        ~at_work,
     )
     cancelled = (
         (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.id)))
         .scalars()
         .all()
     )
-    members = update(RolloutTable).where(RolloutTable.group_id.in_(cancelled), RolloutTable.outcome.is_(None))
+    of_evaluations = select(RolloutGroupTable.id).where(
+        RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL
+    )
+    unclaimed = RolloutTable.group_id.in_(of_evaluations) & RolloutTable.owner.is_(None)
+    members = update(RolloutTable).where(
+        RolloutTable.group_id.in_(cancelled) | unclaimed, RolloutTable.outcome.is_(None)
+    )
     await connection.execute(
         members.values(outcome=Outcome.CANCELLED, outcome_reason="its run has ended", late=True, ended_at=func.now())
     )

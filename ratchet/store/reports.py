@@ -51,6 +51,8 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.step,
             RunTable.checkpoint_step,
             RunTable.epoch,
+            RunTable.best_step,
+            RunTable.best_rate,
             RunTable.created_at,
             RunTable.ended_at,
             cast(RunTable.config["training"]["steps"].astext, Integer).label("steps"),

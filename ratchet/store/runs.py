@@ -5,7 +5,7 @@ are listed at `ratchet.types.RunState`.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -44,6 +44,8 @@ class RunRow:
     state_reason: str
     source_run_id: str | None
     stop_at: int | None = None
+    best_step: int | None = None
+    best_rate: float | None = None
 
     @property
     def resolved_config(self) -> RunConfig:
@@ -81,21 +83,7 @@ class NewRun:
         )
 
 
-_COLUMNS = (
-    RunTable.run_id,
-    RunTable.state,
-    RunTable.wish,
-    RunTable.config,
-    RunTable.config_digest,
-    RunTable.seed,
-    RunTable.model_path,
-    RunTable.step,
-    RunTable.epoch,
-    RunTable.checkpoint_step,
-    RunTable.state_reason,
-    RunTable.source_run_id,
-    RunTable.stop_at,
-)
+_COLUMNS = tuple(getattr(RunTable, one.name) for one in fields(RunRow))
 _OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
 
 

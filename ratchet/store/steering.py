@@ -18,9 +18,9 @@ from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.store import plans, run_pause, runs
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import BatchTable, RunTable, SteeringTable
+from ratchet.store.schema import BatchTable, RunTable, RunTaskTable, SteeringTable
 from ratchet.stored_config import read_stored_config
-from ratchet.types import BatchState, JsonObject, RunState, SteeringAction, Wish
+from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED)
 _LEARNING_RATE = "training.learning_rate"
@@ -95,7 +95,8 @@ def _require_open(run: _LockedRun, verb: str) -> None:
         raise ConfigError(f"run {run.run_id} has ended ({run.state}), so it cannot be {verb}")
 
 
-async def _is_known(connection: AsyncConnection, request: Request) -> bool:
+async def is_known(connection: AsyncConnection, request: Request) -> bool:
+    """Return whether this request, or an earlier copy of it, has been recorded."""
     statement = select(SteeringTable.id).where(
         SteeringTable.run_id == request.run_id, SteeringTable.request_id == request.request_id
     )
@@ -122,7 +123,7 @@ async def record_pause(connection: AsyncConnection, request: Request) -> Steerin
     _require_open(run, "paused")
     if run.state == RunState.PAUSED:
         return SteeringAnswer(f"run {run.run_id} is paused already: {run.state_reason}", changed=False)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(f"run {run.run_id} was paused by this request, and has been resumed since", changed=False)
     reason = f"paused by {request.asked_by}" + (f": {request.reason}" if request.reason else "")
     await run_pause.pause_run(connection, run.run_id, reason)
@@ -133,7 +134,7 @@ async def record_pause(connection: AsyncConnection, request: Request) -> Steerin
 async def record_resume(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """Let a paused, stopped, failed or cancelled run go on, and take back a wish to stop or drain an open one."""
     run = await _lock(connection, request.run_id, with_rollouts=False)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(f"run {run.run_id} was resumed by this request", changed=False)
     stopped_because = await runs.resume_run(connection, run.run_id)
     ending = run.wish != Wish.NONE or run.stop_at is not None
@@ -156,7 +157,7 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
         raise ConfigError(f"run {run.run_id} is paused, so nothing in flight would be trained: resume it, or stop it")
     if run.wish != Wish.NONE:
         return SteeringAnswer(f"run {run.run_id} is to {run.wish} already", changed=False)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(
             f"run {run.run_id} was drained by this request, and has been resumed since", changed=False
         )
@@ -176,7 +177,7 @@ async def record_stop(connection: AsyncConnection, request: Request) -> Steering
     is_stuck = run.state == RunState.PAUSED and run.stop_at is not None and run.stop_at > run.step
     if run.wish == Wish.STOP and not is_stuck:
         return SteeringAnswer(f"run {run.run_id} is to stop after step {run.stop_at} already", changed=False)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(
             f"run {run.run_id} was stopped by this request, and has been resumed since", changed=False
         )
@@ -199,16 +200,21 @@ CHANGES_OF_STATE = {
 
 
 async def end_drained(connection: AsyncConnection, run_id: str) -> None:
-    """Let a run that drains end after its newest planned step, because nothing in flight can be trained any more."""
+    """Let a run that drains end after its newest planned step, because nothing in flight can be trained any more.
+
+    One that was opened for an evaluation only has its last step already (`ratchet.store.steering_targets`).
+    """
     last = select(func.coalesce(func.max(BatchTable.step), 0)).where(BatchTable.run_id == run_id).scalar_subquery()
-    draining = update(RunTable).where(RunTable.run_id == run_id, RunTable.wish == Wish.DRAIN)
+    draining = update(RunTable).where(
+        RunTable.run_id == run_id, RunTable.wish == Wish.DRAIN, RunTable.stop_at.is_(None)
+    )
     await connection.execute(draining.values(stop_at=last))
 
 
 async def record_extension(connection: AsyncConnection, request: Request, num_steps: int) -> SteeringAnswer:
     """Add steps to a run. One that has ended goes on, from its newest checkpoint."""
     run = await _lock(connection, request.run_id)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(f"run {run.run_id} has {run.steps} steps; this request has extended it", changed=False)
     if num_steps < 1:
         raise ConfigError(f"extend: expected a number of steps above 0, found {num_steps}")
@@ -233,10 +239,12 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
     different = {key: config_value(new, key) for key in changes if config_value(old, key) != config_value(new, key)}
     if not different:
         return SteeringAnswer(f"run {run.run_id} has these values already", changed=False)
-    if await _is_known(connection, request):
+    if await is_known(connection, request):
         return SteeringAnswer(
             f"run {run.run_id} was changed by this request, and has been changed since", changed=False
         )
+    if any(key.startswith("datasets.") for key in different):
+        await _require_known_datasets(connection, run.run_id)
     stored = update(RunTable).where(RunTable.run_id == run.run_id)
     await connection.execute(stored.values(config=new.model_dump(mode="json")))
     if _LEARNING_RATE in different:
@@ -247,6 +255,18 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
         f"{key}: {config_value(old, key)} → {after}, for {acts_on(key)}" for key, after in sorted(different.items())
     ]
     return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step})")
+
+
+async def _require_known_datasets(connection: AsyncConnection, run_id: str) -> None:
+    """Raise ConfigError if it is not stored which dataset each training task comes from, because weights need that."""
+    unknown = select(RunTaskTable.task_id).where(
+        RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN, RunTaskTable.dataset_no.is_(None)
+    )
+    if (await connection.execute(unknown.limit(1))).one_or_none() is not None:
+        raise ConfigError(
+            f"run {run_id} was started by an earlier version, which did not store the dataset of each task, so its "
+            f"datasets cannot be weighted: start another run, with init_from={run_id}@STEP"
+        )
 
 
 async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[str, Any]) -> RunConfig:

@@ -8,14 +8,14 @@ cancelled by its workflow alone, which writes the outcome.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.store import evaluations, groups, plans, runs, steering
-from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
+from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
-from ratchet.types import REWARDED_OUTCOMES, GroupState, Purpose, RunState, SteeringAction
+from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
 
 
 class TargetKind(StrEnum):
@@ -82,13 +82,13 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
 
 async def record_cancel(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
     """Cancel a group, or record that a rollout or an evaluation is cancelled; the caller then cancels its workflow."""
-    run = await _lock_run(connection, request, target)
+    next_step = await _lock_run(connection, request, target)
+    if await steering.is_known(connection, request) or target.state == Outcome.CANCELLED:
+        return SteeringAnswer(f"{target.workflow_id} was cancelled already", changed=False)
     if target.kind is TargetKind.GROUP:
-        if target.state == GroupState.CANCELLED:
-            return SteeringAnswer(f"{target.workflow_id} is cancelled already", changed=False)
-        if target.state not in (GroupState.OPEN, GroupState.READY):
-            raise ConfigError(f"{target.workflow_id} is {target.state}; only an open or a ready group can be cancelled")
-        await groups.cancel_group(connection, target.id)
+        if not await groups.cancel_group(connection, target.id):  # `target.state` was read before the lock
+            state = (await groups.get_group(connection, target.id)).state
+            raise ConfigError(f"{target.workflow_id} is {state}; only an open or a ready group can be cancelled")
         text = f"{target.workflow_id} is cancelled; the run makes another group"
     else:
         if target.state is not None:
@@ -98,7 +98,7 @@ async def record_cancel(connection: AsyncConnection, request: Request, target: T
         text = f"{target.workflow_id} is being cancelled"
         text += "; another rollout replaces it in its group" if target.group_id is not None else ""
     await steering.record(
-        connection, request, SteeringAction.CANCEL, target.workflow_id, target.state, "cancelled", run
+        connection, request, SteeringAction.CANCEL, target.workflow_id, target.state, "cancelled", next_step
     )
     return SteeringAnswer(text)
 
@@ -106,6 +106,8 @@ async def record_cancel(connection: AsyncConnection, request: Request, target: T
 async def record_retry(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
     """Replace the members of a group, or one rollout, that ended without a verdict. Raises ConfigError."""
     next_step = await _lock_run(connection, request, target)
+    if await steering.is_known(connection, request):
+        return SteeringAnswer(f"{target.workflow_id} was retried by this request", changed=False)
     if target.kind is TargetKind.EVALUATION:
         return await _retry_evaluation(connection, request, target, next_step)
     if target.purpose != Purpose.TRAIN or target.group_id is None:
@@ -122,40 +124,53 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
     only = target.id if target.kind is TargetKind.ROLLOUT else None
     new = await groups.retry_members(connection, target.group_id, only)
     if not new:
-        return SteeringAnswer(
-            f"{target.workflow_id}: nothing to retry, because each member has a verdict, is in flight or is replaced",
-            changed=False,
-        )
+        return SteeringAnswer(await _why_nothing_to_retry(connection, target.workflow_id, target.group_id), False)
     names = [member.workflow_id for member in new]
     await steering.record(connection, request, SteeringAction.RETRY, target.workflow_id, target.state, names, next_step)
     return SteeringAnswer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
 
 
+async def _why_nothing_to_retry(connection: AsyncConnection, workflow_id: str, group_id: int) -> str:
+    group = await groups.get_group(connection, group_id)
+    if group.state not in (GroupState.OPEN, GroupState.FAILED):
+        return f"{workflow_id}: group {group.group_no} is {group.state}; only an open or a failed one can be retried"
+    return f"{workflow_id}: nothing to retry, because each member has a verdict, is in flight or is replaced"
+
+
 async def _retry_evaluation(
     connection: AsyncConnection, request: Request, target: Target, next_step: int
 ) -> SteeringAnswer:
-    """Run what has no verdict again, as long as the run's engines can serve the step that was evaluated."""
+    """Run what has no verdict again, as long as the run's engines can serve the step that was evaluated.
+
+    A run that has ended is opened for the evaluation, and trains no further step: it drains, with its step as the last.
+    """
     run = await runs.get_run(connection, target.run_id)
     assert run is not None
     if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
         return SteeringAnswer(
             f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False
         )
-    step = await evaluations.evaluation_steps(connection, target.run_id)
-    if step[target.label] != run.step:
+    begun = {one.label: one for one in await evaluations.begun_evaluations(connection, target.run_id)}
+    step = begun[target.label].step
+    if step != run.step:
         raise ConfigError(
-            f"{target.workflow_id} is of step {step[target.label]}, and run {run.run_id} is at step {run.step}; "
-            f"`ratchet evaluate {run.run_id}@{step[target.label]}` evaluates that step when the run has ended"
+            f"{target.workflow_id} is of step {step}, and run {run.run_id} is at step {run.step}; "
+            f"`ratchet evaluate {run.run_id}@{step}` evaluates that step when the run has ended"
         )
-    new = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
-    if not new:
+    waiting = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
+    if not waiting:
         return SteeringAnswer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
+    text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         await runs.resume_run(connection, run.run_id, allow_done=True)
+        if run.state != RunState.DONE:
+            drained = update(RunTable).where(RunTable.run_id == run.run_id)
+            await connection.execute(drained.values(wish=Wish.DRAIN, stop_at=run.step))
+        text += f"; run {run.run_id}, which was {run.state}, is open until they have ended, and trains no further step"
     await steering.record(
-        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(new), next_step
+        connection, request, SteeringAction.RETRY, target.workflow_id, target.state, len(waiting), next_step
     )
-    return SteeringAnswer(f"{target.workflow_id}: {len(new)} rollouts run instead of those without a verdict")
+    return SteeringAnswer(text)
 
 
 async def _lock_run(connection: AsyncConnection, request: Request, target: Target) -> int:

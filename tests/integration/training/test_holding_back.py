@@ -1,6 +1,7 @@
 """New groups are held back while boots or grades fail, and tasks that always fail are left out."""
 
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -43,15 +44,20 @@ class View:
         settings = load_temporal_settings()
         self.activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None))
 
-    async def make(self, num_tasks: int = 4, groups_per_step: int = 2) -> None:
+    async def make(
+        self, num_tasks: int = 4, groups_per_step: int = 2, weights: Sequence[float | None] = (None,)
+    ) -> None:
+        """`weights`: of the datasets, from which the tasks come in turn."""
         training = _TRAINING | {"groups_per_step": groups_per_step}
-        await make_run(self.database, self.run_id, make_config(training=training))
+        datasets = [{"path": "unused.jsonl", "weight": weight} for weight in weights]
+        await make_run(self.database, self.run_id, make_config(training=training, datasets=datasets))
         task = {"dataset": "d", "dataset_digest": self.run_id, "image": "host", "workdir": "/w", "grader": "g"}
         async with self.database.begin() as connection:
             for number in range(num_tasks):
                 named = {"row_digest": str(number), "row_no": number, "label": f"task {number}", "spec": {}}
                 adding = insert(TaskTable).values(**task, **named).returning(TaskTable.id)
                 placed = {"run_id": self.run_id, "purpose": Purpose.TRAIN, "position": number}
+                placed |= {"dataset_no": number % len(weights)}
                 task_id = (await connection.execute(adding)).scalar_one()
                 await connection.execute(insert(RunTaskTable).values(**placed, task_id=task_id))
 
@@ -155,6 +161,25 @@ async def test_a_run_whose_every_task_is_in_quarantine_is_paused(view: View, mon
     paused = await view.look()
     assert (paused.open_groups, paused.state) == ([], "paused")
     assert paused.reason == f"every task is in quarantine; see `ratchet why {view.run_id}`"
+
+
+async def test_a_run_whose_datasets_with_weight_are_in_quarantine_is_paused_with_that_reason(
+    database: Database, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(database, run_id)
+    await view.make(weights=[1.0, 0.0])
+
+    async def those_with_weight(*_: object) -> list[QuarantinedTask]:
+        async with database.begin() as connection:
+            ids = await connection.execute(select(RunTaskTable.task_id).where(RunTaskTable.dataset_no == 0))
+            return [QuarantinedTask(one, "t", 3, "") for one in ids.scalars()]
+
+    monkeypatch.setattr(run_lifecycle, "quarantined_tasks", those_with_weight)
+    paused = await view.look()
+    assert (paused.open_groups, paused.state) == ([], "paused")
+    assert paused.reason == (
+        f"every task of the datasets with a weight above 0 is in quarantine; see `ratchet why {run_id}`"
+    )
 
 
 async def test_agents_and_graders_share_the_limit_of_boots(database: Database) -> None:

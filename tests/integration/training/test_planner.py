@@ -279,6 +279,21 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
         assert await chosen(8, 5) == [0, 1, 2, 3, 0]
 
 
+@pytest.mark.parametrize("weight", [None, 2.0])
+async def test_a_weight_of_held_out_tasks_does_not_change_the_training_order(
+    database: Database, run_id: str, weight: float | None
+) -> None:
+    held_out = {"path": "heldout.jsonl", "use": "eval", "weight": weight}
+    config = make_config(datasets=[{"path": "train.jsonl"}, held_out])
+    ids = await make(database, run_id, config, *[{"rewards": [1.0, 0.0]}] * 4)
+    async with database.begin() as connection:
+        statement = select(RolloutGroupTable.task_id).where(RolloutGroupTable.id.in_(ids))
+        tasks = list((await connection.execute(statement.order_by(RolloutGroupTable.id))).scalars())
+        await runs.set_task_order(connection, run_id, Purpose.TRAIN, [OrderedTask(one, 0) for one in tasks])
+        picked = await next_tasks(connection, run_id, config, 0, first=2, count=3)
+    assert [tasks.index(one.task_id) for one in picked] == [2, 3, 0]
+
+
 async def test_late_replaced_and_failed_members_enter_nothing(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1})
     members = [{}, {"late": True}, {"replaced_by": 1}, {}, {"outcome": "infra_failed", "reward": None}]

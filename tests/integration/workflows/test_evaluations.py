@@ -105,7 +105,7 @@ async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Eva
     await loop.script("I give up.")
     name = f"evaluate/{evaluated.run_id}/start-t1"
     answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
-    assert answer.changed and "1 rollouts run instead" in answer.text
+    assert answer.changed and "1 rollouts without a verdict run again" in answer.text
 
     async def done_again() -> bool:
         rows = await evaluated.rollouts()
@@ -138,5 +138,6 @@ async def test_an_open_run_is_evaluated_at_its_next_step_boundary(evaluated: Eva
     assert list(found) == ["asked1-t0.5"] and found["asked1-t0.5"]["step"] == 0
     assert found["asked1-t0.5"]["pass_at_k"]["2"]["mean"] == 1.0
     assert "asked1-t0.5" in said[0]
-    with pytest.raises(ConfigError, match="open at step 0"):
-        await evaluating.run_evaluation(loop.stack, f"{evaluated.run_id}@3", settings, "anna", said.append)
+    for step in (0, 3):
+        with pytest.raises(ConfigError, match="evaluates it at its next step boundary"):
+            await evaluating.run_evaluation(loop.stack, f"{evaluated.run_id}@{step}", settings, "anna", said.append)

@@ -193,7 +193,8 @@ async def test_a_pending_stage_is_tried_again(operator: Steerer, loop: Loop) -> 
         await steering.retry_stage(loop.stack, str(rollout.id), "grade", "anna")
     answer = await steering.retry_stage(loop.stack, str(rollout.id), "agent", "anna")
     assert answer.text == f"{rollout.workflow_id}: agent is tried again now"
-    assert ("retry", f"{rollout.workflow_id} agent", "anna") in await audit(operator)
+    await steering.retry_stage(loop.stack, str(rollout.id), "agent", "anna")
+    assert await audit(operator) == [("retry", f"{rollout.workflow_id} agent", "anna")] * 2, "each is audited"
     await operator.training.let_go()
 
     async def ended() -> bool:

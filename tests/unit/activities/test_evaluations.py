@@ -4,7 +4,7 @@ from typing import Any
 
 from activities.evaluations import evaluations_of_step, planned_evaluations
 from ratchet.config import RunConfig
-from ratchet.store.evaluations import AskedEvaluation
+from ratchet.store.evaluations import AskedEvaluation, BegunEvaluation
 
 
 def config(evaluation: dict[str, Any]) -> RunConfig:
@@ -31,8 +31,12 @@ def test_a_temperature_that_is_named_twice_is_evaluated_once() -> None:
     assert [(plan.label, plan.num_samples) for plan in planned] == [("start-t1", 2), ("end-t1", 2)]
 
 
-def labels(evaluation: dict[str, Any], step: int, known: dict[str, int] | None = None) -> list[str]:
-    return [plan.label for plan in evaluations_of_step(config(evaluation), step, known or {}, [])]
+def begun(label: str, step: int, temperature: float = 1.0, ended: bool = True) -> BegunEvaluation:
+    return BegunEvaluation(label, step, temperature, 2, ended)
+
+
+def labels(evaluation: dict[str, Any], step: int, *known: BegunEvaluation) -> list[str]:
+    return [plan.label for plan in evaluations_of_step(config(evaluation), step, known, [])]
 
 
 def test_every_so_many_steps() -> None:
@@ -53,12 +57,33 @@ def test_every_so_many_steps() -> None:
 
 def test_the_end_of_a_run_that_was_extended_has_a_label_of_its_own() -> None:
     once = {"temperatures": [1.0]}
-    assert labels(once, 7, {"start-t1": 0, "end-t1": 7}) == ["end-t1"]
-    assert labels(once, 7, {"start-t1": 0, "end-t1": 4}) == ["end-t1-7"]
+    assert labels(once, 7, begun("start-t1", 0), begun("end-t1", 7, ended=False)) == ["end-t1"]
+    assert labels(once, 7, begun("start-t1", 0), begun("end-t1", 7)) == []
+    assert labels(once, 7, begun("start-t1", 0), begun("end-t1", 4)) == ["end-t1-7"]
+    assert labels(once, 7, begun("end-t1", 4), begun("end-t1-7", 7, ended=False)) == ["end-t1-7"]
+
+
+def test_the_end_of_a_run_that_was_extended_is_not_evaluated_again() -> None:
+    """At step 6, which was the last one, an evaluation is due every 3 steps, too."""
+    every = {"temperatures": [1.0, 0.0], "every": 3}
+    assert labels(every, 6, begun("end-t1", 6), begun("end-greedy", 6, 0.0)) == []
+    assert labels(every, 6, begun("end-t1", 6)) == ["step6-greedy"], "only one temperature was evaluated"
+    assert labels(every, 6, begun("asked1-t1", 6)) == ["step6-t1", "step6-greedy"], "with other samples, perhaps"
+
+
+def test_what_has_begun_goes_on_whatever_the_config_says_now() -> None:
+    """An evaluation that is run again after the run was extended, or after the temperatures were changed."""
+    assert labels({"temperatures": [1.0]}, 6, begun("end-t1", 6, ended=False)) == ["end-t1"]
+    changed = evaluations_of_step(config({"temperatures": [0.5]}), 7, [begun("end-t1", 7, ended=False)], [])
+    assert [(plan.label, plan.temperature, plan.num_samples) for plan in changed] == [
+        ("end-t1", 1.0, 2),
+        ("end-t0.5", 0.5, 1),
+    ]
 
 
 def test_what_people_ask_is_evaluated_at_the_step_at_which_it_has_begun() -> None:
     asked = [AskedEvaluation("asked1-t0.5", 0.5, 4), AskedEvaluation("asked2-greedy", 0.0, 1)]
-    found = evaluations_of_step(config({}), 3, {"asked1-t0.5": 2}, asked)
+    first = begun("asked1-t0.5", 2, 0.5, ended=False)
+    found = evaluations_of_step(config({}), 3, [first], asked)
     assert [(plan.label, plan.step, plan.num_samples) for plan in found] == [("asked2-greedy", 3, 1)]
-    assert len(evaluations_of_step(config({}), 2, {"asked1-t0.5": 2}, asked)) == 2
+    assert [plan.label for plan in evaluations_of_step(config({}), 2, [first], asked)] == [one.label for one in asked]

@@ -46,7 +46,18 @@ def test_tasks_with_too_few_verdicts_are_left_out_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "ks"), [([], []), ([0], []), ([1, 1], [1]), ([8, 3], [1, 2, 4, 8]), ([5], [1, 2, 4, 5])]
+    ("verdicts", "ks"),
+    [
+        ([], []),
+        ([0], []),
+        ([1, 1], [1]),
+        ([8, 3], [1, 2, 4, 8]),
+        ([5], [1, 2, 4, 5]),
+        ([8, 2, 2], [1, 2]),
+        ([8, 8, 1, 0, 0], [1]),
+        ([3, 0, 0], [1]),
+        ([8, 7, 7, 7], [1, 2, 4, 7]),
+    ],
 )
 def test_reported_ks(verdicts: list[int], ks: list[int]) -> None:
     assert reported_ks([SolvedCount(number, 0) for number in verdicts]) == ks
@@ -75,6 +86,7 @@ def test_a_paired_comparison_needs_both_verdicts() -> None:
     assert (found.only_first, found.only_second) == (0, 2)
     assert found.difference.num_tasks == 3 and math.isclose(found.difference.mean, 0.5)
     assert found.p_value == 0.5
+    assert found.num_left_out == 2, "d lacks a verdict in the first, e is only in the second"
     swapped = compare(second, first)
     assert (swapped.only_first, swapped.p_value) == (2, 0.5) and math.isclose(swapped.difference.mean, -0.5)
 

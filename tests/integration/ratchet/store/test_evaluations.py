@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from ratchet.errors import ConfigError
-from ratchet.store import evaluation_report, evaluations, groups, learner_commits, retention, runs
+from ratchet.store import evaluation_report, evaluations, groups, learner_commits, reports, retention, runs, steering
 from ratchet.store.database import Database
 from ratchet.store.evaluations import NewEvaluation
 from ratchet.store.groups import NewGroup
 from ratchet.store.learner_commits import RunLease
 from ratchet.store.runs import OrderedTask
-from ratchet.store.schema import GradeTable, PatchTable, RolloutTable, RunTable, TaskTable
+from ratchet.store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 from ratchet.store.steering import Request
 from ratchet.types import Purpose, RunState
 from tests.integration.training.records import make_config, make_run
@@ -44,15 +44,23 @@ class Evaluations:
                 connection, self.run_id, Purpose.EVAL, [OrderedTask(one, 0) for one in self.tasks]
             )
 
-    async def evaluate(self, step: int, solved: int, verdicts: int = NUM_TASKS, label: str = "") -> None:
+    async def evaluate(
+        self,
+        step: int,
+        solved: int,
+        verdicts: int = NUM_TASKS,
+        label: str = "",
+        temperature: float = 1.0,
+        ended: bool = True,
+    ) -> None:
         """Of the `verdicts` rollouts that have one, the first `solved` are solved."""
-        label = label or f"step{step}-t1"
+        label = label or f"step{step}-t{temperature:g}"
         async with self.database.begin() as connection:
-            row = NewEvaluation(self.run_id, label, step, 1.0, 1, f"{self.run_id}/{step}.e0")
+            row = NewEvaluation(self.run_id, label, step, temperature, 1, f"{self.run_id}/{step}.e0")
             await evaluations.begin_evaluation(connection, row)
             first = await runs.take_group_numbers(connection, self.run_id, NUM_TASKS)
             new = [
-                NewGroup(self.run_id, first + n, task, Purpose.EVAL, 1, 1, 1.0, step, f"{label}/{n}", label)
+                NewGroup(self.run_id, first + n, task, Purpose.EVAL, 1, 1, temperature, step, f"{label}/{n}", label)
                 for n, task in enumerate(self.tasks)
             ]
             made = await groups.create_groups(connection, new, "bash_agent")
@@ -83,8 +91,8 @@ class Evaluations:
                 ).scalar_one()
                 verdict = {"outcome": "graded", "reward": float(number < solved), "grade_id": grade_id}
                 await connection.execute(update(RolloutTable).where(RolloutTable.id == rollout_id).values(**verdict))
-            await evaluations.end_evaluation(connection, self.run_id, label)
-            await evaluations.keep_best(connection, self.run_id, label)
+            if ended:
+                await evaluations.end_evaluation(connection, self.run_id, label)
 
     async def best(self) -> tuple[int | None, float | None]:
         async with self.database.begin() as connection:
@@ -106,6 +114,71 @@ async def test_the_first_of_the_best_steps_is_kept(evaluated: Evaluations) -> No
     await evaluated.evaluate(4, solved=3)
     await evaluated.evaluate(6, solved=2)
     assert await evaluated.best() == (2, 0.75)
+
+
+async def test_only_the_first_temperature_decides_which_step_is_the_best(evaluated: Evaluations) -> None:
+    """It is read when an evaluation ends, and all ended evaluations are then compared by it."""
+    await evaluated.evaluate(2, solved=2)
+    await evaluated.evaluate(4, solved=4, temperature=0.5)
+    assert await evaluated.best() == (2, 0.5)
+    async with evaluated.database.begin() as connection:
+        changes = {"evaluation.temperatures": [0.5]}
+        await steering.record_changes(connection, Request(evaluated.run_id, "1", "anna"), changes)
+    await evaluated.evaluate(6, solved=3, temperature=0.5)
+    assert await evaluated.best() == (4, 1.0)
+
+
+async def test_verdicts_that_change_may_make_another_step_the_best(evaluated: Evaluations) -> None:
+    await evaluated.evaluate(2, solved=3)
+    await evaluated.evaluate(4, solved=4)
+    async with evaluated.database.begin() as connection:
+        mine = select(RolloutGroupTable.id).where(RolloutGroupTable.label == "step4-t1")
+        regraded = update(RolloutTable).where(RolloutTable.group_id.in_(mine))
+        await connection.execute(regraded.values(reward=0.0))
+    await evaluated.evaluate(6, solved=1)
+    assert await evaluated.best() == (2, 0.75)
+
+
+async def test_the_best_step_is_listed(evaluated: Evaluations) -> None:
+    await evaluated.evaluate(2, solved=3)
+    async with evaluated.database.begin() as connection:
+        row = await runs.get_run(connection, evaluated.run_id)
+        (listed,) = await reports.list_runs(connection)
+    assert row is not None and (row.best_step, row.best_rate) == (2, 0.75)
+    assert (listed["best_step"], listed["best_rate"]) == (2, 0.75)
+
+
+async def test_an_evaluation_that_has_not_ended_is_not_compared(evaluated: Evaluations) -> None:
+    run_id = evaluated.run_id
+    async with evaluated.database.begin() as connection:
+        with pytest.raises(ConfigError, match="has no evaluation; `ratchet evaluate"):
+            await evaluation_report.find_evaluation(connection, run_id, None)
+    await evaluated.evaluate(2, solved=1, verdicts=1, ended=False)
+    async with evaluated.database.begin() as connection:
+        for label in (None, "step2-t1"):
+            with pytest.raises(ConfigError, match=f"evaluation step2-t1 of run {run_id} has not ended"):
+                await evaluation_report.find_evaluation(connection, run_id, label)
+    await evaluated.evaluate(0, solved=1)
+    await evaluated.evaluate(4, solved=1, verdicts=1, ended=False)
+    async with evaluated.database.begin() as connection:
+        assert await evaluation_report.find_evaluation(connection, run_id, None) == "step0-t1"
+        with pytest.raises(ConfigError, match="it has step2-t1, step0-t1, step4-t1"):
+            await evaluation_report.find_evaluation(connection, run_id, "step6-t1")
+
+
+async def test_what_is_asked_already_is_evaluated_once(evaluated: Evaluations) -> None:
+    """A repetition of a command, on a paused run for example, gets the same evaluation."""
+
+    async def ask(request_id: str, temperature: float = 0.5, samples: int = 2) -> str:
+        async with evaluated.database.begin() as connection:
+            request = Request(evaluated.run_id, request_id, "anna")
+            return (await evaluations.ask_evaluation(connection, request, temperature, samples)).label
+
+    assert [await ask(request_id) for request_id in ("1", "1", "2")] == ["asked1-t0.5"] * 3
+    assert [await ask("3", samples=4), await ask("4", temperature=0.0)] == ["asked2-t0.5", "asked3-greedy"]
+    await evaluated.evaluate(0, solved=1, label="asked1-t0.5")
+    assert await ask("1") == "asked1-t0.5", "the late copy of an old request"
+    assert await ask("5") == "asked4-t0.5", "that one has ended"
 
 
 async def test_an_evaluation_that_lacks_verdicts_is_never_the_best(evaluated: Evaluations) -> None:

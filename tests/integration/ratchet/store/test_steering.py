@@ -18,7 +18,7 @@ from ratchet.store import evaluations, learners, plans, runs, steering
 from ratchet.store.database import Database
 from ratchet.store.learners import NextStep
 from ratchet.store.runs import OrderedTask
-from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable
+from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
@@ -364,6 +364,21 @@ async def test_a_refusal_changes_nothing(
     with pytest.raises(ConfigError, match=expected):
         await steered.ask(action, *arguments)
     assert await steered.row() == before and not await steered.audit()
+
+
+async def test_a_run_that_does_not_know_the_datasets_of_its_tasks_refuses_weights(steered: Steered) -> None:
+    """A run of an earlier version, in which a weight would have no effect."""
+    await steered.make(num_groups=2)
+    async with steered.database.begin() as connection:
+        tasks = list((await connection.execute(select(TaskTable.id).order_by(TaskTable.id))).scalars())
+        await runs.set_task_order(connection, steered.run_id, Purpose.TRAIN, [OrderedTask(one) for one in tasks])
+    changes = {"datasets.0.weight": 2.0, "training.max_staleness": 2}
+    with pytest.raises(ConfigError, match="started by an earlier version"):
+        await steered.ask(SteeringAction.SET, changes)
+    assert not await steered.audit()
+    async with steered.database.begin() as connection:
+        await connection.execute(update(RunTaskTable).values(dataset_no=0))
+    assert (await steered.ask(SteeringAction.SET, changes)).changed
 
 
 async def test_only_training_runs_with_rollouts_are_steered(steered: Steered) -> None:
