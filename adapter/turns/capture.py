@@ -105,7 +105,7 @@ class Capture:
         process_id = uuid4().hex[:12]
         self._writer = TurnWriter(database)
         self._lease = ProcessLease(database, process_id, settings.lease_seconds)
-        self._waits = EngineWaits(database, router)
+        self._waits = EngineWaits(database, router, outage)
         self._outage = outage
         self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
