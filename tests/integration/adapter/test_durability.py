@@ -333,7 +333,8 @@ async def test_a_held_call_whose_client_leaves_while_its_row_is_inserted_is_gene
                 httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http,
                 http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as held,
             ):
-                async for comment in held.aiter_lines():
+                comments = held.aiter_lines()  # kept: the connection ends with it
+                async for comment in comments:
                     if comment.startswith(": "):
                         break
                 line.mend()
