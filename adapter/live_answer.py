@@ -9,6 +9,7 @@ retry gets the stored answer (`adapter/replies.py`).
 
 import asyncio
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,21 +43,27 @@ class OutputMarks:
 
 
 class _Matcher(NamedTuple):
-    """Finds marks and stop sequences. `beginnings`: of all of them, the longest of which has `longest` characters."""
+    """Finds marks and stop sequences, which are `names`, sorted. `longest`: characters of the longest beginning of one.
+
+    The beginnings are not kept: those of the stop sequences that a request may have would take 100 MB.
+    """
 
     mark: re.Pattern[str]
-    beginnings: frozenset[str]
+    names: tuple[str, ...]
     longest: int
 
+    def begins_one(self, text: str) -> bool:
+        """Whether the text is the beginning of a longer name."""
+        at = bisect_right(self.names, text)  # names that begin with the text follow it
+        return at < len(self.names) and self.names[at].startswith(text)
 
-@lru_cache(maxsize=256)
+
+@lru_cache(maxsize=32)
 def _matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
     known = [*stop_sequences, *marks.others, *(marks.tool_marks or ()), marks.think_start, marks.think_end]
     names = sorted({one for one in known if one}, key=len, reverse=True)
-    beginnings = frozenset(name[:end] for name in names for end in range(1, len(name)))
-    return _Matcher(
-        re.compile("|".join(map(re.escape, names)) or r"(?!)"), beginnings, max(map(len, names), default=1) - 1
-    )
+    pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+    return _Matcher(pattern, tuple(sorted(names)), max(map(len, names), default=1) - 1)
 
 
 class _Part(StrEnum):
@@ -212,6 +219,6 @@ class LiveAnswer:
     def _num_open(self) -> int:
         """Length of the longest end of the hidden text that may be the beginning of a mark."""
         for length in range(min(self._matcher.longest, len(self._hidden)), 0, -1):
-            if self._hidden[-length:] in self._matcher.beginnings:
+            if self._matcher.begins_one(self._hidden[-length:]):
                 return length
         return 0

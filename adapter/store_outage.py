@@ -26,6 +26,11 @@ class StoreOutage:
         self._database = database
         self._probe: asyncio.Task[None] | None = None
 
+    @property
+    def is_away(self) -> bool:
+        """Whether calls wait for the store now."""
+        return self._probe is not None and not self._probe.done()
+
     async def hold(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what `work` returns, repeated after each outage of the store.
 

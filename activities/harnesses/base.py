@@ -199,6 +199,11 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object, or an empty one for any other value: the policy can write to the program's output."""
+    return value if isinstance(value, dict) else {}
+
+
 def render_prompt(template: str, problem_statement: str, workdir: str) -> str:
     """Replace `{problem_statement}` and `{workdir}`; other braces, also within the values, stay unchanged."""
     values = {"problem_statement": problem_statement, "workdir": workdir}

@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -76,8 +76,9 @@ class Codex(FetchedHarness):
         usage: dict[str, int] = {}
         for event in events:
             if event.get("type") == "turn.completed":
-                for name, value in (event.get("usage") or {}).items():
-                    usage[name] = usage.get(name, 0) + value
+                for name, value in object_of(event.get("usage")).items():
+                    if isinstance(value, int):
+                        usage[name] = usage.get(name, 0) + value
         steps = sum(kind in ("command_execution", "file_change", "mcp_tool_call") for kind in kinds)
         return Transcript(data, num_turns=kinds.count("agent_message"), num_steps=steps, usage=usage)
 

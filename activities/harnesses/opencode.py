@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -78,7 +78,7 @@ class OpenCode(FetchedHarness):
         usage: dict[str, int] = {}
         for event in events:
             if event.get("type") == "step_finish":
-                for name, value in (event["part"].get("tokens") or {}).items():
+                for name, value in object_of(object_of(event.get("part")).get("tokens")).items():
                     if isinstance(value, int):
                         usage[name] = usage.get(name, 0) + value
         return Transcript(data, num_turns=kinds.count("step_finish"), num_steps=kinds.count("tool_use"), usage=usage)
@@ -93,6 +93,6 @@ def read_opencode_exit(output: bytes) -> AgentExit:
     if last.get("type") == "error":
         answered = any(event.get("type") in ("text", "tool_use") for event in events)
         return exit_of_error(json.dumps(last.get("error")), answered)
-    if last.get("type") == "step_finish" and (last.get("part") or {}).get("reason") != "tool-calls":
+    if last.get("type") == "step_finish" and object_of(last.get("part")).get("reason") != "tool-calls":
         return AgentExit.DONE
     return AgentExit.CRASHED

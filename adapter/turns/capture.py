@@ -22,6 +22,8 @@ its tokens; `delivered` may still be set.
                                `RetryResolver`.
     in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Worker
                                and owner stay as they are: `TurnWriter.complete`.
+    in_flight     aborted      The process that inserted it, if the insertion was not confirmed and nobody generates
+                               the row: `TurnRegistry.open`.
     in_flight     aborted      A process that generates it, after any error except a seal, for example if the engine
                                refuses the call; it clears the owner (`TurnGenerator`). An activity that seals the
                                session: `close_session` (diff) clears the owner and lets the engines abort the calls,
@@ -61,16 +63,16 @@ from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, RequestOptions
 from adapter.dialects.base import Dialect
 from adapter.output_parser import OutputParser
-from adapter.prompt.prompt_builder import PromptBuilder
+from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.session_cache import SessionCache
+from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
-from adapter.turns.registry import ConnectedClient, TurnRegistry
-from adapter.turns.retry_actions import RetryResolver
+from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
+from adapter.turns.retry_actions import RetryResolver, shielded
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
 from ratchet.store.database import Database
@@ -105,7 +107,7 @@ class Capture:
         process_id = uuid4().hex[:12]
         self._writer = TurnWriter(database)
         self._lease = ProcessLease(database, process_id, settings.lease_seconds)
-        self._waits = EngineWaits(database, router)
+        self._waits = EngineWaits(database, router, outage)
         self._outage = outage
         self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
@@ -121,22 +123,33 @@ class Capture:
         A turn is generated in a task of its own, also after the client has disconnected.
 
         Raises UnauthorisedError, TurnLimitError, and what `PromptBuilder.prepare` raises. After a
-        StoreUnavailableError it may be repeated; the turn itself waits while the store is unavailable.
+        StoreUnavailableError it may be repeated; the turn itself waits while the store is unavailable. If the caller is
+        cancelled while the row is inserted, its turn is generated all the same, and a retry gets its answer.
         """
         session = self._sessions.get(row)
         prepared = await self._prompts.prepare(session, body, dialect, headers)
         client = ConnectedClient()
         # A session that has had all its turns may still ask again for the answer to one of them.
         known = await self._registry.find(session, prepared) if session.at_turn_limit else None
-        if known is None and (turn_id := await self._registry.open(session, prepared, 0)) is not None:
-            running = self._registry.start(session, prepared, turn_id, client)
-            return PendingCall(prepared.request.options, prepared.stream.length, client, running.task)
+        if known is None:
+            try:
+                running = await shielded(self._begin(session, prepared, client))
+            except asyncio.CancelledError:
+                await self._registry.disconnect(client)
+                raise
+            if running is not None:
+                return PendingCall(prepared.request.options, prepared.stream.length, client, running.task)
         known = known or await self._registry.find(session, prepared)
         if known is None:
             raise UnauthorisedError  # neither inserted nor there already: the session is closed
         task = asyncio.create_task(self._resolver.resolve(session, prepared, known, client))
         task.add_done_callback(_retrieve_exception)
         return PendingCall(prepared.request.options, prepared.stream.length, client, task)
+
+    async def _begin(self, session: LiveSession, prepared: PreparedCall, client: ConnectedClient) -> RunningTurn | None:
+        """Open a row and generate it; None if it cannot be inserted, see `TurnWriter.open`."""
+        turn_id = await self._registry.open(session, prepared, 0)
+        return None if turn_id is None else self._registry.start(session, prepared, turn_id, client)
 
     async def count_tokens(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""

@@ -1,6 +1,8 @@
 """Record the time that calls wait for an engine, about once per second.
 
-Waiting is time without an engine or with a paused one; it is not counted in the agent's time budget. A session waits
+Waiting is time without an engine or with a paused one; it is not counted in the agent's time budget. Time without the
+store is not recorded here: no adapter sends a heartbeat then, which is not counted in the budget either
+(`ratchet.store.adapters`). A session waits
 while any of its calls does, so that concurrent sub-agents do not count the same second twice.
 """
 
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from adapter.store_outage import StoreOutage
 from adapter.turns.routing import EngineRouter
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions
@@ -27,9 +30,10 @@ class _GeneratingTurn:
 
 
 class EngineWaits:
-    def __init__(self, database: Database, router: EngineRouter) -> None:
+    def __init__(self, database: Database, router: EngineRouter, outage: StoreOutage) -> None:
         self._database = database
         self._router = router
+        self._outage = outage
         self._generating: dict[int, _GeneratingTurn] = {}
         self._unstored: dict[int, float] = {}  # seconds by session
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +64,8 @@ class EngineWaits:
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
             now = time.monotonic()
-            self._add(now - last)
+            if not self._outage.is_away:
+                self._add(now - last)
             last = now
             if not self._unstored:
                 continue
@@ -69,6 +74,7 @@ class EngineWaits:
                     stored = await sessions.add_engine_wait(conn, self._unstored)
             except StoreUnavailableError as error:
                 _LOG.warning("waits for an engine not recorded yet", reason=str(error))
+                last = time.monotonic()  # the attempt may have taken as long as the outage
                 continue
             for session_id in stored:
                 del self._unstored[session_id]

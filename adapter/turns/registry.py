@@ -7,6 +7,7 @@ row, for the other adapter processes.
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 from adapter.conversation import Answer
 from adapter.live_answer import LiveAnswer
@@ -18,6 +19,7 @@ from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
 from adapter.turns.records import new_turn
 from adapter.turns.writer import TurnWriter
+from ratchet.errors import StoreUnavailableError
 from ratchet.store import turns
 from ratchet.store.database import Database
 from ratchet.store.turns import KnownCall
@@ -65,6 +67,7 @@ class TurnRegistry:
         self._outage = outage
         self._generator = generator
         self._running: dict[int, RunningTurn] = {}
+        self._aborting: set[asyncio.Task[None]] = set()
         self._delivering: dict[int, set[ConnectedClient]] = {}  # clients to which a stored answer is written, by turn
 
     @property
@@ -77,6 +80,8 @@ class TurnRegistry:
     def cancel_all(self) -> None:
         for running in list(self._running.values()):
             running.task.cancel()
+        for task in self._aborting:
+            task.cancel()
 
     # ------------------------------------------------------------ turns
 
@@ -88,12 +93,22 @@ class TurnRegistry:
     async def open(self, session: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
         """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
 
-        Raises TurnLimitError if the session has had all its turns.
+        Raises TurnLimitError if the session has had all its turns. After a StoreUnavailableError the row may be there
+        nevertheless; it is aborted once the store is available, because nobody may ask for it again, and until this
+        process ends all others would take it for a call that is being generated.
         """
         if session.at_turn_limit:
             raise TurnLimitError(session.row.limits["max_turns"])
         await self.begin_lease()
-        return await self._writer.open(new_turn(session.row, prepared, ordinal, self.process_id))
+        turn = new_turn(session.row, prepared, ordinal, self.process_id)
+        try:
+            return await self._writer.open(turn)
+        except StoreUnavailableError:
+            abort = partial(self._writer.abort_lost_open, turn, self._running.keys())
+            task = asyncio.create_task(self._outage.hold(abort))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+            raise
 
     async def begin_lease(self) -> None:
         """Get this process's lease, before a row names it."""

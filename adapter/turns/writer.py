@@ -8,7 +8,7 @@ that is locked (a seal) does not delay the others either: its writes are repeate
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,25 @@ _BUSY = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
-    """A row to open, a row to complete, or the id of a delivered turn. `result` is set after the commit."""
+class _LostOpen:
+    """A row whose insertion was not confirmed. `running_ids` changes as turns begin and end."""
 
-    value: NewTurn | CompletedTurn | int
+    turn: NewTurn
+    running_ids: Collection[int]
+
+    @property
+    def session_id(self) -> int:
+        return self.turn.session_id
+
+
+_Value = NewTurn | CompletedTurn | _LostOpen | int
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A row to open, to complete or to abort, or the id of a delivered turn. `result` is set after the commit."""
+
+    value: _Value
     result: "asyncio.Future[Any]"
 
 
@@ -43,6 +58,14 @@ class TurnWriter:
         opened: int | None = await self._write(turn)
         return opened
 
+    async def abort_lost_open(self, turn: NewTurn, running_ids: Collection[int]) -> None:
+        """Abort the row of an `open` that failed with StoreUnavailableError, if it was stored all the same.
+
+        `running_ids`: a view of the turns that this process generates. None of them is aborted: the call may have been
+        opened again.
+        """
+        await self._write(_LostOpen(turn, running_ids))
+
     async def complete(self, turn: CompletedTurn) -> bool:
         """Complete a row. False if it is not in flight any more or its session is closed."""
         return bool(await self._write(turn))
@@ -51,7 +74,7 @@ class TurnWriter:
         """Record that the answer's last byte was written."""
         await self._write(turn_id)
 
-    async def _write(self, value: NewTurn | CompletedTurn | int) -> Any:
+    async def _write(self, value: _Value) -> Any:
         write = _Write(value, asyncio.get_running_loop().create_future())
         self._queue.append(write)
         if self._task is None or self._task.done():
@@ -93,7 +116,12 @@ class TurnWriter:
         new = [write.value for write in batch if isinstance(write.value, NewTurn)]
         completed = [write.value for write in batch if isinstance(write.value, CompletedTurn)]
         delivered = [write.value for write in batch if isinstance(write.value, int)]
+        lost = [write.value for write in batch if isinstance(write.value, _LostOpen)]
+        busy_ids: frozenset[int] = frozenset()
         async with self._database.begin() as conn:
+            if lost:  # before the insertions, one of which may be the same call's
+                opens = [one.turn for one in lost]
+                busy_ids = await turns.abort_lost_opens(conn, opens, lost[0].running_ids, wait)
             written = await turns.write_turns(conn, new, completed, delivered, wait)
         opened_ids = iter(written.opened)
         were_completed = iter(written.completed)
@@ -106,6 +134,7 @@ class TurnWriter:
                     result = next(were_completed)
                 case _:
                     result = None
-            busy = not isinstance(write.value, int) and write.value.session_id in written.busy
+            busy_here = busy_ids if isinstance(write.value, _LostOpen) else written.busy
+            busy = not isinstance(write.value, int) and write.value.session_id in busy_here
             results.append(_BUSY if busy else result)
         return results

@@ -177,6 +177,8 @@ def _arrays(names: Sequence[str], statement: str) -> TextClause:
 _IDS = bindparam("ids", type_=ARRAY(BigInteger))
 _LOCK = text("SELECT id, state FROM session WHERE id = ANY(:ids) FOR SHARE").bindparams(_IDS)
 _LOCK_FREE = text(_LOCK.text + " SKIP LOCKED").bindparams(_IDS)
+_LOCK_ALONE = text("SELECT id FROM session WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE").bindparams(_IDS)
+_LOCK_ALONE_FREE = text(_LOCK_ALONE.text + " SKIP LOCKED").bindparams(_IDS)
 _DELIVERED = text(
     "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL"
     " WHERE id = ANY(:ids) AND state = 'completed'"
@@ -216,6 +218,33 @@ async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
     """Mark a call in flight that has failed as aborted."""
     statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
     await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None))
+
+
+async def abort_lost_opens(
+    conn: AsyncConnection, lost: Sequence[NewTurn], running_ids: Collection[int], wait: bool = False
+) -> frozenset[int]:
+    """Abort the rows of calls whose insertion was not confirmed, if they were stored and nobody generates them.
+
+    `running_ids`: the turns that this process generates; it is read after the sessions are locked, because a
+    transaction whose confirmation was lost may still be committing, with its lock on the session. Returns the sessions
+    that another transaction has locked: nothing was done for these. With `wait` their lock is waited for.
+    """
+    asked = {turn.session_id for turn in lost}
+    locked = set((await conn.execute(_LOCK_ALONE if wait else _LOCK_ALONE_FREE, {"ids": list(asked)})).scalars())
+    for turn in lost:
+        if turn.session_id in locked:
+            where = (
+                (TurnTable.session_id == turn.session_id)
+                & (TurnTable.lane == turn.lane)
+                & (TurnTable.digest == turn.digest)
+                & (TurnTable.ordinal == turn.ordinal)
+                & (TurnTable.worker == turn.lease_owner)
+                & (TurnTable.state == TurnState.IN_FLIGHT)
+                & TurnTable.id.not_in(list(running_ids))
+            )
+            aborted = {"state": TurnState.ABORTED, "lease_owner": None, "lease_expires_at": None}
+            await conn.execute(update(TurnTable).where(where).values(aborted))
+    return frozenset() if wait else frozenset(asked - locked)
 
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:

@@ -192,11 +192,15 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
 
 
 class Line:
-    """A network line between two processes that can be cut. New connections go to `port`."""
+    """A network line between two processes that can be cut. New connections go to `port`.
+
+    `loses_commit_of`: the line is cut instead of passing the answer to the next commit after these bytes were sent.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.is_whole = True
+        self.loses_commit_of: bytes | None = None
         self.open: set[asyncio.StreamWriter] = set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,11 +209,24 @@ class Line:
             return
         there = await asyncio.open_connection("127.0.0.1", self.port)
         self.open |= {writer, there[1]}
-        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+        sent = bytearray()
+        await asyncio.gather(self._send(reader, there[1], sent), self._answer(there[0], writer, sent))
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
+                sent += data if self.loses_commit_of else b""
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if self.loses_commit_of and b"COMMIT" in bytes(sent).partition(self.loses_commit_of)[2]:
+                    self.loses_commit_of = None
+                    self.cut()
+                    break
                 writer.write(data)
                 await writer.drain()
         writer.close()

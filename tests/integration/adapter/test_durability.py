@@ -13,6 +13,7 @@ import httpx
 import openai
 import orjson
 import pytest
+from sqlalchemy import text
 
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
@@ -32,6 +33,9 @@ from tests.integration.adapter.conftest import (
 )
 from tests.integration.adapter.test_dialects import anthropic_client, chat_client
 
+_WAITING_FOR_LOCK = text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 ASK: Any = [{"role": "user", "content": "x"}]
 
 
@@ -40,6 +44,22 @@ async def ask(address: str, token: str, headers: dict[str, str] | None = None, m
         base_url=address, headers={"authorization": f"Bearer {token}"} | (headers or {}), timeout=300
     ) as http:
         return await http.post("/v1/chat/completions", json={"messages": messages})
+
+
+async def let_adapters_run(address: str) -> None:
+    """Let an adapter of this process notice the end of a connection, which it reads before these requests."""
+    async with httpx.AsyncClient() as http:
+        for _ in range(20):
+            await http.get(address + "/health")
+
+
+async def wait_for_a_lock(database: Database) -> None:
+    """Wait until a transaction waits for a lock."""
+    while True:
+        async with database.begin() as conn:  # a new one each time: a transaction sees one state of these statistics
+            if (await conn.execute(_WAITING_FOR_LOCK)).scalar_one():
+                return
+        await asyncio.sleep(0.02)
 
 
 async def test_an_adapter_killed_in_mid_call_answers_the_retry_with_one_turn(
@@ -293,6 +313,78 @@ async def test_a_held_call_of_an_unknown_session_ends_with_the_vendors_error(
             with pytest.raises(anthropic.APIStatusError, match="authentication_error"):
                 async for _ in stream:
                     pass
+
+
+async def test_a_held_call_whose_client_leaves_while_its_row_is_inserted_is_generated(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Otherwise the row would look alive as long as its process, and a retry at another one would wait for it."""
+    await engine.say("one")
+    settings = adapter_settings(postgres_url, model_dir)
+    async with (
+        cut_off(postgres_url) as (url, line),
+        adapter_here(adapter_settings(url, model_dir)) as address,
+        adapter_here(settings) as second,
+    ):
+        line.cut()
+        async with asyncio.timeout(300), opened.database.begin() as conn:
+            await conn.execute(text("SELECT FROM session WHERE id = :id FOR UPDATE"), {"id": opened.session_id})
+            async with (
+                httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http,
+                http.stream("POST", "/v1/chat/completions", json={"messages": ASK, "stream": True}) as held,
+            ):
+                comments = held.aiter_lines()  # kept: the connection ends with it
+                async for comment in comments:
+                    if comment.startswith(": "):
+                        break
+                line.mend()
+                await wait_for_a_lock(opened.database)
+            await let_adapters_run(address)
+        reply = await ask(second, opened.token, {"x-stainless-retry-count": "1"})
+        assert reply.json()["choices"][0]["message"]["content"] == "one"
+        assert [(row.state, row.ordinal) for row in await opened.wait_delivered(1)] == [("completed", 0)]
+    assert len((await engine.seen())["calls"]) == 1
+
+
+async def test_a_row_whose_insertion_was_not_confirmed_does_not_hold_retries(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Its client gave up during the outage, so its process never learns of it by a request."""
+    await engine.say("one")
+    async with (
+        cut_off(postgres_url) as (url, line),
+        adapter_here(adapter_settings(url, model_dir)) as address,
+        adapter_here(adapter_settings(postgres_url, model_dir)) as second,
+    ):
+        line.loses_commit_of = b"INSERT INTO turn"
+        lost = asyncio.create_task(ask(address, opened.token))
+        async with asyncio.timeout(300):
+            while line.is_whole or not await opened.turns():
+                await asyncio.sleep(0.02)
+        lost.cancel()
+        await let_adapters_run(address)
+        line.mend()
+        reply = await ask(second, opened.token, {"x-stainless-retry-count": "1"})
+        assert reply.json()["choices"][0]["message"]["content"] == "one"
+        rows = await opened.wait_delivered(1)
+    assert [(row.state, row.ordinal) for row in rows] == [("aborted", 0), ("completed", 1)]
+    assert len((await engine.seen())["calls"]) == 1
+
+
+async def test_a_call_whose_insertion_was_not_confirmed_is_answered(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    await engine.say("one")
+    async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
+        line.loses_commit_of = b"INSERT INTO turn"
+        held = asyncio.create_task(ask(address, opened.token))
+        async with asyncio.timeout(300):
+            while line.is_whole or not await opened.turns():
+                await asyncio.sleep(0.02)
+        line.mend()
+        assert (await held).json()["choices"][0]["message"]["content"] == "one"
+        rows = await opened.wait_delivered(1)
+    assert [(row.state, row.ordinal) for row in rows] == [("aborted", 0), ("completed", 1)]
 
 
 async def test_two_processes_serve_one_conversation(

@@ -3,6 +3,7 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.conversation import Preamble, RequestOptions
+from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
 from adapter.live_answer import LiveAnswer
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
@@ -100,3 +102,15 @@ async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, pa
     without = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
     without.feed(renderer.tokenizer.plain.encode("one  two ST", add_special_tokens=False).ids)
     assert without.shown == ("", "one  two")
+
+
+async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    """As many and as long as a request may have; the sandbox may send others with each request."""
+    stops = [f"{number:03}" + "ab" * 498 + "end!" for number in range(MAX_STOPS - 1)] + ["word"]
+    tracemalloc.start()
+    live = live_answer(OutputParser(renderer, parsers[0]), request((), [one[:MAX_STOP_CHARS] for one in stops]))
+    live.feed(renderer.tokenizer.plain.encode("text 005abab", add_special_tokens=False).ids)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10 << 20
+    assert live.shown == ("", "text")  # what may be a stop sequence is not shown

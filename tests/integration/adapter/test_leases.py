@@ -1,0 +1,32 @@
+"""A process's lease and outages of the store."""
+
+import asyncio
+
+from sqlalchemy import literal, select
+
+from adapter.turns.leases import ProcessLease
+from ratchet.store.adapters import process_lives
+from ratchet.store.database import Database
+from tests.integration.adapter.conftest import cut_off
+
+
+async def test_a_lease_that_expired_in_an_outage_is_renewed_before_a_row_names_it(
+    postgres_url: str, database: Database
+) -> None:
+    async def lives() -> bool:
+        async with database.begin() as conn:
+            return bool((await conn.execute(select(process_lives(literal("me"))))).scalar_one())
+
+    async with cut_off(postgres_url) as (url, line), Database(url) as behind_line:
+        lease = ProcessLease(behind_line, "me", 3.0)
+        await lease.begin()
+        assert await lives()
+        line.cut()
+        async with asyncio.timeout(300):
+            while await lives():
+                await asyncio.sleep(0.05)
+        line.mend()
+        await lease.begin()
+        assert await lives()
+        await lease.close()
+        assert not await lives()

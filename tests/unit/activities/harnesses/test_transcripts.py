@@ -1,0 +1,28 @@
+"""Transcripts of programs whose output the policy can write to: any JSON is read without an error."""
+
+import json
+
+import pytest
+
+from activities.harnesses.base import BaseHarness
+from activities.harnesses.codex import Codex
+from activities.harnesses.opencode import OpenCode, read_opencode_exit
+from ratchet.types import AgentExit
+
+ODD = [None, 1, "text", ["tokens"], {"tokens": "text", "reason": 1}, {"tokens": {"input": "many", "output": 2}}]
+
+
+@pytest.mark.parametrize(
+    ("harness", "kind", "name"), [(OpenCode(), "step_finish", "part"), (Codex(), "turn.completed", "usage")]
+)
+def test_odd_values_are_skipped(harness: BaseHarness, kind: str, name: str) -> None:
+    events = [{"type": kind}, *({"type": kind, name: value} for value in ODD)]
+    harness.read_transcript("\n".join(map(json.dumps, events)).encode())
+    events = [{"type": kind, "part": {"tokens": {"input": 3}}, "usage": {"input": 3}}]
+    assert harness.read_transcript(json.dumps(events[0]).encode()).usage == {"input": 3}
+
+
+@pytest.mark.parametrize("part", ODD)
+def test_the_last_event_may_have_any_part(part: object) -> None:
+    event = json.dumps({"type": "step_finish", "part": part}).encode()
+    assert read_opencode_exit(event) is AgentExit.DONE

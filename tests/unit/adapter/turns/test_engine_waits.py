@@ -1,0 +1,31 @@
+"""Time without the store is not counted a second time as waiting for an engine."""
+
+import asyncio
+
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
+from adapter.turns.routing import EngineRouter
+from ratchet.store.database import Database
+
+
+async def test_no_wait_is_counted_while_the_store_is_away() -> None:
+    database = Database("postgresql://nobody@127.0.0.1:1/none")
+
+    async def ask() -> None:
+        async with database.begin():
+            pass
+
+    outage = StoreOutage(database)
+    held = asyncio.create_task(outage.hold(ask))
+    waits = EngineWaits(database, EngineRouter(database), outage)
+    try:
+        async with asyncio.timeout(300):
+            while not outage.is_away:
+                await asyncio.sleep(0.01)
+        waits.add(1, 1)
+        await asyncio.sleep(1.5)  # gives a wrong implementation the time to count
+        assert waits.remove(1) == 0.0
+    finally:
+        waits.close()
+        held.cancel()
+        await database.close()
