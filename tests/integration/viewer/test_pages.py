@@ -122,7 +122,7 @@ async def test_a_group_marks_the_first_difference_and_missing_signal(
     assert (difference["number"], difference["what"]) == (1, "answer")
     assert difference["text"][difference["at"] :].startswith(" -n")
     html = await get(client, f"/groups/{filled.silent_group}")
-    assert "No signal: all members have the reward 0" in html
+    assert "No signal: all 2 members that count have the reward 0" in html
 
 
 async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClient, filled: FilledRun) -> None:
