@@ -92,19 +92,19 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
 
 async def _show_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return respond(request, "error.html", ErrorPage(error.status_code, str(error.detail)), error.status_code)
+    return await respond(request, "error.html", ErrorPage(error.status_code, str(error.detail)), error.status_code)
 
 
 async def _show_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
-    return respond(
+    return await respond(
         request, "error.html", ErrorPage(422, f"the address has a value that is not understood: {found}"), 422
     )
 
 
 async def _show_unavailable(request: Request, error: Exception) -> Response:
-    return respond(request, "error.html", ErrorPage(503, str(error)), 503)
+    return await respond(request, "error.html", ErrorPage(503, str(error)), 503)
 
 
 class _SecurityHeaders:

@@ -59,7 +59,7 @@ async def show_group(request: Request, group_id: int) -> Response:
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
     page = GroupPage(run_id, line, rewards, has_signal(line, rewards), columns, rollouts[_MAX_COLUMNS:])
-    return respond(request, "group.html", page)
+    return await respond(request, "group.html", page)
 
 
 def has_signal(group: GroupLine, rewards: list[float]) -> bool | None:

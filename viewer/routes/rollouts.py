@@ -95,7 +95,7 @@ async def show_rollouts(
     async with request.app.state.store.read() as connection:
         lines = await rollout_list.list_rollout_lines(connection, wanted, _PAGE_ROLLOUTS, before)
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    return respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
+    return await respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
 
 
 def _number(text: str) -> float | None:
@@ -115,7 +115,7 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
     is_export = request.app.state.settings.is_export
     async with request.app.state.store.read() as connection:
         page = await read_rollout_page(connection, request, rollout_id, after, 10_000 if is_export else _PAGE_TURNS)
-    return respond(request, "rollout.html", page)
+    return await respond(request, "rollout.html", page)
 
 
 @rollout_pages.get("/rollouts/{rollout_id}/turns/{turn_id}")

@@ -121,7 +121,7 @@ async def show_runs(request: Request, before: str | None = None) -> Response:
         listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key)
     last = listed[-1] if len(listed) == _PAGE_RUNS else None
     more = next_link(request, before=f"{last.created_at.isoformat()},{last.run_id}") if last else None
-    return respond(request, "runs.html", RunsPage(listed, more))
+    return await respond(request, "runs.html", RunsPage(listed, more))
 
 
 @page_route(run_pages, "/runs/{run_id}")
@@ -129,7 +129,7 @@ async def show_run(request: Request, run_id: str, axis: str = "steps") -> Respon
     _require_axis(axis)
     async with request.app.state.store.read() as connection:
         page = await read_run_page(connection, request.app.state.step_rewards, run_id, axis)
-    return respond(request, "run.html", page)
+    return await respond(request, "run.html", page)
 
 
 @page_route(run_pages, "/compare")
@@ -140,7 +140,7 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
     async with request.app.state.store.read() as connection:
         heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
         curves = [await _read_curves(connection, request.app.state.step_rewards, head) for head in heads]
-    return respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
+    return await respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
 
 
 def _require_axis(axis: str) -> None:

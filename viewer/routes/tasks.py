@@ -47,4 +47,4 @@ async def show_task_page(request: Request, task_id: int) -> Response:
             await task_views.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS),
             await rollout_list.list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),
         )
-    return respond(request, "task.html", page)
+    return await respond(request, "task.html", page)
