@@ -1,7 +1,7 @@
 """Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet import secrets
 from ratchet.store.schema import (
     BatchItemTable,
     EvaluationTable,
@@ -54,7 +55,8 @@ class RunSummary:
 
 @dataclass(slots=True, frozen=True)
 class RunHead:
-    """One run; `RunTable` describes the columns."""
+    """One run; `RunTable` describes the columns. `config`: with `***` for values of `harness.extra_env` that are
+    written out."""
 
     run_id: str
     config_name: str
@@ -163,7 +165,14 @@ async def list_run_summaries(
 async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
     columns = [getattr(RunTable, name) for name in RunHead.__slots__]
     row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
-    return None if row is None else RunHead(*row)
+    if row is None:
+        return None
+    head = RunHead(*row)
+    harness = head.config.get("harness") or {}
+    if not harness.get("extra_env"):
+        return head
+    harness = {**harness, "extra_env": secrets.references_only(harness["extra_env"])}
+    return replace(head, config={**head.config, "harness": harness})
 
 
 async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
