@@ -134,26 +134,31 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
 
 
 def evaluation_chart(curves: RunCurves) -> Chart:
-    """Return the held-out solve rate by step, one series per temperature and number of samples."""
-    ended = [one for one in curves.evaluations if one.mean is not None]
+    """Return the held-out solve rate by step, one series per temperature and number of samples.
+
+    Evaluations that still run are left out. If one was repeated at a step, the newest counts.
+    """
+    ended = [one for one in curves.evaluations if one.ended_at is not None and one.mean is not None]
+    ended.sort(key=lambda one: one.created_at)
     xs = sorted({float(one.step) for one in ended})
     series = []
-    for temperature in sorted({one.temperature for one in ended}):
-        found = {float(one.step): one for one in ended if one.temperature == temperature}
-        intervals = [
-            mean_interval(found[x].mean or 0.0, found[x].deviation, found[x].num_tasks) if x in found else None
-            for x in xs
-        ]
+    for temperature, samples in sorted({(one.temperature, one.num_samples) for one in ended}):
+        found = {
+            float(one.step): mean_interval(one.mean or 0.0, one.deviation, one.num_rated_tasks)
+            for one in ended
+            if (one.temperature, one.num_samples) == (temperature, samples)
+        }
+        intervals = [found.get(x) for x in xs]
         series.append(
             ChartSeries(
-                f"T = {temperature:g}",
+                f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task",
                 [one.mean if one else None for one in intervals],
                 [one.low if one else None for one in intervals],
                 [one.high if one else None for one in intervals],
             )
         )
     links = [f"/rollouts?run={curves.run_id}&purpose=eval&step={x:.0f}" for x in xs]
-    note = "Held-out tasks, mean over tasks, with a 95% interval over tasks."
+    note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
     return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
 
 

@@ -243,13 +243,19 @@ def flagged_grades() -> CTE:
 
 @dataclass(slots=True, frozen=True)
 class EvaluationRate:
-    """An evaluation with its solve rate: the mean over tasks of each task's mean reward."""
+    """An evaluation with its solve rate: the mean over tasks of each task's mean reward.
+
+    `num_rated_tasks`: the tasks with a verdict; the rate is over them. `num_graded`: the rollouts with a verdict.
+    """
 
     label: str
     step: int
     temperature: float
+    num_samples: int
     policy_version: str
     num_tasks: int
+    num_rated_tasks: int
+    num_rollouts: int
     num_graded: int
     mean: float | None
     deviation: float | None
@@ -264,13 +270,13 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             RolloutGroupTable.label,
             RolloutTable.task_id,
             func.avg(RolloutTable.reward).label("mean"),
+            func.count().label("rollouts"),
             func.count(RolloutTable.reward).label("graded"),
         )
         .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
         .where(
             RolloutGroupTable.run_id == run_id,
             RolloutGroupTable.purpose == Purpose.EVAL,
-            RolloutTable.reward.is_not(None),
             RolloutTable.replaced_by.is_(None),
         )
         .group_by(RolloutGroupTable.label, RolloutTable.task_id)
@@ -280,6 +286,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         select(
             per_task.c.label,
             func.count().label("tasks"),
+            func.count(per_task.c.mean).label("rated"),
+            func.sum(per_task.c.rollouts).label("rollouts"),
             func.sum(per_task.c.graded).label("graded"),
             func.avg(per_task.c.mean).label("mean"),
             func.stddev_samp(per_task.c.mean).label("deviation"),
@@ -292,8 +300,11 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             EvaluationTable.label,
             EvaluationTable.step,
             EvaluationTable.temperature,
+            EvaluationTable.num_samples,
             EvaluationTable.policy_version,
             func.coalesce(rates.c.tasks, 0),
+            func.coalesce(rates.c.rated, 0),
+            cast(func.coalesce(rates.c.rollouts, 0), Integer),
             cast(func.coalesce(rates.c.graded, 0), Integer),
             rates.c.mean,
             rates.c.deviation,
