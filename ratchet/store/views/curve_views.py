@@ -23,7 +23,7 @@ class StepTimes:
 
 @dataclass(slots=True, frozen=True)
 class StepReward:
-    """Rewards of the rollouts that a step consumed. `deviation`: standard deviation of its groups' mean rewards."""
+    """Rewards of the groups that a step consumed. `mean` and `deviation`: of the groups' mean rewards."""
 
     step: int
     num_rollouts: int
@@ -76,12 +76,11 @@ async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, 
         .group_by(BatchItemTable.step, BatchItemTable.group_id)
         .subquery()
     )
-    number = func.sum(group.c.number)
     statement = select(
         group.c.step,
-        number,
+        func.sum(group.c.number),
         func.count(),
-        func.sum(group.c.mean * group.c.number) / number,
+        func.avg(group.c.mean),
         func.stddev_samp(group.c.mean),
     ).group_by(group.c.step)
     return [

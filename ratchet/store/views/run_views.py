@@ -37,8 +37,9 @@ from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
-    """One line of the list of runs. `mean_reward`: of the newest trained step, None before the first one. `num_groups`:
-    groups that were started. `num_open`: rollouts that have not ended."""
+    """One line of the list of runs. `mean_reward`: of the groups that the newest step trained, so of those
+    with signal; None before the first step. `num_groups`: groups that were started. `num_open`: rollouts that have not
+    ended."""
 
     run_id: str
     config_name: str

@@ -6,7 +6,8 @@ import httpx
 from sqlalchemy import update
 
 from ratchet.store.database import Database
-from ratchet.store.schema import RunTable
+from ratchet.store.schema import RolloutTable, RunTable
+from ratchet.store.views import curve_views
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 
 
@@ -45,3 +46,19 @@ async def test_an_evaluation_counts_what_has_no_verdict(
     assert not any(chart["name"] == "evaluation" for chart in page["charts"]), "it still runs"
     html = (await client.get(f"/runs/{filled.run_id}")).text
     assert "Without verdict" in html and "of 2 tasks" in html
+
+
+async def test_groups_of_a_step_count_alike(database: Database, filled: FilledRun) -> None:
+    """The interval is over groups, so the mean is, too: also if one group has fewer rewards than another."""
+    async with database.begin() as connection:
+        late = update(RolloutTable).where(RolloutTable.id == filled.rejected).values(late=True)
+        await connection.execute(late)
+        (reward,) = await curve_views.rewards_by_step(connection, filled.run_id, 1, 1)
+    assert (reward.num_groups, reward.num_rollouts, reward.mean) == (2, 3, 0.25)
+
+
+async def test_the_mean_reward_says_what_it_is_over(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    """The chart is over all groups that a step consumed; the metric is over those with signal."""
+    for address in ("/runs", f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1"):
+        html = (await client.get(address)).text
+        assert "mean reward of trained groups" in html.lower(), address
