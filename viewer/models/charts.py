@@ -36,7 +36,8 @@ class Chart:
 
 @dataclass(slots=True, frozen=True)
 class RunCurves:
-    """What the charts of one run are drawn from."""
+    """What the charts of one run are drawn from. `tokens_before`: trained by the steps before the first one of
+    `metrics`; read only for the axis of tokens."""
 
     run_id: str
     created_at: datetime
@@ -44,6 +45,7 @@ class RunCurves:
     times: Mapping[int, StepTimes]
     rewards: Sequence[StepReward]
     evaluations: Sequence[EvaluationRate]
+    tokens_before: float = 0.0
 
 
 _METRIC_CHARTS = (
@@ -183,7 +185,7 @@ def _positions(curves: RunCurves, axis: str) -> dict[int, float]:
     """Return where each step lies on the axis."""
     steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
     if axis == "tokens":
-        total = 0.0
+        total = curves.tokens_before
         found = {}
         for step in steps:
             total += curves.metrics.get(step, {}).get("trained_tokens", 0.0)

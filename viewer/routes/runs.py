@@ -97,7 +97,10 @@ class RunPage:
 
 @dataclass(slots=True, frozen=True)
 class ComparePage:
+    """`first_charted_steps`: by run; later than 1 if only the newest steps fit."""
+
     runs: list[RunHead]
+    first_charted_steps: dict[str, int]
     axis: str
     charts: list[Chart]
 
@@ -139,8 +142,10 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
     async with request.app.state.store.read() as connection:
         heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
-        curves = [await _read_curves(connection, request.app.state.step_rewards, head) for head in heads]
-    return await respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
+        curves = [await _read_curves(connection, request.app.state.step_rewards, head, axis) for head in heads]
+    firsts = {one.run_id: min(one.metrics, default=0) for one in curves}
+    page = ComparePage(heads, firsts, axis, compare_charts(curves, axis))
+    return await respond(request, "compare.html", page)
 
 
 def _require_axis(axis: str) -> None:
@@ -150,7 +155,7 @@ def _require_axis(axis: str) -> None:
 
 async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_id: str, axis: str) -> RunPage:
     head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-    curves = await _read_curves(connection, rewards, head)
+    curves = await _read_curves(connection, rewards, head, axis)
     still_open: dict[int | None, list[OpenRollout]] = {}
     for one in await list_open_rollouts(connection, run_id, _MAX_OPEN):
         still_open.setdefault(one.group_id, []).append(one)
@@ -177,7 +182,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     )
 
 
-async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead) -> RunCurves:
+async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead, axis: str) -> RunCurves:
     last = max(head.step, await curve_views.newest_metric_step(connection, head.run_id))
     first = max(0, last - _MAX_STEPS + 1)
     return RunCurves(
@@ -187,6 +192,7 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
         await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
         await run_views.evaluation_rates(connection, head.run_id),
+        await curve_views.trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
 
 

@@ -49,6 +49,14 @@ async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, 
     return found
 
 
+async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: int) -> float:
+    """Return the number of tokens that the steps before this one trained."""
+    statement = select(func.coalesce(func.sum(MetricTable.value), 0.0)).where(
+        MetricTable.run_id == run_id, MetricTable.name == "trained_tokens", MetricTable.step < step
+    )
+    return float((await connection.execute(statement)).scalar_one())
+
+
 async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
     columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, BatchTable.stepped_at)
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step.between(first, last))

@@ -6,6 +6,7 @@ import httpx
 from sqlalchemy import update
 
 from ratchet.store.database import Database
+from ratchet.store.metrics import record_metrics
 from ratchet.store.schema import RolloutTable, RunTable
 from ratchet.store.views import curve_views
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
@@ -62,3 +63,15 @@ async def test_the_mean_reward_says_what_it_is_over(client: httpx.AsyncClient, f
     for address in ("/runs", f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1"):
         html = (await client.get(address)).text
         assert "mean reward of trained groups" in html.lower(), address
+
+
+async def test_a_long_run_is_charted_behind_the_tokens_of_its_first_steps(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        await record_metrics(connection, filled.run_id, 500, {"trained_tokens": 40.0, "entropy": 0.6})
+    for address in (f"/runs/{filled.run_id}.json?axis=tokens", f"/compare.json?run={filled.run_id}&axis=tokens"):
+        page = (await client.get(address)).json()
+        entropy = next(chart for chart in page["charts"] if chart["name"] == "entropy")
+        assert entropy["xs"] == [60 + 120 + 180 + 40], address
+    assert "charts from step 500 on" in (await client.get(f"/compare?run={filled.run_id}")).text

@@ -31,6 +31,11 @@ def test_positions(axis: str, xs: list[float]) -> None:
     assert charts["entropy"].links == ["/runs/r/steps/1", "/runs/r/steps/2"]
 
 
+def test_tokens_of_steps_before_the_charted_ones_count() -> None:
+    charts = {chart.name: chart for chart in run_charts(replace(curves(), tokens_before=1000.0), "tokens")}
+    assert charts["reward"].xs == charts["entropy"].xs == [1100, 1150]
+
+
 def test_only_stored_metrics_have_a_chart_and_step_0_has_none() -> None:
     assert {chart.name for chart in run_charts(curves(), "steps")} == {"reward", "entropy"}
 
