@@ -39,8 +39,9 @@ class RolloutsPage:
 
 @dataclass(slots=True, frozen=True)
 class RolloutPage:
-    """`turns`: the page of the conversation that begins behind the turn `after`. `previous` and `next`: the rollouts
-    of the same run beside this one."""
+    """`turns`: the page of the conversation that begins behind the turn `after`. `turn_lines`: the first turns, of
+    `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
+    one."""
 
     head: RolloutHead
     why: list[WhySentence]
@@ -55,6 +56,7 @@ class RolloutPage:
     timeline: Timeline
     graph: TurnGraph
     turn_lines: list[TurnLine]
+    num_turns: int
     turns: list[TurnView]
     first_turn: int
     next_page: str | None
@@ -122,11 +124,9 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
 async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
     """A deep link to a turn: the page of the conversation that begins with the turn before it."""
     async with request.app.state.store.read() as connection:
-        lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
-    ids = [line.id for line in lines]
+        ids = await rollout_views.list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
     found(turn_id if turn_id in ids else None, f"turn {turn_id} of rollout {rollout_id}")
-    at = ids.index(turn_id)
-    after = 0 if at < _PAGE_TURNS else ids[at - 2]
+    after = ids[2] if len(ids) > _PAGE_TURNS else 0
     where = f"?after={after}" if after else ""
     return RedirectResponse(f"/rollouts/{rollout_id}{where}#turn-{turn_id}", 303)
 
@@ -139,9 +139,9 @@ async def read_rollout_page(
     boxes = await rollout_views.list_boxes(connection, rollout_id)
     lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
     contents = await turn_views.read_turn_contents(connection, rollout_id, page_turns, after)
-    first = next((number for number, line in enumerate(lines, 1) if line.id > after), 1)
+    counts = await rollout_views.count_turns(connection, rollout_id, after)
+    first = counts.num_before + 1
     last = contents[-1].id if contents else after
-    has_more = any(line.id > last for line in lines) or len(lines) == _MAX_TURN_LINES
     neighbours = await rollout_views.neighbours_of(connection, head.run_id, rollout_id)
     grade = next((one for one in facts.grades if one.id == head.grade_id), facts.grades[-1] if facts.grades else None)
     patch = facts.patches[-1] if facts.patches else None
@@ -159,9 +159,10 @@ async def read_rollout_page(
         timeline=build_timeline(head, boxes, lines, datetime.now(UTC)),
         graph=build_graph(lines),
         turn_lines=lines,
+        num_turns=counts.num_turns,
         turns=read_conversation(contents, first),
         first_turn=first,
-        next_page=next_link(request, after=last) if contents and has_more else None,
+        next_page=next_link(request, after=last) if contents and counts.newest > last else None,
         previous=neighbours.previous,
         next=neighbours.next,
     )
