@@ -1,10 +1,13 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from ratchet.store.views import rollout_list, rollout_views, turn_views
@@ -25,6 +28,7 @@ from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 
 rollout_pages = APIRouter()
+_N = TypeVar("_N", int, float)
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
@@ -86,11 +90,11 @@ async def show_rollouts(
         purpose=purpose or None,
         outcome=outcome or None,
         agent_exit=agent_exit or None,
-        reward_from=_number(reward_from),
-        reward_to=_number(reward_to),
-        task_id=_whole(task),
+        reward_from=_read(float, "reward_from", reward_from),
+        reward_to=_read(float, "reward_to", reward_to),
+        task_id=_read(int, "task", task),
         reason=reason or None,
-        policy_step=_whole(step),
+        policy_step=_read(int, "step", step),
         evaluation=evaluation or None,
         flagged=flagged,
     )
@@ -100,15 +104,12 @@ async def show_rollouts(
     return await respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
 
 
-def _number(text: str) -> float | None:
+def _read(kind: Callable[[str], _N], name: str, text: str) -> _N | None:
+    """Return the number; None for an empty text. Raises a 422 that names the parameter."""
     try:
-        return float(text) if text else None
+        return kind(text) if text else None
     except ValueError:
-        return None
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+        raise HTTPException(422, f"{name} is a number, not {text[:40]!r}") from None
 
 
 @page_route(rollout_pages, "/rollouts/{rollout_id}")

@@ -119,7 +119,9 @@ async def show_runs(request: Request, before: str | None = None) -> Response:
         try:
             key = (datetime.fromisoformat(moment), run_id)
         except ValueError:
-            raise HTTPException(422, "`before` is not a time and a run's id with a comma between") from None
+            key = None
+        if key is None or key[0].tzinfo is None:
+            raise HTTPException(422, "`before` is not a time with its zone and a run's id with a comma between")
     async with request.app.state.store.read() as connection:
         listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key)
     last = listed[-1] if len(listed) == _PAGE_RUNS else None

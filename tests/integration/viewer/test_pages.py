@@ -195,10 +195,21 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         ("/runs/none", 404, "run none does not exist"),
         (f"/runs/{filled.run_id}?axis=moons", 422, "axis is one of"),
         ("/rollouts/x", 422, "rollout_id"),
+        (f"/rollouts/{2**63}", 422, "too large"),
+        (f"/runs/{filled.run_id}/steps/{2**31}", 422, "too large"),
+        (f"/rollouts?before={2**63}", 422, "too large"),
+        ("/runs/a%00b", 422, "cannot hold"),
+        ("/rollouts?reason=%00", 422, "cannot hold"),
+        ("/rollouts?task=²", 422, "task is a number, not"),
+        ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),
+        (f"/rollouts?step={'9' * 5000}", 422, "step is a number, not"),
+        ("/runs?before=2026-01-01T00:00:00,x", 422, "a time with its zone"),
     ):
         answer = await client.get(address)
         assert answer.status_code == status and words in answer.text, address
         assert answer.headers["content-type"].startswith("text/html")
+    for words in ("²", "9" * 30):
+        assert (await client.get("/search", params={"q": words})).status_code == 200, words
 
 
 async def test_looking_changes_nothing(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:
