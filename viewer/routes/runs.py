@@ -35,6 +35,8 @@ _MAX_STEPS = 400
 _MAX_REWARD_STEPS = 100
 """Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
 _MAX_OPEN = 200
+_MAX_FAILURES = 10
+_MAX_FLAGGED = 20
 _MAX_COMPARED = 6
 _NEWEST_STEPS = 20
 
@@ -73,7 +75,7 @@ class EngineLine:
 @dataclass(slots=True, frozen=True)
 class RunPage:
     """`waits`: the open rollouts by stage; `open_rollouts`: by group id. `charts`: of the newest steps only, if there
-    are more than fit."""
+    are more than fit. `cut`: the fields whose lists go on, beyond what a page shows."""
 
     head: RunHead
     num_steps: int
@@ -93,6 +95,7 @@ class RunPage:
     axis: str
     first_charted_step: int
     steps: list[StepLine]
+    cut: list[str]
 
 
 @dataclass(slots=True, frozen=True)
@@ -159,28 +162,39 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
     curves = await _read_curves(connection, rewards, head, axis)
     still_open: dict[int | None, list[OpenRollout]] = {}
-    for one in await list_open_rollouts(connection, run_id, _MAX_OPEN):
+    open_rollouts = await list_open_rollouts(connection, run_id, _MAX_OPEN + 1)
+    for one in open_rollouts[:_MAX_OPEN]:
         still_open.setdefault(one.group_id, []).append(one)
+    open_groups = await run_views.list_open_groups(connection, run_id, _MAX_OPEN + 1)
+    failures = await run_views.count_failures(connection, run_id, _MAX_FAILURES + 1)
+    flagged = await run_views.list_flagged(connection, run_id, _MAX_FLAGGED + 1)
+    num_listed = {
+        "open_groups": (len(open_groups), _MAX_OPEN),
+        "open_rollouts": (len(open_rollouts), _MAX_OPEN),
+        "failures": (len(failures), _MAX_FAILURES),
+        "flagged": (len(flagged), _MAX_FLAGGED),
+    }
     engines = await list_engines(connection)
     return RunPage(
         head=head,
         num_steps=int(head.config.get("training", {}).get("steps") or 0),
         is_live=head.state in ("running", "paused"),
         waits=await count_open_rollouts(connection, run_id),
-        open_groups=await run_views.list_open_groups(connection, run_id, _MAX_OPEN),
+        open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
         outcomes=await run_views.count_outcomes(connection, run_id),
-        failures=await run_views.count_failures(connection, run_id, limit=10),
+        failures=failures[:_MAX_FAILURES],
         groups=await run_views.count_groups_by_state(connection, run_id),
         bins=reward_bins(run_id, await run_views.count_rewards(connection, run_id, "train")),
         evaluations=list(curves.evaluations),
-        flagged=await run_views.list_flagged(connection, run_id, limit=20),
+        flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
         charts=run_charts(curves, axis),
         axis=axis,
         first_charted_step=min(curves.metrics, default=0),
         steps=_step_lines(curves),
+        cut=[name for name, (number, limit) in num_listed.items() if number > limit],
     )
 
 

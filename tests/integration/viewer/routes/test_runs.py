@@ -75,3 +75,28 @@ async def test_a_long_run_is_charted_behind_the_tokens_of_its_first_steps(
         entropy = next(chart for chart in page["charts"] if chart["name"] == "entropy")
         assert entropy["xs"] == [60 + 120 + 180 + 40], address
     assert "charts from step 500 on" in (await client.get(f"/compare?run={filled.run_id}")).text
+
+
+async def test_a_list_that_is_cut_says_so(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    address = f"/runs/{filled.run_id}"
+    assert (await client.get(f"{address}.json")).json()["cut"] == []
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        for number in range(1000, 1200):
+            await filler.group(number, filled.task, "open")
+        for member in range(2, 203):
+            await filler.rollout(filled.open_group, filled.task, member)
+        for member in range(203, 213):
+            lost = {"outcome": "infra_failed", "outcome_reason": f"reason {member}"}
+            await filler.rollout(filled.open_group, filled.task, member, **lost)
+        for member in range(213, 233):
+            rollout = await filler.rollout(filled.open_group, filled.task, member, outcome="rejected", reward=0.0)
+            await filler.verdict(rollout, False, rejected=True)
+    page = (await client.get(f"{address}.json")).json()
+    assert page["cut"] == ["open_groups", "open_rollouts", "failures", "flagged"]
+    assert [len(page[name]) for name in ("open_groups", "failures", "flagged")] == [200, 10, 20]
+    html = (await client.get(address)).text
+    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "these are the newest"):
+        assert words in html, words
