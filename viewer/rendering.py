@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from fastapi import Request
@@ -64,7 +65,12 @@ def _render(request: Request, template: str, page: object, status: int) -> Respo
         body = orjson.dumps(page, option=options, default=str)
         return Response(body, status, media_type="application/json")
     environment: Environment = request.app.state.templates
-    context = {"page": page, "path": request.url.path, "query": request.url.query, "json_link": _json_link(request)}
+    context = {
+        "page": page,
+        "path": quote(request.scope["path"]),
+        "query": request.url.query,
+        "json_link": _json_link(request),
+    }
     return HTMLResponse(environment.get_template(template).render(context), status)
 
 
@@ -74,7 +80,7 @@ def wants_json(request: Request) -> bool:
 
 
 def _json_link(request: Request) -> str:
-    path = "/runs" if request.url.path == "/" else request.url.path.removesuffix("/")
+    path = "/runs" if request.url.path == "/" else quote(request.scope["path"].removesuffix("/"))
     return f"{path}.json" + (f"?{request.url.query}" if request.url.query else "")
 
 
@@ -82,8 +88,6 @@ def workflow_link(settings: ViewerSettings, workflow_id: str) -> str:
     """Return the address of a workflow in the Temporal UI, empty without a UI."""
     if not settings.temporal_ui:
         return ""
-    from urllib.parse import quote
-
     return f"{settings.temporal_ui}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow_id, safe='')}"
 
 

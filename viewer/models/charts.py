@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import quote
 
 from ratchet.store.views.curve_views import Metrics, StepReward, StepTimes
 from ratchet.store.views.run_views import EvaluationRate
@@ -116,7 +117,7 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
         for reward in run.rewards:
             if reward.step in position:
                 points.setdefault(position[reward.step], {})[run.run_id] = reward
-                links.setdefault(position[reward.step], f"/runs/{run.run_id}/steps/{reward.step}")
+                links.setdefault(position[reward.step], f"/runs/{quote(run.run_id)}/steps/{reward.step}")
     xs = sorted(points)
     series = []
     for run in runs:
@@ -159,7 +160,7 @@ def evaluation_chart(curves: RunCurves) -> Chart:
                 [one.high if one else None for one in intervals],
             )
         )
-    links = [f"/rollouts?run={curves.run_id}&purpose=eval&step={x:.0f}" for x in xs]
+    links = [f"/rollouts?run={quote(curves.run_id)}&purpose=eval&step={x:.0f}" for x in xs]
     note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
     return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
 
@@ -211,5 +212,5 @@ def _chart(
         AXES[axis],
         [position[steps[index]] for index in kept],
         [ChartSeries(one.label, [one.values[index] for index in kept], [], []) for one in series],
-        [f"/runs/{curves.run_id}/steps/{steps[index]}" for index in kept],
+        [f"/runs/{quote(curves.run_id)}/steps/{steps[index]}" for index in kept],
     )

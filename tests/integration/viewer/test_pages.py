@@ -2,6 +2,8 @@
 
 import re
 from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import httpx
 import pytest
@@ -9,12 +11,12 @@ import pytest
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
 from ratchet.store.views.read_only import grant_reader_role
-from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun
+from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.step_rewards import StepRewards
 
 
 def pages_of(filled: FilledRun) -> list[str]:
-    run = f"/runs/{filled.run_id}"
+    run = f"/runs/{quote(filled.run_id)}"
     rollouts = (filled.solved, filled.unsolved, filled.rejected, filled.failed, filled.running)
     return [
         "/runs",
@@ -22,13 +24,13 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
         f"{run}/steps/1",
-        f"/compare?run={filled.run_id}&axis=tokens",
-        f"/rollouts?run={filled.run_id}",
+        f"/compare?run={quote(filled.run_id)}&axis=tokens",
+        f"/rollouts?run={quote(filled.run_id)}",
         f"/groups/{filled.trained_group}",
         f"/groups/{filled.silent_group}",
         f"/groups/{filled.open_group}",
         f"/tasks/{filled.task}",
-        f"/search?q=subtracts&run={filled.run_id}",
+        f"/search?q=subtracts&run={quote(filled.run_id)}",
         f"/rollouts/{filled.solved}/tokens",
         f"/rollouts/{filled.solved}/tokens?colour=logprob",
         f"/rollouts/{filled.solved}/tokens?colour=version",
@@ -54,17 +56,24 @@ async def test_every_page_and_its_json_twin(client: httpx.AsyncClient, filled: F
         assert wished.headers["content-type"] == "application/json", address
 
 
-async def test_every_link_of_every_page_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
+@pytest.mark.parametrize("name", ["plain", "a b&outcome=#c?+é%41"])
+async def test_every_link_of_every_page_leads_to_a_page(
+    client: httpx.AsyncClient, database: Database, model: Path, name: str
+) -> None:
+    filled = await fill_run(database, name, model)
+    run = f"/runs/{quote(name)}"
     targets = set()
     for address in pages_of(filled):
         for target in re.findall(r'(?:href|src)="(/[^"]*)"', await get(client, address)):
             targets.add(unescape(target).partition("#")[0])
-    for link in re.findall(r"/runs/[^\"]*/steps/\d+", await get(client, f"/runs/{filled.run_id}")):
+    for link in re.findall(r"/runs/[^\"]*/steps/\d+", await get(client, run)):
         targets.add(link)
-    missing = {f"/runs/{filled.run_id}/steps/{step}" for step in (2, 3)}  # they have metrics and no plan row here
+    missing = {f"{run}/steps/{step}" for step in (2, 3)}  # they have metrics and no plan row here
     for target in sorted(targets - missing):
         answer = await client.get(target, follow_redirects=True)
         assert answer.status_code == 200, f"{target}: {answer.status_code}"
+        of_a_run = [one for one in parse_qsl(urlsplit(target).query) if one[0] == "run"]
+        assert of_a_run in ([], [("run", name)]), target
 
 
 async def test_health_needs_no_more_than_the_readers_role_may(client: httpx.AsyncClient, database: Database) -> None:
@@ -159,6 +168,8 @@ async def test_filters_and_pages_of_rollouts(client: httpx.AsyncClient, filled: 
     every = await ids("")
     assert every == sorted(every, reverse=True) and len(every) == 7
     assert await ids("outcome=open") == [filled.running]
+    assert await ids("agent_exit=none&outcome=infra_failed") == [filled.failed]
+    assert filled.solved not in await ids("agent_exit=none")
     assert await ids("outcome=rejected") == [filled.rejected]
     assert await ids("reason=sandboxlost") == [filled.failed]
     assert await ids("reason=100%25") == [], "% is a character, not a pattern"
