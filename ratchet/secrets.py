@@ -34,6 +34,12 @@ def require_references(key: str, values: Mapping[str, str]) -> None:
             )
 
 
+def references_only(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the mapping with `***` for every value that is written out, in the config of a run that began before
+    references were required."""
+    return {name: text if _REFERENCE.fullmatch(text) else "***" for name, text in values.items()}
+
+
 def with_secrets(key: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return the mapping with every reference replaced by its value. Raises ConfigError for a name without one.
 

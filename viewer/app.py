@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -17,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.views.read_only import ReadOnlyStore
+from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
@@ -80,6 +81,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
 
     app.add_exception_handler(HTTPException, _show_error)
     app.add_exception_handler(RequestValidationError, _show_invalid)
+    app.add_exception_handler(DBAPIError, _show_refused)
     app.add_exception_handler(StoreUnavailableError, _show_unavailable)
     app.add_middleware(GZipMiddleware, minimum_size=1000)
     app.add_middleware(_SecurityHeaders)
@@ -92,19 +94,27 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
 
 async def _show_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return respond(request, "error.html", ErrorPage(error.status_code, str(error.detail)), error.status_code)
+    return await respond(request, "error.html", ErrorPage(error.status_code, str(error.detail)), error.status_code)
 
 
 async def _show_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
-    return respond(
+    return await respond(
         request, "error.html", ErrorPage(422, f"the address has a value that is not understood: {found}"), 422
     )
 
 
+async def _show_refused(request: Request, error: Exception) -> Response:
+    """Name a value that Postgres cannot hold, such as an id that is too large. Raises any other error again."""
+    if not has_refused_value(error):
+        raise error
+    message = "the address has a value that the store cannot hold, such as a number that is too large"
+    return await respond(request, "error.html", ErrorPage(422, message), 422)
+
+
 async def _show_unavailable(request: Request, error: Exception) -> Response:
-    return respond(request, "error.html", ErrorPage(503, str(error)), 503)
+    return await respond(request, "error.html", ErrorPage(503, str(error)), 503)
 
 
 class _SecurityHeaders:

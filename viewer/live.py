@@ -11,12 +11,13 @@ from contextlib import suppress
 
 import structlog
 from fastapi import APIRouter, Request
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.views import changes
-from ratchet.store.views.read_only import ReadOnlyStore
+from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
 
 Fingerprint = Callable[[AsyncConnection], Awaitable[str]]
 live_router = APIRouter(prefix="/live")
@@ -71,6 +72,10 @@ async def _changes(
                 known = found
             except StoreUnavailableError as error:
                 _LOG.warning("live page waits for the store", reason=str(error))
+            except DBAPIError as error:
+                if not has_refused_value(error):
+                    raise
+                return
             looks += 1
             if looks % _PING_LOOKS == 0:
                 yield ": ping\n\n"

@@ -1,8 +1,10 @@
 """A page's model as HTML or, for the same address with `.json` or for a client that asks for JSON, as JSON."""
 
+import asyncio
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from fastapi import Request
@@ -10,15 +12,21 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import TextLexer, get_lexer_by_name, get_lexer_for_filename
-from pygments.util import ClassNotFound
+from pygments.lexers import get_lexer_by_name
 from starlette.responses import HTMLResponse, Response
 
 from viewer.models.diffs import read_patch
 from viewer.settings import ViewerSettings
 
 FOLDER = Path(__file__).parent
-_MAX_HIGHLIGHTED_CHARS = 60_000
+_MAX_HIGHLIGHTED_CHARS = 4000
+"""Longer texts are not highlighted: agents write them, and some lexers need time that is quadratic in the length."""
+_LANGUAGES = {
+    ".c": "c", ".cpp": "cpp", ".css": "css", ".go": "go", ".h": "c", ".html": "html", ".java": "java",
+    ".js": "javascript", ".json": "json", ".py": "python", ".rb": "ruby", ".rs": "rust", ".sh": "bash", ".sql": "sql",
+    ".toml": "toml", ".ts": "typescript", ".xml": "xml", ".yaml": "yaml", ".yml": "yaml",
+}  # fmt: skip
+"""The language of a file by its suffix; other files are plain text, so that an agent cannot choose a slow lexer."""
 _FORMATTER = HtmlFormatter(nowrap=True)
 
 
@@ -46,14 +54,23 @@ def make_environment(settings: ViewerSettings) -> Environment:
     return environment
 
 
-def respond(request: Request, template: str, page: object, status: int = 200) -> Response:
-    """Return the page in the form that the request wants."""
+async def respond(request: Request, template: str, page: object, status: int = 200) -> Response:
+    """Return the page in the form that the request wants, rendered in a thread, so that other requests go on."""
+    return await asyncio.to_thread(_render, request, template, page, status)
+
+
+def _render(request: Request, template: str, page: object, status: int) -> Response:
     if wants_json(request):
         options = orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
         body = orjson.dumps(page, option=options, default=str)
         return Response(body, status, media_type="application/json")
     environment: Environment = request.app.state.templates
-    context = {"page": page, "path": request.url.path, "query": request.url.query, "json_link": _json_link(request)}
+    context = {
+        "page": page,
+        "path": quote(request.scope["path"]),
+        "query": request.url.query,
+        "json_link": _json_link(request),
+    }
     return HTMLResponse(environment.get_template(template).render(context), status)
 
 
@@ -63,7 +80,7 @@ def wants_json(request: Request) -> bool:
 
 
 def _json_link(request: Request) -> str:
-    path = "/runs" if request.url.path == "/" else request.url.path.removesuffix("/")
+    path = "/runs" if request.url.path == "/" else quote(request.scope["path"].removesuffix("/"))
     return f"{path}.json" + (f"?{request.url.query}" if request.url.query else "")
 
 
@@ -71,8 +88,6 @@ def workflow_link(settings: ViewerSettings, workflow_id: str) -> str:
     """Return the address of a workflow in the Temporal UI, empty without a UI."""
     if not settings.temporal_ui:
         return ""
-    from urllib.parse import quote
-
     return f"{settings.temporal_ui}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow_id, safe='')}"
 
 
@@ -83,14 +98,11 @@ def _data_json(value: object) -> Markup:
 
 
 def highlighted(text: str, language: str = "", path: str = "") -> Markup:
-    """Return code with syntax classes; long texts are only escaped."""
-    if len(text) > _MAX_HIGHLIGHTED_CHARS:
+    """Return code with syntax classes; long texts and unknown languages are only escaped."""
+    name = language or _LANGUAGES.get(PurePosixPath(path).suffix)
+    if not name or len(text) > _MAX_HIGHLIGHTED_CHARS:
         return Markup.escape(text)
-    try:
-        lexer = get_lexer_by_name(language) if language else get_lexer_for_filename(path) if path else TextLexer()
-    except ClassNotFound:
-        return Markup.escape(text)
-    return Markup(highlight(text, lexer, _FORMATTER))
+    return Markup(highlight(text, get_lexer_by_name(name), _FORMATTER))
 
 
 def in_words(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from html import unescape
 from os.path import relpath
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -46,7 +46,7 @@ class PageExporter:
     async def export_run(self, run_id: str, max_rollouts: int) -> None:
         """Write the run's page with its steps, and the newest rollouts with their groups and tasks."""
         async with self._app.router.lifespan_context(self._app):
-            self._plan(f"/runs/{run_id}")
+            self._plan(f"/runs/{quote(run_id)}")
             async with self._app.state.store.read() as connection:
                 lines = await list_rollout_lines(connection, RolloutFilter(run_id=run_id), max_rollouts)
             for line in lines:
@@ -55,12 +55,12 @@ class PageExporter:
                 if line.group_id is not None:
                     self._plan(f"/groups/{line.group_id}")
             for step in await self._steps_of(run_id):
-                self._plan(f"/runs/{run_id}/steps/{step}")
-            await self._write(f"/runs/{run_id}")
+                self._plan(f"/runs/{quote(run_id)}/steps/{step}")
+            await self._write(f"/runs/{quote(run_id)}")
 
     async def _steps_of(self, run_id: str) -> list[int]:
         async with self._client() as client:
-            page = await client.get(f"/runs/{run_id}.json")
+            page = await client.get(f"/runs/{quote(run_id)}.json")
             if page.status_code == 404:
                 raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
             return [int(one["step"]) for one in page.json()["steps"]]

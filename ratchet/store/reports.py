@@ -101,7 +101,8 @@ async def list_rollouts(
 
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
     """Return the id of the rollout with this id or workflow id, None without one."""
-    column = RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name
+    is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id
+    column = RolloutTable.id == int(name) if is_id else RolloutTable.workflow_id == name
     return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import quote
 
 from ratchet.store.views.curve_views import Metrics, StepReward, StepTimes
 from ratchet.store.views.run_views import EvaluationRate
@@ -36,7 +37,8 @@ class Chart:
 
 @dataclass(slots=True, frozen=True)
 class RunCurves:
-    """What the charts of one run are drawn from."""
+    """What the charts of one run are drawn from. `tokens_before`: trained by the steps before the first one of
+    `metrics`; read only for the axis of tokens."""
 
     run_id: str
     created_at: datetime
@@ -44,6 +46,7 @@ class RunCurves:
     times: Mapping[int, StepTimes]
     rewards: Sequence[StepReward]
     evaluations: Sequence[EvaluationRate]
+    tokens_before: float = 0.0
 
 
 _METRIC_CHARTS = (
@@ -114,7 +117,7 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
         for reward in run.rewards:
             if reward.step in position:
                 points.setdefault(position[reward.step], {})[run.run_id] = reward
-                links.setdefault(position[reward.step], f"/runs/{run.run_id}/steps/{reward.step}")
+                links.setdefault(position[reward.step], f"/runs/{quote(run.run_id)}/steps/{reward.step}")
     xs = sorted(points)
     series = []
     for run in runs:
@@ -134,26 +137,31 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
 
 
 def evaluation_chart(curves: RunCurves) -> Chart:
-    """Return the held-out solve rate by step, one series per temperature and number of samples."""
-    ended = [one for one in curves.evaluations if one.mean is not None]
+    """Return the held-out solve rate by step, one series per temperature and number of samples.
+
+    Evaluations that still run are left out. If one was repeated at a step, the newest counts.
+    """
+    ended = [one for one in curves.evaluations if one.ended_at is not None and one.mean is not None]
+    ended.sort(key=lambda one: one.created_at)
     xs = sorted({float(one.step) for one in ended})
     series = []
-    for temperature in sorted({one.temperature for one in ended}):
-        found = {float(one.step): one for one in ended if one.temperature == temperature}
-        intervals = [
-            mean_interval(found[x].mean or 0.0, found[x].deviation, found[x].num_tasks) if x in found else None
-            for x in xs
-        ]
+    for temperature, samples in sorted({(one.temperature, one.num_samples) for one in ended}):
+        found = {
+            float(one.step): mean_interval(one.mean or 0.0, one.deviation, one.num_rated_tasks)
+            for one in ended
+            if (one.temperature, one.num_samples) == (temperature, samples)
+        }
+        intervals = [found.get(x) for x in xs]
         series.append(
             ChartSeries(
-                f"T = {temperature:g}",
+                f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task",
                 [one.mean if one else None for one in intervals],
                 [one.low if one else None for one in intervals],
                 [one.high if one else None for one in intervals],
             )
         )
-    links = [f"/rollouts?run={curves.run_id}&purpose=eval&step={x:.0f}" for x in xs]
-    note = "Held-out tasks, mean over tasks, with a 95% interval over tasks."
+    links = [f"/rollouts?run={quote(curves.run_id)}&purpose=eval&step={x:.0f}" for x in xs]
+    note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
     return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
 
 
@@ -178,7 +186,7 @@ def _positions(curves: RunCurves, axis: str) -> dict[int, float]:
     """Return where each step lies on the axis."""
     steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
     if axis == "tokens":
-        total = 0.0
+        total = curves.tokens_before
         found = {}
         for step in steps:
             total += curves.metrics.get(step, {}).get("trained_tokens", 0.0)
@@ -204,5 +212,5 @@ def _chart(
         AXES[axis],
         [position[steps[index]] for index in kept],
         [ChartSeries(one.label, [one.values[index] for index in kept], [], []) for one in series],
-        [f"/runs/{curves.run_id}/steps/{steps[index]}" for index in kept],
+        [f"/runs/{quote(curves.run_id)}/steps/{steps[index]}" for index in kept],
     )

@@ -5,6 +5,7 @@ Each sentence is made from stored facts only. The viewer and `ratchet explain` s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from ratchet.store.views.rollout_views import (
     AttemptView,
@@ -167,7 +168,7 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
     if facts.use is not None:
         text = f"{spread}, so its advantage in step {facts.use.step} is {facts.use.advantage:+.3g}"
         text += f", on {facts.use.num_tokens} trained tokens"
-        return WhySentence(text + ".", f"/runs/{head.run_id}/steps/{facts.use.step}#rollout-{head.id}")
+        return WhySentence(text + ".", f"/runs/{quote(head.run_id)}/steps/{facts.use.step}#rollout-{head.id}")
     if group.use == "no_signal":
         return WhySentence(f"{spread}, so the group has no signal and step {group.step} left it out.", link)
     if group.use == "expired":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from ratchet.store.views.run_views import RewardCount
 
@@ -39,7 +40,7 @@ def reward_bins(run_id: str, counts: Sequence[RewardCount]) -> list[RewardBin]:
             high,
             number,
             number / fullest,
-            f"/rollouts?run={run_id}&purpose=train&reward_from={low!r}&reward_to={high!r}",
+            f"/rollouts?run={quote(run_id)}&purpose=train&reward_from={low!r}&reward_to={high!r}",
         )
         for low, high, number in ranges
     ]

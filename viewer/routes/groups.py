@@ -9,6 +9,7 @@ from ratchet.store.views import rollout_list, rollout_views, run_views, turn_vie
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine
+from ratchet.types import GroupState, Purpose
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond
@@ -16,7 +17,7 @@ from viewer.routes.registration import found, page_route
 
 group_pages = APIRouter()
 _MAX_TURNS = 12
-_MAX_MEMBERS = 16
+_MAX_COLUMNS = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,12 +32,15 @@ class MemberColumn:
 
 @dataclass(slots=True, frozen=True)
 class GroupPage:
-    """`has_signal`: whether the rewards differ; None while fewer than two members have one."""
+    """`rewards`: those that count, so not of members that were replaced or ended late. `has_signal`: whether they
+    differ; None if this is not decided or has no meaning. `others`: the members without a column."""
 
     run_id: str
     group: GroupLine
+    rewards: list[float]
     has_signal: bool | None
     members: list[MemberColumn]
+    others: list[RolloutLine]
 
 
 @page_route(group_pages, "/groups/{group_id}")
@@ -44,14 +48,23 @@ async def show_group(request: Request, group_id: int) -> Response:
     async with request.app.state.store.read() as connection:
         line = found(await run_views.read_group_line(connection, group_id), f"group {group_id}")
         run_id = found(await run_views.run_of_group(connection, group_id), f"group {group_id}")
-        rollouts = (await rollout_list.list_members(connection, group_id))[:_MAX_MEMBERS]
+        rewards = (await rollout_views.read_group_rewards(connection, run_id, group_id)).rewards
+        rollouts = await rollout_list.list_members(connection, group_id)
+        rollouts.sort(key=lambda one: one.replaced_by is not None)
         uses = await rollout_views.planned_uses(connection, run_id, line.step) if line.step is not None else {}
         columns: list[MemberColumn] = []
-        for one in rollouts:
+        for one in rollouts[:_MAX_COLUMNS]:
             contents = await turn_views.read_turn_contents(connection, one.id, _MAX_TURNS)
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-    rewards = [one.reward for one in rollouts if one.reward is not None and one.replaced_by is None]
-    has_signal = None if len(rewards) < 2 else max(rewards) > min(rewards)
-    return respond(request, "group.html", GroupPage(run_id, line, has_signal, columns))
+    page = GroupPage(run_id, line, rewards, has_signal(line, rewards), columns, rollouts[_MAX_COLUMNS:])
+    return await respond(request, "group.html", page)
+
+
+def has_signal(group: GroupLine, rewards: list[float]) -> bool | None:
+    """Return whether a step can learn from the group; None while it is open, because members may end or be replaced,
+    for a group of an evaluation, and for fewer than two rewards."""
+    if group.state == GroupState.OPEN or group.purpose != Purpose.TRAIN or len(rewards) < 2:
+        return None
+    return max(rewards) > min(rewards)

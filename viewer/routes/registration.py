@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
@@ -32,7 +32,7 @@ def found(value: _T | None, what: str) -> _T:
 
 def next_link(request: Request, **changed: object) -> str:
     """Return this page's address with other values of some parameters; None removes one."""
-    path = request.url.path.removesuffix(".json")
+    path = quote(request.scope["path"].removesuffix(".json"))
     values = {name: value for name, value in request.query_params.multi_items() if name not in changed}
     pairs = [(name, value) for name, value in request.query_params.multi_items() if name in values]
     pairs += [(name, str(value)) for name, value in changed.items() if value is not None]

@@ -102,7 +102,7 @@ async def show_tokens(
         previous_page=next_link(request, first=max(0, first - _PAGE_TOKENS)) if first else None,
         next_page=next_link(request, first=first + _PAGE_TOKENS) if first + _PAGE_TOKENS < total else None,
     )
-    return respond(request, "tokens.html", page)
+    return await respond(request, "tokens.html", page)
 
 
 def _runs(tokens: list[TokenView]) -> list[TokenRun]:
@@ -119,4 +119,4 @@ async def show_attempt_logs(request: Request, rollout_id: int, attempt: int) -> 
     async with request.app.state.store.read() as connection:
         head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
         logs = await rollout_views.read_attempt_logs(connection, rollout_id, attempt)
-    return respond(request, "attempt.html", AttemptLogsPage(head, attempt, *logs))
+    return await respond(request, "attempt.html", AttemptLogsPage(head, attempt, *logs))

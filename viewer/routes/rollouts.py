@@ -1,10 +1,13 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from ratchet.store.views import rollout_list, rollout_views, turn_views
@@ -25,6 +28,7 @@ from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 
 rollout_pages = APIRouter()
+_N = TypeVar("_N", int, float)
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
@@ -39,8 +43,9 @@ class RolloutsPage:
 
 @dataclass(slots=True, frozen=True)
 class RolloutPage:
-    """`turns`: the page of the conversation that begins behind the turn `after`. `previous` and `next`: the rollouts
-    of the same run beside this one."""
+    """`turns`: the page of the conversation that begins behind the turn `after`. `turn_lines`: the first turns, of
+    `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
+    one."""
 
     head: RolloutHead
     why: list[WhySentence]
@@ -55,6 +60,7 @@ class RolloutPage:
     timeline: Timeline
     graph: TurnGraph
     turn_lines: list[TurnLine]
+    num_turns: int
     turns: list[TurnView]
     first_turn: int
     next_page: str | None
@@ -84,29 +90,26 @@ async def show_rollouts(
         purpose=purpose or None,
         outcome=outcome or None,
         agent_exit=agent_exit or None,
-        reward_from=_number(reward_from),
-        reward_to=_number(reward_to),
-        task_id=_whole(task),
+        reward_from=_read(float, "reward_from", reward_from),
+        reward_to=_read(float, "reward_to", reward_to),
+        task_id=_read(int, "task", task),
         reason=reason or None,
-        policy_step=_whole(step),
+        policy_step=_read(int, "step", step),
         evaluation=evaluation or None,
         flagged=flagged,
     )
     async with request.app.state.store.read() as connection:
         lines = await rollout_list.list_rollout_lines(connection, wanted, _PAGE_ROLLOUTS, before)
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    return respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
+    return await respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
 
 
-def _number(text: str) -> float | None:
+def _read(kind: Callable[[str], _N], name: str, text: str) -> _N | None:
+    """Return the number; None for an empty text. Raises a 422 that names the parameter."""
     try:
-        return float(text) if text else None
+        return kind(text) if text else None
     except ValueError:
-        return None
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+        raise HTTPException(422, f"{name} is a number, not {text[:40]!r}") from None
 
 
 @page_route(rollout_pages, "/rollouts/{rollout_id}")
@@ -115,18 +118,16 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
     is_export = request.app.state.settings.is_export
     async with request.app.state.store.read() as connection:
         page = await read_rollout_page(connection, request, rollout_id, after, 10_000 if is_export else _PAGE_TURNS)
-    return respond(request, "rollout.html", page)
+    return await respond(request, "rollout.html", page)
 
 
 @rollout_pages.get("/rollouts/{rollout_id}/turns/{turn_id}")
 async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
     """A deep link to a turn: the page of the conversation that begins with the turn before it."""
     async with request.app.state.store.read() as connection:
-        lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
-    ids = [line.id for line in lines]
+        ids = await rollout_views.list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
     found(turn_id if turn_id in ids else None, f"turn {turn_id} of rollout {rollout_id}")
-    at = ids.index(turn_id)
-    after = 0 if at < _PAGE_TURNS else ids[at - 2]
+    after = ids[2] if len(ids) > _PAGE_TURNS else 0
     where = f"?after={after}" if after else ""
     return RedirectResponse(f"/rollouts/{rollout_id}{where}#turn-{turn_id}", 303)
 
@@ -139,9 +140,9 @@ async def read_rollout_page(
     boxes = await rollout_views.list_boxes(connection, rollout_id)
     lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
     contents = await turn_views.read_turn_contents(connection, rollout_id, page_turns, after)
-    first = next((number for number, line in enumerate(lines, 1) if line.id > after), 1)
+    counts = await rollout_views.count_turns(connection, rollout_id, after)
+    first = counts.num_before + 1
     last = contents[-1].id if contents else after
-    has_more = any(line.id > last for line in lines) or len(lines) == _MAX_TURN_LINES
     neighbours = await rollout_views.neighbours_of(connection, head.run_id, rollout_id)
     grade = next((one for one in facts.grades if one.id == head.grade_id), facts.grades[-1] if facts.grades else None)
     patch = facts.patches[-1] if facts.patches else None
@@ -159,9 +160,10 @@ async def read_rollout_page(
         timeline=build_timeline(head, boxes, lines, datetime.now(UTC)),
         graph=build_graph(lines),
         turn_lines=lines,
+        num_turns=counts.num_turns,
         turns=read_conversation(contents, first),
         first_turn=first,
-        next_page=next_link(request, after=last) if contents and has_more else None,
+        next_page=next_link(request, after=last) if contents and counts.newest > last else None,
         previous=neighbours.previous,
         next=neighbours.next,
     )

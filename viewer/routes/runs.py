@@ -35,6 +35,8 @@ _MAX_STEPS = 400
 _MAX_REWARD_STEPS = 100
 """Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
 _MAX_OPEN = 200
+_MAX_FAILURES = 10
+_MAX_FLAGGED = 20
 _MAX_COMPARED = 6
 _NEWEST_STEPS = 20
 
@@ -73,7 +75,7 @@ class EngineLine:
 @dataclass(slots=True, frozen=True)
 class RunPage:
     """`waits`: the open rollouts by stage; `open_rollouts`: by group id. `charts`: of the newest steps only, if there
-    are more than fit."""
+    are more than fit. `cut`: the fields whose lists go on, beyond what a page shows."""
 
     head: RunHead
     num_steps: int
@@ -93,11 +95,15 @@ class RunPage:
     axis: str
     first_charted_step: int
     steps: list[StepLine]
+    cut: list[str]
 
 
 @dataclass(slots=True, frozen=True)
 class ComparePage:
+    """`first_charted_steps`: by run; later than 1 if only the newest steps fit."""
+
     runs: list[RunHead]
+    first_charted_steps: dict[str, int]
     axis: str
     charts: list[Chart]
 
@@ -116,12 +122,14 @@ async def show_runs(request: Request, before: str | None = None) -> Response:
         try:
             key = (datetime.fromisoformat(moment), run_id)
         except ValueError:
-            raise HTTPException(422, "`before` is not a time and a run's id with a comma between") from None
+            key = None
+        if key is None or key[0].tzinfo is None:
+            raise HTTPException(422, "`before` is not a time with its zone and a run's id with a comma between")
     async with request.app.state.store.read() as connection:
         listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key)
     last = listed[-1] if len(listed) == _PAGE_RUNS else None
     more = next_link(request, before=f"{last.created_at.isoformat()},{last.run_id}") if last else None
-    return respond(request, "runs.html", RunsPage(listed, more))
+    return await respond(request, "runs.html", RunsPage(listed, more))
 
 
 @page_route(run_pages, "/runs/{run_id}")
@@ -129,7 +137,7 @@ async def show_run(request: Request, run_id: str, axis: str = "steps") -> Respon
     _require_axis(axis)
     async with request.app.state.store.read() as connection:
         page = await read_run_page(connection, request.app.state.step_rewards, run_id, axis)
-    return respond(request, "run.html", page)
+    return await respond(request, "run.html", page)
 
 
 @page_route(run_pages, "/compare")
@@ -139,8 +147,10 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
     async with request.app.state.store.read() as connection:
         heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
-        curves = [await _read_curves(connection, request.app.state.step_rewards, head) for head in heads]
-    return respond(request, "compare.html", ComparePage(heads, axis, compare_charts(curves, axis)))
+        curves = [await _read_curves(connection, request.app.state.step_rewards, head, axis) for head in heads]
+    firsts = {one.run_id: min(one.metrics, default=0) for one in curves}
+    page = ComparePage(heads, firsts, axis, compare_charts(curves, axis))
+    return await respond(request, "compare.html", page)
 
 
 def _require_axis(axis: str) -> None:
@@ -150,34 +160,45 @@ def _require_axis(axis: str) -> None:
 
 async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_id: str, axis: str) -> RunPage:
     head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-    curves = await _read_curves(connection, rewards, head)
+    curves = await _read_curves(connection, rewards, head, axis)
     still_open: dict[int | None, list[OpenRollout]] = {}
-    for one in await list_open_rollouts(connection, run_id, _MAX_OPEN):
+    open_rollouts = await list_open_rollouts(connection, run_id, _MAX_OPEN + 1)
+    for one in open_rollouts[:_MAX_OPEN]:
         still_open.setdefault(one.group_id, []).append(one)
+    open_groups = await run_views.list_open_groups(connection, run_id, _MAX_OPEN + 1)
+    failures = await run_views.count_failures(connection, run_id, _MAX_FAILURES + 1)
+    flagged = await run_views.list_flagged(connection, run_id, _MAX_FLAGGED + 1)
+    num_listed = {
+        "open_groups": (len(open_groups), _MAX_OPEN),
+        "open_rollouts": (len(open_rollouts), _MAX_OPEN),
+        "failures": (len(failures), _MAX_FAILURES),
+        "flagged": (len(flagged), _MAX_FLAGGED),
+    }
     engines = await list_engines(connection)
     return RunPage(
         head=head,
         num_steps=int(head.config.get("training", {}).get("steps") or 0),
         is_live=head.state in ("running", "paused"),
         waits=await count_open_rollouts(connection, run_id),
-        open_groups=await run_views.list_open_groups(connection, run_id, _MAX_OPEN),
+        open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
         outcomes=await run_views.count_outcomes(connection, run_id),
-        failures=await run_views.count_failures(connection, run_id, limit=10),
+        failures=failures[:_MAX_FAILURES],
         groups=await run_views.count_groups_by_state(connection, run_id),
         bins=reward_bins(run_id, await run_views.count_rewards(connection, run_id, "train")),
         evaluations=list(curves.evaluations),
-        flagged=await run_views.list_flagged(connection, run_id, limit=20),
+        flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
         charts=run_charts(curves, axis),
         axis=axis,
         first_charted_step=min(curves.metrics, default=0),
         steps=_step_lines(curves),
+        cut=[name for name, (number, limit) in num_listed.items() if number > limit],
     )
 
 
-async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead) -> RunCurves:
+async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead, axis: str) -> RunCurves:
     last = max(head.step, await curve_views.newest_metric_step(connection, head.run_id))
     first = max(0, last - _MAX_STEPS + 1)
     return RunCurves(
@@ -187,6 +208,7 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
         await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
         await run_views.evaluation_rates(connection, head.run_id),
+        await curve_views.trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
 
 

@@ -50,4 +50,4 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
             number = result.num_turns
             if result.next_before is not None:
                 more = next_link(request, run=run_id, before=result.next_before)
-    return respond(request, "search.html", SearchPage(words, run_id, run_ids, hits, number, more))
+    return await respond(request, "search.html", SearchPage(words, run_id, run_ids, hits, number, more))

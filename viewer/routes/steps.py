@@ -91,4 +91,4 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         step - 1 if step - 1 in near else None,
         step + 1 if step + 1 in near else None,
     )
-    return respond(request, "step.html", page)
+    return await respond(request, "step.html", page)

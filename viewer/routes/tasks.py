@@ -18,7 +18,7 @@ _MAX_CONTRADICTIONS = 20
 
 @dataclass(slots=True, frozen=True)
 class TaskPage:
-    """`num_graded` and `mean_reward`: over all runs."""
+    """`num_graded` and `mean_reward`: over all runs. `has_more_contradictions`: than are listed."""
 
     task: TaskHead
     num_rollouts: int
@@ -27,6 +27,7 @@ class TaskPage:
     rates: list[TaskPolicyRate]
     admissions: list[AdmissionView]
     contradictions: list[ContradictingPatch]
+    has_more_contradictions: bool
     newest: list[RolloutLine]
 
 
@@ -37,6 +38,7 @@ async def show_task_page(request: Request, task_id: int) -> Response:
         rates = await task_views.task_rates(connection, task_id)
         graded = sum(one.num_graded for one in rates)
         total = sum((one.mean or 0.0) * one.num_graded for one in rates)
+        contradictions = await task_views.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS + 1)
         page = TaskPage(
             head,
             sum(one.num_rollouts for one in rates),
@@ -44,7 +46,8 @@ async def show_task_page(request: Request, task_id: int) -> Response:
             total / graded if graded else None,
             rates,
             await task_views.list_admissions(connection, task_id),
-            await task_views.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS),
+            contradictions[:_MAX_CONTRADICTIONS],
+            len(contradictions) > _MAX_CONTRADICTIONS,
             await rollout_list.list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),
         )
-    return respond(request, "task.html", page)
+    return await respond(request, "task.html", page)

@@ -23,7 +23,7 @@ class StepTimes:
 
 @dataclass(slots=True, frozen=True)
 class StepReward:
-    """Rewards of the rollouts that a step consumed. `deviation`: standard deviation of its groups' mean rewards."""
+    """Rewards of the groups that a step consumed. `mean` and `deviation`: of the groups' mean rewards."""
 
     step: int
     num_rollouts: int
@@ -47,6 +47,14 @@ async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, 
     for step, name, value in await connection.execute(statement.order_by(MetricTable.step)):
         found.setdefault(step, {})[name] = value
     return found
+
+
+async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: int) -> float:
+    """Return the number of tokens that the steps before this one trained."""
+    statement = select(func.coalesce(func.sum(MetricTable.value), 0.0)).where(
+        MetricTable.run_id == run_id, MetricTable.name == "trained_tokens", MetricTable.step < step
+    )
+    return float((await connection.execute(statement)).scalar_one())
 
 
 async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
@@ -76,12 +84,11 @@ async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, 
         .group_by(BatchItemTable.step, BatchItemTable.group_id)
         .subquery()
     )
-    number = func.sum(group.c.number)
     statement = select(
         group.c.step,
-        number,
+        func.sum(group.c.number),
         func.count(),
-        func.sum(group.c.mean * group.c.number) / number,
+        func.avg(group.c.mean),
         func.stddev_samp(group.c.mean),
     ).group_by(group.c.step)
     return [

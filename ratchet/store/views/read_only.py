@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+import asyncpg
 import structlog
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import StoreUnavailableError
@@ -58,6 +60,18 @@ async def grant_reader_role(database: Database) -> bool:
     except StoreUnavailableError as error:  # so is a missing privilege reported, too
         _LOG.info("no role for readers; their transactions are read-only all the same", reason=str(error))
         return False
+
+
+def has_refused_value(error: BaseException) -> bool:
+    """Return whether a statement failed because of one of its values: asyncpg cannot encode it, or Postgres hold it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, asyncpg.exceptions.InterfaceError):
+            return isinstance(inner, ValueError)
+        if str(getattr(inner, "sqlstate", None) or "").startswith("22"):
+            return True
+        inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
+    return False
 
 
 class ReadOnlyStore:

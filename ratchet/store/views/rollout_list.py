@@ -13,6 +13,8 @@ from ratchet.types import JsonObject
 
 OPEN = "open"
 """The value of the outcome filter for rollouts without an outcome."""
+NO_EXIT = "none"
+"""The value of the filter of agents' exits for rollouts without one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,7 +103,6 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
     equal = {
         RolloutTable.run_id: wanted.run_id,
         RolloutTable.purpose: wanted.purpose,
-        RolloutTable.agent_exit: wanted.agent_exit,
         RolloutTable.task_id: wanted.task_id,
         RolloutTable.group_id: wanted.group_id,
         RolloutGroupTable.started_step: wanted.policy_step,
@@ -114,6 +115,10 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         statement = statement.where(RolloutTable.outcome.is_(None))
     elif wanted.outcome is not None:
         statement = statement.where(RolloutTable.outcome == wanted.outcome)
+    if wanted.agent_exit == NO_EXIT:
+        statement = statement.where(RolloutTable.agent_exit.is_(None))
+    elif wanted.agent_exit is not None:
+        statement = statement.where(RolloutTable.agent_exit == wanted.agent_exit)
     if wanted.reward_from is not None:
         statement = statement.where(RolloutTable.reward >= wanted.reward_from)
     if wanted.reward_to is not None:

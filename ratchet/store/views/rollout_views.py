@@ -254,6 +254,29 @@ async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: i
     return [TurnLine(*row) for row in await connection.execute(statement)]
 
 
+@dataclass(slots=True, frozen=True)
+class TurnCounts:
+    """How many turns a rollout has, and how many of them up to some turn. `newest`: an id, 0 without a turn."""
+
+    num_turns: int
+    num_before: int
+    newest: int
+
+
+async def count_turns(connection: AsyncConnection, rollout_id: int, after: int) -> TurnCounts:
+    """Count the turns of the rollout, and those up to the turn `after`, inclusive."""
+    statement = select(
+        func.count(), func.count().filter(TurnTable.id <= after), func.coalesce(func.max(TurnTable.id), 0)
+    ).where(TurnTable.rollout_id == rollout_id)
+    return TurnCounts(*(await connection.execute(statement)).one())
+
+
+async def list_turn_ids_through(connection: AsyncConnection, rollout_id: int, turn_id: int, limit: int) -> list[int]:
+    """Return the ids of the newest `limit` turns of the rollout up to `turn_id`, inclusive, newest first."""
+    statement = select(TurnTable.id).where(TurnTable.rollout_id == rollout_id, TurnTable.id <= turn_id)
+    return list((await connection.execute(statement.order_by(TurnTable.id.desc()).limit(limit))).scalars())
+
+
 async def read_patch_text(connection: AsyncConnection, patch_id: int) -> str:
     return unpack_text(
         (await connection.execute(select(PatchTable.diff).where(PatchTable.id == patch_id))).scalar_one()

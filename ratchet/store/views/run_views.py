@@ -1,7 +1,7 @@
 """Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet import secrets
 from ratchet.store.schema import (
     BatchItemTable,
     EvaluationTable,
@@ -36,8 +37,9 @@ from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
-    """One line of the list of runs. `mean_reward`: of the newest trained step, None before the first one. `num_groups`:
-    groups that were started. `num_open`: rollouts that have not ended."""
+    """One line of the list of runs. `mean_reward`: of the groups that the newest step trained, so of those
+    with signal; None before the first step. `num_groups`: groups that were started. `num_open`: rollouts that have not
+    ended."""
 
     run_id: str
     config_name: str
@@ -54,7 +56,8 @@ class RunSummary:
 
 @dataclass(slots=True, frozen=True)
 class RunHead:
-    """One run; `RunTable` describes the columns."""
+    """One run; `RunTable` describes the columns. `config`: with `***` for values of `harness.extra_env` that are
+    written out."""
 
     run_id: str
     config_name: str
@@ -163,7 +166,14 @@ async def list_run_summaries(
 async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
     columns = [getattr(RunTable, name) for name in RunHead.__slots__]
     row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
-    return None if row is None else RunHead(*row)
+    if row is None:
+        return None
+    head = RunHead(*row)
+    harness = head.config.get("harness") or {}
+    if not harness.get("extra_env"):
+        return head
+    harness = {**harness, "extra_env": secrets.references_only(harness["extra_env"])}
+    return replace(head, config={**head.config, "harness": harness})
 
 
 async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
@@ -234,13 +244,19 @@ def flagged_grades() -> CTE:
 
 @dataclass(slots=True, frozen=True)
 class EvaluationRate:
-    """An evaluation with its solve rate: the mean over tasks of each task's mean reward."""
+    """An evaluation with its solve rate: the mean over tasks of each task's mean reward.
+
+    `num_rated_tasks`: the tasks with a verdict; the rate is over them. `num_graded`: the rollouts with a verdict.
+    """
 
     label: str
     step: int
     temperature: float
+    num_samples: int
     policy_version: str
     num_tasks: int
+    num_rated_tasks: int
+    num_rollouts: int
     num_graded: int
     mean: float | None
     deviation: float | None
@@ -255,13 +271,13 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             RolloutGroupTable.label,
             RolloutTable.task_id,
             func.avg(RolloutTable.reward).label("mean"),
+            func.count().label("rollouts"),
             func.count(RolloutTable.reward).label("graded"),
         )
         .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
         .where(
             RolloutGroupTable.run_id == run_id,
             RolloutGroupTable.purpose == Purpose.EVAL,
-            RolloutTable.reward.is_not(None),
             RolloutTable.replaced_by.is_(None),
         )
         .group_by(RolloutGroupTable.label, RolloutTable.task_id)
@@ -271,6 +287,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         select(
             per_task.c.label,
             func.count().label("tasks"),
+            func.count(per_task.c.mean).label("rated"),
+            func.sum(per_task.c.rollouts).label("rollouts"),
             func.sum(per_task.c.graded).label("graded"),
             func.avg(per_task.c.mean).label("mean"),
             func.stddev_samp(per_task.c.mean).label("deviation"),
@@ -283,8 +301,11 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             EvaluationTable.label,
             EvaluationTable.step,
             EvaluationTable.temperature,
+            EvaluationTable.num_samples,
             EvaluationTable.policy_version,
             func.coalesce(rates.c.tasks, 0),
+            func.coalesce(rates.c.rated, 0),
+            cast(func.coalesce(rates.c.rollouts, 0), Integer),
             cast(func.coalesce(rates.c.graded, 0), Integer),
             rates.c.mean,
             rates.c.deviation,

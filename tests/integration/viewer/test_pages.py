@@ -2,6 +2,8 @@
 
 import re
 from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import httpx
 import pytest
@@ -9,12 +11,12 @@ import pytest
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
 from ratchet.store.views.read_only import grant_reader_role
-from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun
+from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.step_rewards import StepRewards
 
 
 def pages_of(filled: FilledRun) -> list[str]:
-    run = f"/runs/{filled.run_id}"
+    run = f"/runs/{quote(filled.run_id)}"
     rollouts = (filled.solved, filled.unsolved, filled.rejected, filled.failed, filled.running)
     return [
         "/runs",
@@ -22,13 +24,13 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
         f"{run}/steps/1",
-        f"/compare?run={filled.run_id}&axis=tokens",
-        f"/rollouts?run={filled.run_id}",
+        f"/compare?run={quote(filled.run_id)}&axis=tokens",
+        f"/rollouts?run={quote(filled.run_id)}",
         f"/groups/{filled.trained_group}",
         f"/groups/{filled.silent_group}",
         f"/groups/{filled.open_group}",
         f"/tasks/{filled.task}",
-        f"/search?q=subtracts&run={filled.run_id}",
+        f"/search?q=subtracts&run={quote(filled.run_id)}",
         f"/rollouts/{filled.solved}/tokens",
         f"/rollouts/{filled.solved}/tokens?colour=logprob",
         f"/rollouts/{filled.solved}/tokens?colour=version",
@@ -54,17 +56,24 @@ async def test_every_page_and_its_json_twin(client: httpx.AsyncClient, filled: F
         assert wished.headers["content-type"] == "application/json", address
 
 
-async def test_every_link_of_every_page_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
+@pytest.mark.parametrize("name", ["plain", "a b&outcome=#c?+é%41"])
+async def test_every_link_of_every_page_leads_to_a_page(
+    client: httpx.AsyncClient, database: Database, model: Path, name: str
+) -> None:
+    filled = await fill_run(database, name, model)
+    run = f"/runs/{quote(name)}"
     targets = set()
     for address in pages_of(filled):
         for target in re.findall(r'(?:href|src)="(/[^"]*)"', await get(client, address)):
             targets.add(unescape(target).partition("#")[0])
-    for link in re.findall(r"/runs/[^\"]*/steps/\d+", await get(client, f"/runs/{filled.run_id}")):
+    for link in re.findall(r"/runs/[^\"]*/steps/\d+", await get(client, run)):
         targets.add(link)
-    missing = {f"/runs/{filled.run_id}/steps/{step}" for step in (2, 3)}  # they have metrics and no plan row here
+    missing = {f"{run}/steps/{step}" for step in (2, 3)}  # they have metrics and no plan row here
     for target in sorted(targets - missing):
         answer = await client.get(target, follow_redirects=True)
         assert answer.status_code == 200, f"{target}: {answer.status_code}"
+        of_a_run = [one for one in parse_qsl(urlsplit(target).query) if one[0] == "run"]
+        assert of_a_run in ([], [("run", name)]), target
 
 
 async def test_health_needs_no_more_than_the_readers_role_may(client: httpx.AsyncClient, database: Database) -> None:
@@ -122,7 +131,7 @@ async def test_a_group_marks_the_first_difference_and_missing_signal(
     assert (difference["number"], difference["what"]) == (1, "answer")
     assert difference["text"][difference["at"] :].startswith(" -n")
     html = await get(client, f"/groups/{filled.silent_group}")
-    assert "No signal: all members have the reward 0" in html
+    assert "No signal: all 2 members that count have the reward 0" in html
 
 
 async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClient, filled: FilledRun) -> None:
@@ -159,6 +168,8 @@ async def test_filters_and_pages_of_rollouts(client: httpx.AsyncClient, filled: 
     every = await ids("")
     assert every == sorted(every, reverse=True) and len(every) == 7
     assert await ids("outcome=open") == [filled.running]
+    assert await ids("agent_exit=none&outcome=infra_failed") == [filled.failed]
+    assert filled.solved not in await ids("agent_exit=none")
     assert await ids("outcome=rejected") == [filled.rejected]
     assert await ids("reason=sandboxlost") == [filled.failed]
     assert await ids("reason=100%25") == [], "% is a character, not a pattern"
@@ -195,10 +206,21 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         ("/runs/none", 404, "run none does not exist"),
         (f"/runs/{filled.run_id}?axis=moons", 422, "axis is one of"),
         ("/rollouts/x", 422, "rollout_id"),
+        (f"/rollouts/{2**63}", 422, "too large"),
+        (f"/runs/{filled.run_id}/steps/{2**31}", 422, "too large"),
+        (f"/rollouts?before={2**63}", 422, "too large"),
+        ("/runs/a%00b", 422, "cannot hold"),
+        ("/rollouts?reason=%00", 422, "cannot hold"),
+        ("/rollouts?task=²", 422, "task is a number, not"),
+        ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),
+        (f"/rollouts?step={'9' * 5000}", 422, "step is a number, not"),
+        ("/runs?before=2026-01-01T00:00:00,x", 422, "a time with its zone"),
     ):
         answer = await client.get(address)
         assert answer.status_code == status and words in answer.text, address
         assert answer.headers["content-type"].startswith("text/html")
+    for words in ("²", "9" * 30):
+        assert (await client.get("/search", params={"q": words})).status_code == 200, words
 
 
 async def test_looking_changes_nothing(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:

@@ -1,7 +1,13 @@
 """Texts of agents cannot become markup, numbers are short, and links to Temporal are complete."""
 
+import threading
+
+import httpx
+import pytest
+from jinja2 import DictLoader
 from markupsafe import escape
 
+from viewer.app import create_viewer_app
 from viewer.rendering import _data_json, highlighted, in_words, short_number, workflow_link
 from viewer.settings import ViewerSettings
 
@@ -13,9 +19,30 @@ def test_data_cannot_end_its_script_element() -> None:
 
 
 def test_highlighted_code_is_escaped() -> None:
-    for language, path in (("bash", ""), ("", "a.html"), ("", "a.unknown"), ("", ""), ("no such language", "")):
+    for language, path in (("bash", ""), ("", "a.html"), ("", "a.unknown"), ("", "")):
         assert "<script" not in highlighted(MARKUP, language, path), (language, path)
-    assert highlighted("<" * 100_000) == escape("<" * 100_000)
+    assert "<span" in highlighted("echo $HOME", "bash") and "<span" in highlighted("def f(): ...", "", "/w/a.py")
+
+
+@pytest.mark.parametrize(("language", "path"), [("bash", ""), ("", "a.py"), ("", "a.html"), ("json", "")])
+def test_long_code_is_only_escaped(language: str, path: str) -> None:
+    """Pygments reads a here-document without an end once for each of its letters."""
+    text = "<<" + "".join(map(chr, range(0x4E00, 0x4E00 + 5000)))
+    assert highlighted(text, language, path) == escape(text)
+
+
+@pytest.mark.parametrize("path", ["Makefile", "a.thrift", "a.md", "a", ""])
+def test_an_agent_cannot_choose_any_lexer(path: str) -> None:
+    assert highlighted("_ = 1", "", path) == "_ = 1"
+
+
+async def test_pages_are_rendered_beside_the_event_loop() -> None:
+    app = create_viewer_app(ViewerSettings("postgresql://nobody@127.0.0.1/none"))
+    app.state.templates.loader = DictLoader({"error.html": "{{ thread() }}"})
+    app.state.templates.globals["thread"] = threading.get_ident
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1") as client:
+        answer = await client.get("/nothing")
+    assert answer.status_code == 404 and int(answer.text) != threading.get_ident()
 
 
 def test_numbers_and_durations() -> None:

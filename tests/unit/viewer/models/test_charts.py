@@ -1,12 +1,14 @@
 """Curves lie where their axis says, carry intervals, and leave out what is not stored."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from ratchet.store.views.curve_views import StepReward, StepTimes
 from ratchet.store.views.run_views import EvaluationRate
-from viewer.models.charts import RunCurves, compare_charts, run_charts
+from viewer.models.charts import Chart, RunCurves, compare_charts, run_charts
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -29,6 +31,11 @@ def test_positions(axis: str, xs: list[float]) -> None:
     assert charts["entropy"].links == ["/runs/r/steps/1", "/runs/r/steps/2"]
 
 
+def test_tokens_of_steps_before_the_charted_ones_count() -> None:
+    charts = {chart.name: chart for chart in run_charts(replace(curves(), tokens_before=1000.0), "tokens")}
+    assert charts["reward"].xs == charts["entropy"].xs == [1100, 1150]
+
+
 def test_only_stored_metrics_have_a_chart_and_step_0_has_none() -> None:
     assert {chart.name for chart in run_charts(curves(), "steps")} == {"reward", "entropy"}
 
@@ -44,10 +51,39 @@ def test_runs_are_compared_on_one_axis() -> None:
     assert [(one.label, one.values) for one in entropy.series] == [("a", [0.5, 0.4]), ("b", [0.5, 0.4])]
 
 
+def evaluation(label: str, step: int, mean: float | None, created: int = 0, **values: Any) -> EvaluationRate:
+    fixed = {"temperature": 1.0, "num_samples": 2, "num_rated_tasks": 99, "deviation": 0.4, "ended_at": START, **values}
+    moment = START + timedelta(hours=created)
+    return EvaluationRate(
+        label=label, step=step, mean=mean, policy_version="r/0.e0", num_tasks=100, num_rollouts=200, num_graded=198,
+        created_at=moment, **fixed,
+    )  # fmt: skip
+
+
+def evaluation_chart_of(*evaluations: EvaluationRate) -> Chart:
+    with_them = replace(curves(), evaluations=evaluations)
+    return next(chart for chart in run_charts(with_them, "steps") if chart.name == "evaluation")
+
+
 def test_an_evaluation_that_has_not_ended_is_no_point() -> None:
-    found = curves()
-    ended = EvaluationRate("start-t1", 0, 1.0, "r/0.e0", 99, 198, 0.3, 0.4, START, START)
-    running = EvaluationRate("end-t1", 2, 1.0, "r/2.e0", 0, 0, None, None, START, None)
-    with_both = RunCurves(found.run_id, START, found.metrics, found.times, found.rewards, [ended, running])
-    evaluation = next(chart for chart in run_charts(with_both, "steps") if chart.name == "evaluation")
-    assert evaluation.xs == [0.0] and evaluation.series[0].values == [0.3]
+    running = evaluation("end-t1", 2, 0.9, ended_at=None)
+    chart = evaluation_chart_of(evaluation("start-t1", 0, 0.3), evaluation("lost", 1, None), running)
+    assert chart.xs == [0.0] and chart.series[0].values == [0.3]
+
+
+def test_the_newest_evaluation_of_a_step_counts() -> None:
+    chart = evaluation_chart_of(evaluation("asked2", 1, 0.6, created=2), evaluation("asked1", 1, 0.4, created=1))
+    assert [one.values for one in chart.series] == [[0.6]]
+
+
+def test_numbers_of_samples_are_not_mixed() -> None:
+    chart = evaluation_chart_of(
+        evaluation("start", 0, 0.3), evaluation("many", 1, 0.5, num_samples=8), evaluation("end", 2, 0.4)
+    )
+    labels = {one.label: one.values for one in chart.series}
+    assert labels == {"T = 1, 2 samples a task": [0.3, None, 0.4], "T = 1, 8 samples a task": [None, 0.5, None]}
+
+
+def test_the_interval_is_over_the_tasks_with_a_verdict() -> None:
+    (series,) = evaluation_chart_of(evaluation("start", 0, 0.5, num_rated_tasks=1)).series
+    assert series.values == [0.5] and series.lows == [None]

@@ -1,0 +1,102 @@
+"""The page of a run: what its config may show, and what its numbers are about."""
+
+from pathlib import Path
+
+import httpx
+from sqlalchemy import update
+
+from ratchet.store.database import Database
+from ratchet.store.metrics import record_metrics
+from ratchet.store.schema import RolloutTable, RunTable
+from ratchet.store.views import curve_views
+from tests.integration.viewer.filled_store import FilledRun, RunFiller
+
+
+async def test_values_that_a_config_holds_are_not_shown(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    values = {"A": "written-out", "B": "${TOKEN}", "C": "begins-${TOKEN}", "D": ""}
+    page = (await client.get(f"/runs/{filled.run_id}.json")).json()
+    config = page["head"]["config"]
+    config["harness"] = {**config["harness"], "extra_env": values}
+    async with database.begin() as connection:
+        await connection.execute(update(RunTable).where(RunTable.run_id == filled.run_id).values(config=config))
+    for address in (f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1", f"/compare?run={filled.run_id}"):
+        path, _, query = address.partition("?")
+        for form in (address, f"{path}.json?{query}"):
+            text = (await client.get(form)).text
+            assert "written-out" not in text and "begins-" not in text, form
+    head = (await client.get(f"/runs/{filled.run_id}.json")).json()["head"]
+    assert head["config"]["harness"]["extra_env"] == {"A": "***", "B": "${TOKEN}", "C": "***", "D": "***"}
+
+
+async def test_an_evaluation_counts_what_has_no_verdict(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        for number, (ended, rewards) in enumerate([("graded", [0.0]), ("infra_failed", [None, None])], 80):
+            task = await filler.task(number)
+            group = await filler.group(number, task, "ready", "eval", "start-greedy")
+            for member, reward in enumerate(rewards):
+                await filler.rollout(group, task, member, purpose="eval", outcome=ended, reward=reward)
+    page = (await client.get(f"/runs/{filled.run_id}.json")).json()
+    (found,) = page["evaluations"]
+    counts = [found[name] for name in ("num_tasks", "num_rated_tasks", "num_rollouts", "num_graded", "mean")]
+    assert counts == [3, 2, 4, 2, 0.5]
+    assert not any(chart["name"] == "evaluation" for chart in page["charts"]), "it still runs"
+    html = (await client.get(f"/runs/{filled.run_id}")).text
+    assert "Without verdict" in html and "of 2 tasks" in html
+
+
+async def test_groups_of_a_step_count_alike(database: Database, filled: FilledRun) -> None:
+    """The interval is over groups, so the mean is, too: also if one group has fewer rewards than another."""
+    async with database.begin() as connection:
+        late = update(RolloutTable).where(RolloutTable.id == filled.rejected).values(late=True)
+        await connection.execute(late)
+        (reward,) = await curve_views.rewards_by_step(connection, filled.run_id, 1, 1)
+    assert (reward.num_groups, reward.num_rollouts, reward.mean) == (2, 3, 0.25)
+
+
+async def test_the_mean_reward_says_what_it_is_over(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    """The chart is over all groups that a step consumed; the metric is over those with signal."""
+    for address in ("/runs", f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1"):
+        html = (await client.get(address)).text
+        assert "mean reward of trained groups" in html.lower(), address
+
+
+async def test_a_long_run_is_charted_behind_the_tokens_of_its_first_steps(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        await record_metrics(connection, filled.run_id, 500, {"trained_tokens": 40.0, "entropy": 0.6})
+    for address in (f"/runs/{filled.run_id}.json?axis=tokens", f"/compare.json?run={filled.run_id}&axis=tokens"):
+        page = (await client.get(address)).json()
+        entropy = next(chart for chart in page["charts"] if chart["name"] == "entropy")
+        assert entropy["xs"] == [60 + 120 + 180 + 40], address
+    assert "charts from step 500 on" in (await client.get(f"/compare?run={filled.run_id}")).text
+
+
+async def test_a_list_that_is_cut_says_so(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    address = f"/runs/{filled.run_id}"
+    assert (await client.get(f"{address}.json")).json()["cut"] == []
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        for number in range(1000, 1200):
+            await filler.group(number, filled.task, "open")
+        for member in range(2, 203):
+            await filler.rollout(filled.open_group, filled.task, member)
+        for member in range(203, 213):
+            lost = {"outcome": "infra_failed", "outcome_reason": f"reason {member}"}
+            await filler.rollout(filled.open_group, filled.task, member, **lost)
+        for member in range(213, 233):
+            rollout = await filler.rollout(filled.open_group, filled.task, member, outcome="rejected", reward=0.0)
+            await filler.verdict(rollout, False, rejected=True)
+    page = (await client.get(f"{address}.json")).json()
+    assert page["cut"] == ["open_groups", "open_rollouts", "failures", "flagged"]
+    assert [len(page[name]) for name in ("open_groups", "failures", "flagged")] == [200, 10, 20]
+    html = (await client.get(address)).text
+    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "these are the newest"):
+        assert words in html, words
