@@ -10,7 +10,8 @@ from typing import Self
 
 import asyncpg
 import structlog
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,6 +23,8 @@ READER_ROLE = "ratchet_reader"
 _LOG = structlog.get_logger()
 _STATEMENT_SECONDS = 5.0
 _IDLE_SECONDS = 10.0
+_TRANSACTION_SECONDS = 30.0
+"""Limit of all statements of a page together: its locks on tables hold up a migration, and whoever waits behind it."""
 _HIDDEN = frozenset({SessionTokenTable.__tablename__})
 """Tables that no page needs and that the role cannot read: hashes of bearer tokens."""
 
@@ -77,9 +80,19 @@ def has_refused_value(error: BaseException) -> bool:
 class ReadOnlyStore:
     """A small pool of connections for reading, closed at the end of `async with`."""
 
-    def __init__(self, url: str, pool_size: int = 2) -> None:
+    def __init__(self, url: str, pool_size: int = 2, transaction_seconds: float = _TRANSACTION_SECONDS) -> None:
+        """`transaction_seconds`: the server ends a longer transaction, from Postgres 17 on."""
         self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS)
         self._has_role = False
+        limit = round(1000 * transaction_seconds)
+
+        @event.listens_for(self.database.engine.sync_engine, "connect")
+        def set_limit(connection: DBAPIConnection, _: object) -> None:
+            cursor = connection.cursor()
+            known = "FROM pg_settings WHERE name = 'transaction_timeout'"  # before Postgres 17 it is not
+            cursor.execute(f"SELECT set_config(name, '{limit}', false) {known}")
+            cursor.close()
+            connection.commit()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:

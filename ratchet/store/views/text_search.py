@@ -6,13 +6,16 @@ A search therefore reads turns, newest first, for a bounded time, and says how f
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.arrays import unpack_text
+from ratchet.store.arrays import unpack_json
 from ratchet.store.schema import RolloutTable, TurnTable
+from ratchet.types import JsonObject
 
 _PAGE_ROLLOUTS = 50
 _EXCERPT_CHARS = 120
@@ -68,18 +71,38 @@ def _find(rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: s
     hits = []
     for turn_id, request, answer in rows:
         for said_by, data in (("agent", request), ("model", answer)):
-            if data and (excerpt := _excerpt(unpack_text(data), words)):
+            if data and (excerpt := _excerpt(unpack_json(data), words)):  # type: ignore[arg-type]
                 hits.append(TextHit(rollout_id, turn_id, said_by, excerpt))
                 break
     return hits
 
 
-def _excerpt(text: str, words: str) -> str:
-    """Return the text around the first place, with the escapes of JSON strings read; empty if it is not there."""
-    plain = text.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t").replace("\\\\", "\\")
-    at = plain.lower().find(words.lower())
-    if at < 0:
-        return ""
-    start = max(0, at - _EXCERPT_CHARS // 2)
-    end = min(len(plain), at + len(words) + _EXCERPT_CHARS // 2)
-    return ("…" if start else "") + plain[start:end] + ("…" if end < len(plain) else "")
+def _excerpt(stored: JsonObject, words: str) -> str:
+    """Return the text around the first place in which a request or an answer says the words; empty without one."""
+    for text in _said(stored):
+        at = text.lower().find(words.lower())
+        if at >= 0:
+            start = max(0, at - _EXCERPT_CHARS // 2)
+            end = min(len(text), at + len(words) + _EXCERPT_CHARS // 2)
+            return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+    return ""
+
+
+def _said(stored: JsonObject) -> Iterator[str]:
+    """Yield the system text, and what messages say; roles, ids and names of fields are in every turn."""
+    yield from _strings(stored.get("system"))
+    for message in stored.get("messages") or [stored.get("message") or {}]:
+        content = message.get("content")
+        yield from _strings([part.get("text") for part in content] if isinstance(content, list) else content)
+        yield from _strings(message.get("reasoning_content"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            yield from _strings([function.get("name"), function.get("arguments")])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)

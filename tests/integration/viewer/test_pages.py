@@ -187,6 +187,12 @@ async def test_a_search_finds_what_was_said_and_what_tools_returned(
     assert {hit["said_by"] for hit in page["hits"]} == {"model"} and page["next_page"] is None
     agent = (await client.get(f"/search.json?q=an agent wrote&run={filled.run_id}")).json()
     assert {hit["said_by"] for hit in agent["hits"]} == {"agent"}
+    for labels in ("role", "content", "assistant", "tool_calls", "call-1", "function", "after"):
+        found = (await client.get(f"/search.json?q={labels}&run={filled.run_id}")).json()
+        assert found["hits"] == [], labels
+    for said in ("You mend code", "return a - b\n", "calc.py", "Edit"):
+        found = (await client.get("/search.json", params={"q": said, "run": filled.run_id})).json()
+        assert found["hits"], said
     by_id = await client.get(f"/search?q={filled.failed}")
     assert by_id.headers["location"] == f"/rollouts/{filled.failed}"
 

@@ -101,3 +101,18 @@ async def test_a_reader_does_not_hold_up_a_writer_for_long(database: Database) -
             text("SELECT current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')")
         )
         assert tuple(row.one()) == ("10s", "10s")
+
+
+async def test_a_reader_whose_transaction_lasts_is_ended(database: Database) -> None:
+    """Each statement is short, but the locks on their tables are held until the last one."""
+    async with database.begin() as connection:
+        known = await connection.execute(text("SELECT name FROM pg_settings WHERE name = 'transaction_timeout'"))
+        if not known.all():
+            pytest.skip("Postgres has this limit from version 17 on")
+    async with ReadOnlyStore(database.url, transaction_seconds=0.5) as store:
+        with pytest.raises(StoreUnavailableError):
+            async with store.read() as connection:
+                for _ in range(100):
+                    await connection.execute(text("SELECT pg_sleep(0.05)"))
+        async with store.read() as connection:
+            assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
