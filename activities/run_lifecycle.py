@@ -274,10 +274,11 @@ async def _is_to_be_evaluated(connection: AsyncConnection, run_id: str) -> bool:
     if not is_open or row.wish == Wish.STOP:
         return False
     step = await runs.published_step(connection, run_id)
-    known = await evaluations.evaluation_steps(connection, run_id)
+    known = await evaluations.begun_evaluations(connection, run_id)
     asked = await evaluations.asked_evaluations(connection, run_id)
-    due = evaluations_of_step(read_stored_config(row.config), step, known, asked)
-    return not {one.label for one in due}.isdisjoint(one.label for one in asked)
+    due = {one.label for one in evaluations_of_step(read_stored_config(row.config), step, known, asked)}
+    open_ones = [one.label for one in asked] + [one.label for one in known if not one.has_ended]
+    return not due.isdisjoint(open_ones)
 
 
 async def _create_groups(
