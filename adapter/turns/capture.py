@@ -22,7 +22,7 @@ its tokens; `delivered` may still be set.
                                `RetryResolver`.
     in_flight     completed    Any process that generated it; the first one wins. Only if the session is open. Worker
                                and owner stay as they are: `TurnWriter.complete`.
-    in_flight     aborted      The process that inserted it, if the insertion was not confirmed and nobody generates
+    in_flight     aborted      The process that inserted it, if the insertion was not confirmed and no task generates
                                the row: `TurnRegistry.open`.
     in_flight     aborted      A process that generates it, after any error except a seal, for example if the engine
                                refuses the call; it clears the owner (`TurnGenerator`). An activity that seals the
@@ -72,7 +72,7 @@ from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
-from adapter.turns.retry_actions import RetryResolver, shielded
+from adapter.turns.retry_actions import RetryResolver, run_shielded
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
 from ratchet.store.database import Database
@@ -133,7 +133,7 @@ class Capture:
         known = await self._registry.find(session, prepared) if session.at_turn_limit else None
         if known is None:
             try:
-                running = await shielded(self._begin(session, prepared, client))
+                running = await run_shielded(self._begin(session, prepared, client))
             except asyncio.CancelledError:
                 await self._registry.disconnect(client)
                 raise

@@ -94,7 +94,7 @@ class TurnRegistry:
         """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
 
         Raises TurnLimitError if the session has had all its turns. After a StoreUnavailableError the row may be there
-        nevertheless; it is aborted once the store is available, because nobody may ask for it again, and until this
+        nevertheless; it is aborted once the store is available, because it may never be asked for again, and until this
         process ends all others would take it for a call that is being generated.
         """
         if session.at_turn_limit:

@@ -55,16 +55,16 @@ class RetryResolver:
             is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
             match decide_retry(known, num_clients_here, is_own, is_sdk_retry, time.monotonic() < deadline):
                 case RetryDecision.AGAIN:
-                    return await self._wait(await shielded(self._sample_again(session, prepared, known, client)))
+                    return await self._wait(await run_shielded(self._sample_again(session, prepared, known, client)))
                 case RetryDecision.STORED:
                     self._registry.connect_to_stored(known.id, client)
-                    await shielded(self._outage.hold(partial(self._registry.record_connection, known.id)))
+                    await run_shielded(self._outage.hold(partial(self._registry.record_connection, known.id)))
                     return stored_answer(known)
                 case RetryDecision.JOIN:
                     assert running is not None
-                    return await self._wait(await shielded(self._join(running, known, client)))
+                    return await self._wait(await run_shielded(self._join(running, known, client)))
                 case RetryDecision.TAKE_OVER:
-                    taken = await shielded(
+                    taken = await run_shielded(
                         self._outage.hold(partial(self._take_over, session, prepared, known, client))
                     )
                     if taken is not None:
@@ -128,7 +128,7 @@ class RetryResolver:
         return self._registry.start(session, recorded, known.id, client)
 
 
-async def shielded(work: Coroutine[Any, Any, _T]) -> _T:
+async def run_shielded(work: Coroutine[Any, Any, _T]) -> _T:
     """Run `work` to its end even if the caller is cancelled meanwhile, and raise the cancellation afterwards.
 
     Without this, a cancelled client could leave a row that this process has the lease of and that no task generates.

@@ -223,7 +223,7 @@ async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
 async def abort_lost_opens(
     conn: AsyncConnection, lost: Sequence[NewTurn], running_ids: Collection[int], wait: bool = False
 ) -> frozenset[int]:
-    """Abort the rows of calls whose insertion was not confirmed, if they were stored and nobody generates them.
+    """Abort the rows of calls whose insertion was not confirmed, if they were stored and no task generates them.
 
     `running_ids`: the turns that this process generates; it is read after the sessions are locked, because a
     transaction whose confirmation was lost may still be committing, with its lock on the session. Returns the sessions
