@@ -11,10 +11,10 @@ from starlette.responses import RedirectResponse, Response
 
 from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
-from ratchet.store.views import curve_views, run_views
+from ratchet.store.views import curve_views, evaluation_views, run_views
 from ratchet.store.views.curve_views import Metrics
+from ratchet.store.views.evaluation_views import EvaluationRate
 from ratchet.store.views.run_views import (
-    EvaluationRate,
     FailureCount,
     FlaggedRollout,
     GroupCount,
@@ -207,7 +207,7 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         await curve_views.metrics_by_step(connection, head.run_id, first, last),
         await curve_views.times_by_step(connection, head.run_id, first, last + 1),
         await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
-        await run_views.evaluation_rates(connection, head.run_id),
+        await evaluation_views.evaluation_rates(connection, head.run_id),
         await curve_views.trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
 
