@@ -110,6 +110,19 @@ class LiveAnswer:
     def shown(self) -> ShownText:
         return ShownText(self.thinking, self.text)
 
+    def begin_again(self) -> bool:
+        """Forget the tokens so far, if nothing of them may have been shown; return whether."""
+        if self.thinking or self.text:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._decoder = DecodeStream(skip_special_tokens=False)
+        self._part = self._first_part()
+        self._hidden = ""
+        self._new_ids = []
+        return True
+
     def feed(self, ids: Sequence[int]) -> None:
         """Take sampled ids. They are shown at once, or soon if something was shown just now."""
         if self._part is _Part.REST:

@@ -87,6 +87,15 @@ class SampledTokens:
             self._num_notified = len(self.token_ids)
             self._on_growth(new)
 
+    def begin_again(self) -> None:
+        """Forget the output so far, so that the next call makes a new one."""
+        self.token_ids.clear()
+        self._num_notified = 0
+        self._logprobs.clear()
+        self._spans.clear()
+        self._num_labelled = 0
+        self.finish_reason = None
+
     def continue_elsewhere(self) -> None:
         """Let the next call continue this output, which its engine has not finished.
 

@@ -4,9 +4,10 @@ Engines are restarted and replaced while agents run, so the same or another engi
 only waits longer, as it does while the store is unavailable. The row is completed before the answer is returned, so a
 client never gets a whole answer that a crash could lose.
 
-A client that reads a stream sees the answer grow. If its engine is lost, the next one continues from the tokens that
-are there: each token was still sampled after all those before it. A dead engine has not said which weights sampled
-them, so they get no version, and are not trained.
+A client that reads a stream sees the answer grow. If its engine is lost, a dead engine has not said which weights
+sampled the tokens so far, so these cannot be trained. If nothing of them may have been shown, the next engine samples a
+new answer. Else it continues from the tokens that are there, which get no version: each was still sampled after all
+those before it.
 """
 
 import asyncio
@@ -215,7 +216,10 @@ class TurnGenerator:
             known = await self._outage.hold(lambda: self._known(turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError  # a seal or another process has aborted the call
-            sampled.continue_elsewhere()
+            if sampled.finish_reason is None and (live is None or live.begin_again()):
+                sampled.begin_again()
+            else:
+                sampled.continue_elsewhere()
             if call.end():
                 return _SampledOutput(sampled.generation(), engine.id)
             self._router.avoid(engine.id)

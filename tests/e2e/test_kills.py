@@ -105,12 +105,15 @@ def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:
     assert sorted(groups) == sorted(read(items))
 
 
-def test_every_turn_of_a_trained_rollout_knows_its_policy(killed_run: str, read: Read) -> None:
+def test_no_turn_was_sampled_by_weights_of_another_run(killed_run: str, read: Read) -> None:
+    """Tokens of a killed engine that a client may have seen have the version `default`, which planning masks."""
+
     async def unknown(connection: AsyncConnection) -> int:
         statement = text(
             "SELECT count(*) FROM turn t JOIN rollout r ON r.id = t.rollout_id, "
             "jsonb_array_elements(t.version_spans) span"
             " WHERE r.run_id = :run AND t.state = 'completed' AND span->>'version' NOT LIKE :like"
+            " AND span->>'version' <> 'default'"
         )
         return int((await connection.execute(statement, {"run": killed_run, "like": f"{killed_run}/%"})).scalar_one())
 

@@ -1,4 +1,4 @@
-"""Evaluations of a run for people: solve rates, with how many tasks and rollouts they are over."""
+"""The evaluations of a run with their solve rates."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -24,7 +24,7 @@ _LOG = structlog.get_logger()
 _STATEMENT_SECONDS = 5.0
 _IDLE_SECONDS = 10.0
 _TRANSACTION_SECONDS = 30.0
-"""Limit of all statements of a page together: its locks on tables hold up a migration, and whoever waits behind it."""
+"""Limit of all statements of a page together: its locks on tables hold up a migration and all that waits behind it."""
 _HIDDEN = frozenset({SessionTokenTable.__tablename__})
 """Tables that no page needs and that the role cannot read: hashes of bearer tokens."""
 

@@ -104,6 +104,15 @@ async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, pa
     assert without.shown == ("", "one  two")
 
 
+async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    encode = renderer.tokenizer.plain.encode
+    live = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
+    live.feed(encode("ST", add_special_tokens=False).ids)
+    assert live.text == "" and live.begin_again()
+    live.feed(encode("one two", add_special_tokens=False).ids)
+    assert live.text == "one two" and not live.begin_again()
+
+
 async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parsers: list[VllmParsers]) -> None:
     """As many and as long as a request may have; the sandbox may send others with each request."""
     stops = [f"{number:03}" + "ab" * 498 + "end!" for number in range(MAX_STOPS - 1)] + ["word"]
