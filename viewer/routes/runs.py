@@ -13,7 +13,6 @@ from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
 from ratchet.store.views import curve_views, evaluation_views, run_views
 from ratchet.store.views.curve_views import Metrics
-from ratchet.store.views.evaluation_views import EvaluationRate
 from ratchet.store.views.run_views import (
     FailureCount,
     FlaggedRollout,

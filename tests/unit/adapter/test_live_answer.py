@@ -109,7 +109,9 @@ async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Render
     live = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
     live.feed(encode("ST", add_special_tokens=False).ids)
     assert live.text == "" and live.begin_again()
+    changed = live.changed()
     live.feed(encode("one two", add_special_tokens=False).ids)
+    await changed
     assert live.text == "one two" and not live.begin_again()
 
 
