@@ -10,6 +10,7 @@ from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine
 from ratchet.types import GroupState, Purpose
+from training.advantage import has_signal
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond
@@ -58,13 +59,13 @@ async def show_group(request: Request, group_id: int) -> Response:
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-    page = GroupPage(run_id, line, rewards, has_signal(line, rewards), columns, rollouts[_MAX_COLUMNS:])
+    page = GroupPage(run_id, line, rewards, _signal_of(line, rewards), columns, rollouts[_MAX_COLUMNS:])
     return await respond(request, "group.html", page)
 
 
-def has_signal(group: GroupLine, rewards: list[float]) -> bool | None:
+def _signal_of(group: GroupLine, rewards: list[float]) -> bool | None:
     """Return whether a step can learn from the group; None while it is open, because members may end or be replaced,
     for a group of an evaluation, and for fewer than two rewards."""
     if group.state == GroupState.OPEN or group.purpose != Purpose.TRAIN or len(rewards) < 2:
         return None
-    return max(rewards) > min(rewards)
+    return has_signal(rewards)
