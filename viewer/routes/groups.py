@@ -10,7 +10,6 @@ from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine
 from ratchet.types import GroupState, Purpose
-from training.advantage import has_signal
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond
@@ -68,4 +67,4 @@ def _signal_of(group: GroupLine, rewards: list[float]) -> bool | None:
     for a group of an evaluation, and for fewer than two rewards."""
     if group.state == GroupState.OPEN or group.purpose != Purpose.TRAIN or len(rewards) < 2:
         return None
-    return has_signal(rewards)
+    return max(rewards) > min(rewards)
