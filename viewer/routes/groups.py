@@ -58,11 +58,11 @@ async def show_group(request: Request, group_id: int) -> Response:
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-    page = GroupPage(run_id, line, rewards, rewards_differ(line, rewards), columns, rollouts[_MAX_COLUMNS:])
+    page = GroupPage(run_id, line, rewards, _signal_of(line, rewards), columns, rollouts[_MAX_COLUMNS:])
     return await respond(request, "group.html", page)
 
 
-def rewards_differ(group: GroupLine, rewards: list[float]) -> bool | None:
+def _signal_of(group: GroupLine, rewards: list[float]) -> bool | None:
     """Return whether a step can learn from the group; None while it is open, because members may end or be replaced,
     for a group of an evaluation, and for fewer than two rewards."""
     if group.state == GroupState.OPEN or group.purpose != Purpose.TRAIN or len(rewards) < 2:
