@@ -107,8 +107,16 @@ class LiveAnswer:
         return self._changed
 
     @property
-    def shown(self) -> ShownText:
+    def released(self) -> ShownText:
+        """What streams may have written by now."""
         return ShownText(self.thinking, self.text)
+
+    def close(self) -> None:
+        """Release what waits for its time, and nothing after it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._show()
+        self._part = _Part.REST
 
     def begin_again(self) -> bool:
         """Forget the tokens so far, if nothing of them may have been shown; return whether."""

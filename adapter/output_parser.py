@@ -71,12 +71,15 @@ class OutputParser:
         return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools)
 
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
-        """If this answer does not begin with what was shown of it, stop showing unfinished answers in this process."""
-        if live is not None and self._shows_live and not live.shown.begins(message):
+        """End what is released of this answer. If it does not begin with that, show no unfinished answers any more."""
+        if live is None:
+            return
+        live.close()
+        if self._shows_live and not live.released.begins(message):
             self._shows_live = False
             _LOG.error(
                 "an answer differs from what was streamed of it; streams have answers in one piece from now on",
-                shown="".join(live.shown)[-200:],
+                shown="".join(live.released)[-200:],
             )
 
     def decode(self, ids: Ids | Sequence[int]) -> str:

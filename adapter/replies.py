@@ -171,7 +171,7 @@ class StreamReply(_CallReply):
     async def show(self, send: Send) -> None:
         client = self.call.client
         if client.live is not None and client.turn_id is not None:
-            shown = client.live.shown
+            shown = client.live.released
             if data := self.stream.growth(client.turn_id, shown.thinking, shown.text):
                 await _write(send, data, more=True)
 

@@ -79,13 +79,13 @@ async def test_what_is_shown_is_the_answers_beginning(
     ids = [one for piece in pieces for one in plain.encode(piece, add_special_tokens=False).ids]
     final = (await outputs.parse(outputs.decode(ids), asked, ended)).message
     live = live_answer(outputs, asked)
-    shown = [live.shown]
+    shown = [live.released]
     for one in ids:
         live.feed([one])
         if live._timer is not None:  # the next update, without its delay
             live._timer.cancel()
             live._show()
-        shown.append(live.shown)
+        shown.append(live.released)
     for before, after in pairwise(shown):
         assert after.thinking.startswith(before.thinking) and after.text.startswith(before.text)
         assert after.begins(final), (pieces, after, final)
@@ -98,10 +98,10 @@ async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, pa
     text = f"<think>\nfirst a look\n</think>\n\nI call <b>it</b>.\n\n{CALL}"
     changed = live.changed()
     live.feed(renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids)
-    assert live.shown == ("first a look", "I call <b>it</b>.") and changed.done()
+    assert live.released == ("first a look", "I call <b>it</b>.") and changed.done()
     without = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
     without.feed(renderer.tokenizer.plain.encode("one  two ST", add_special_tokens=False).ids)
-    assert without.shown == ("", "one  two")
+    assert without.released == ("", "one  two")
 
 
 async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:
@@ -124,4 +124,4 @@ async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parser
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 10 << 20
-    assert live.shown == ("", "text")  # what may be a stop sequence is not shown
+    assert live.released == ("", "text")  # what may be a stop sequence is not shown
