@@ -22,7 +22,8 @@ from tokenizers.decoders import DecodeStream
 from adapter.conversation import ShownText
 
 _SHOW_SECONDS = 0.05
-"""Least time between two updates, each of which costs every client an event."""
+"""Least time between two updates while tokens come, each of which costs every client an event. The last one does not
+wait (`close`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class LiveAnswer:
         return ShownText(self.thinking, self.text)
 
     def close(self) -> None:
-        """Release what waits for its time, and nothing after it."""
+        """Release at once what waits for its time, and nothing after it."""
         if self._timer is not None:
             self._timer.cancel()
             self._show()
