@@ -52,8 +52,8 @@ class TurnWriter:
         self._waiting_for_locks: set[asyncio.Task[None]] = set()
 
     async def open(self, turn: NewTurn) -> int | None:
-        """Insert a row and return its id; None if the session is closed or a row with the same (digest, ordinal)
-        exists.
+        """Insert a row and return its id; None if the session is closed or a row with the same (lane, digest,
+        ordinal) exists.
         """
         opened: int | None = await self._write(turn)
         return opened
