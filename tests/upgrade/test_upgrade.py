@@ -5,6 +5,7 @@ update of a checkout in place does to them: the parts that run keep the old code
 """
 
 import asyncio
+import contextlib
 import io
 import os
 import shutil
@@ -80,13 +81,22 @@ class Upgrade:
 
     def rows(self, query: str, *values: Any) -> list[Any]:
         async def read() -> list[Any]:
-            connection = await asyncpg.connect(self.stack.environment()["RATCHET_DATABASE_URL"].replace("+asyncpg", ""))
+            connection = await self._connect()
             try:
                 return list(await connection.fetch(query, *values))
             finally:
                 await connection.close()
 
         return asyncio.run(read())
+
+    async def _connect(self) -> asyncpg.Connection:
+        """Connect to Postgres, which may be starting again: the watcher has not looked since its last start."""
+        address = self.stack.environment()["RATCHET_DATABASE_URL"].replace("+asyncpg", "")
+        for _ in range(240):
+            with contextlib.suppress(OSError, asyncpg.PostgresError):
+                return await asyncpg.connect(address)
+            await asyncio.sleep(0.5)
+        return await asyncpg.connect(address)
 
     def value(self, query: str, *values: Any) -> Any:
         return self.rows(query, *values)[0][0]
