@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
@@ -17,12 +15,11 @@ from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.store import learners, reports, sandboxes
 from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SandboxTable
-from ratchet.temporal_settings import load_temporal_settings
 from stack.follow_run import start_run
 from stack.parts import Stack
-from stack.startup import bring_up, connect_stack
-from stack.worker import WORKFLOWS
+from stack.startup import bring_up
 from tests.chaos.faults import PARTS, Faults, wait_until
+from tests.replay.stored_run import replay_run
 
 Read = Callable[[Callable[[AsyncConnection], Any]], Any]
 
@@ -158,16 +155,6 @@ def test_the_learner_was_fenced(killed_run: str, read: Read) -> None:
 
 def test_every_history_replays(killed_run: str, stack: Stack) -> None:
     """The workflows' decisions through six kills follow from their histories alone."""
-
-    async def replay() -> tuple[int, dict[str, Exception]]:
-        client = await connect_stack(stack, load_temporal_settings())
-        query = f"ratchet_run = '{killed_run}' AND ExecutionStatus = 'Completed'"
-        replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
-        replayed = await replayer.replay_workflows(
-            client.list_workflows(query).map_histories(), raise_on_replay_failure=False
-        )
-        return (await client.count_workflows(query)).count, dict(replayed.replay_failures)
-
-    count, failures = asyncio.run(replay())
-    assert failures == {}
-    assert count >= 1 + 9 + 9 * 4, "the run, its groups, their rollouts"
+    replayed = replay_run(stack, killed_run)
+    assert replayed.failures == {}
+    assert replayed.count >= 1 + 9 + 9 * 4, "the run, its groups, their rollouts"

@@ -21,20 +21,16 @@ from typing import Any
 import asyncpg
 import pytest
 import yaml
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from cli.console import say
 from cli.down import kill_stack_boxes
 from ratchet import paths
-from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack, free_ports
-from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 from stack.tiny_policy.build import make_tiny_policy
-from stack.worker import WORKFLOWS
 from tests.chaos.faults import wait_until
+from tests.replay.stored_run import replay_run
 
 ROOT = Path(__file__).parents[2]
 EARLIER = "604670b3d6f941bbfa606073643bfe883add9cf2"
@@ -216,16 +212,7 @@ def test_no_box_is_left(upgraded: Upgrade) -> None:
 
 
 def test_the_histories_of_both_versions_replay(upgraded: Upgrade) -> None:
-    async def replay() -> tuple[int, dict[str, Exception]]:
-        client = await connect_stack(upgraded.stack, load_temporal_settings())
-        query = f"ratchet_run = '{upgraded.run_id}' AND ExecutionStatus = 'Completed'"
-        replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter)
-        replayed = await replayer.replay_workflows(
-            client.list_workflows(query).map_histories(), raise_on_replay_failure=False
-        )
-        return (await client.count_workflows(query)).count, dict(replayed.replay_failures)
-
-    count, failures = asyncio.run(replay())
-    assert failures == {}
+    replayed = replay_run(upgraded.stack, upgraded.run_id)
+    assert replayed.failures == {}
     step = upgraded.value("SELECT step FROM run WHERE run_id = $1", upgraded.run_id)
-    assert count >= step * 3 * 5, "the groups and their rollouts"
+    assert replayed.count >= step * 3 * 5, "the groups and their rollouts"

@@ -1,7 +1,7 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -184,8 +184,3 @@ async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> R
         group,
         use,
     )
-
-
-def filter_values(wanted: RolloutFilter) -> dict[str, object]:
-    """Return the conditions that are set, for a page's form."""
-    return {name: value for name, value in asdict(wanted).items() if value not in (None, False)}

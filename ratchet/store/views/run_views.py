@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
-    ColumnElement,
     Integer,
     Row,
     Select,
@@ -121,10 +120,6 @@ class FlaggedRollout:
     reward: float | None
     rule: str
     flags: list[JsonObject]
-
-
-def _num_steps() -> ColumnElement[int]:
-    return func.coalesce(cast(RunTable.config["training"]["steps"].astext, Integer), 0)
 
 
 async def list_run_summaries(
