@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratchet.temporal_settings import QUEUES
+from stack.parts import WATCHER
 from tests.benchmarks._recovery_stack import AFTER_APPLY, IN_MID_TEST, Recovery
 from tests.chaos.chaos_stack import PATIENCE_SECONDS, worker_part
 from tests.chaos.machine_faults import (
@@ -26,6 +27,7 @@ from tests.chaos.machine_faults import (
 SUSPENDED_SECONDS = 12.0
 _CUT_SECONDS = PATIENCE_SECONDS - 5
 _REFUSED_SECONDS = 75.0
+_SERVICE_AWAY_SECONDS = 75 * 60.0
 _FULL_SECONDS = 20.0
 _POSTGRES_SECONDS = 300.0
 _TEMPORAL_SECONDS = 35.0
@@ -143,6 +145,15 @@ def _refuse_gateway(recovery: Recovery, injury: Injury, rng: random.Random) -> N
     refuse_port(recovery.stack.ports["gateway"], _REFUSED_SECONDS)
 
 
+def _lose_service(recovery: Recovery, injury: Injury, rng: random.Random) -> None:
+    """Refuse the gateway's port as if the sandbox service were another company's: the watcher cannot restart it."""
+    injury.outage_seconds = _SERVICE_AWAY_SECONDS
+    watcher = threading.Thread(target=recovery.faults.suspend, args=(WATCHER, _SERVICE_AWAY_SECONDS))
+    watcher.start()
+    refuse_port(recovery.stack.ports["gateway"], _SERVICE_AWAY_SECONDS)
+    watcher.join()
+
+
 def _fill_disk(recovery: Recovery, injury: Injury, rng: random.Random) -> None:
     if recovery.disk_reason:
         raise MissingPrivilegeError(recovery.disk_reason)
@@ -188,6 +199,12 @@ def single_faults() -> dict[str, Fault]:
         Fault("postgres away for 5 minutes", _hold("postgres", _POSTGRES_SECONDS)),
     ]
     return {fault.name: fault for fault in found}
+
+
+def long_faults() -> dict[str, Fault]:
+    """Return the faults that take over an hour each, which are run only by name."""
+    fault = Fault("sandbox service away for 75 minutes", _lose_service, "boot")
+    return {fault.name: fault}
 
 
 def pair_faults(seed: int, count: int = 6) -> dict[str, Fault]:

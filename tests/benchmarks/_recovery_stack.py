@@ -7,6 +7,7 @@ seeded engine in the place of vLLM.
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -35,7 +36,7 @@ from tests.chaos.seeded_engine import SOLVED_FILE, SOLVED_TEXT
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 ROOT = Path(__file__).parents[2]
-NUM_TASKS, GROUP_SIZE, GROUPS_PER_STEP = 8, 4, 4
+NUM_TASKS, GROUP_SIZE, MIN_GROUPS_PER_STEP, MAX_STALENESS = 8, 4, 4, 2
 AFTER_APPLY, IN_MID_TEST = "sleep 1.0417", "sleep 2.0417"
 """Commands of the hidden test, by which a fault finds the moment that it wants."""
 _DISK_GIBIBYTES = 6
@@ -68,6 +69,11 @@ class Recovery:
     @property
     def faults(self) -> Faults:
         return Faults(self.stack)
+
+    @property
+    def settle_seconds(self) -> float:
+        """How long the rollouts that are live may take to end, on two slow cores."""
+        return 300.0 + 6.0 * self.num_live
 
     # ------------------------------------------------------------ life
 
@@ -128,9 +134,9 @@ class Recovery:
             "loss": {"preset": "grpo"},
             "training": {
                 "steps": steps,
-                "groups_per_step": GROUPS_PER_STEP,
+                "groups_per_step": self._groups_per_step(),
                 "group_size": GROUP_SIZE,
-                "max_staleness": 2,
+                "max_staleness": MAX_STALENESS,
                 "checkpoint_every": 2,
                 "bin_tokens": 8192,
             },
@@ -139,6 +145,10 @@ class Recovery:
             "limits": {"agent_seconds": 120, "eval_seconds": 60, "workspace_seconds": 60},
         }
         return RunConfig.model_validate(values)
+
+    def _groups_per_step(self) -> int:
+        """Return as many as keep `num_live` rollouts in flight."""
+        return max(MIN_GROUPS_PER_STEP, math.ceil(self.num_live / (GROUP_SIZE * (MAX_STALENESS + 1))))
 
     def start(self, steps: int) -> None:
         self.run_id = asyncio.run(start_run(self.stack, self.config(steps), "recovery", new=True, say=say))
@@ -167,7 +177,7 @@ class Recovery:
     def wait_until_steady(self) -> list[int]:
         """Wait until every part answers and enough rollouts are live; return these."""
         wait_until(self._answers, "every part answers", 300)
-        wait_until(lambda: len(self.live()) >= self.num_live, f"{self.num_live} rollouts are live", 300)
+        wait_until(lambda: len(self.live()) >= self.num_live, f"{self.num_live} rollouts are live", self.settle_seconds)
         return self.live()
 
     def _answers(self) -> bool:

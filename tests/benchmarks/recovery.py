@@ -8,6 +8,7 @@ verdicts and with the provider's boxes
 
     ratchet bench recovery
     python -m tests.benchmarks.recovery --faults "kill adapter,kill engine" --seed 7 --rollouts 16
+    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 200
 """
 
 import argparse
@@ -39,13 +40,12 @@ from tests.benchmarks._recovery_evidence import (
     read_calls,
     trained_twice,
 )
-from tests.benchmarks._recovery_faults import PROGRESS, Fault, Injury, pair_faults, single_faults
+from tests.benchmarks._recovery_faults import PROGRESS, Fault, Injury, long_faults, pair_faults, single_faults
 from tests.benchmarks._recovery_stack import GROUP_SIZE, NUM_TASKS, Recovery
 from tests.chaos.faults import wait_until
 from tests.chaos.machine_faults import MissingPrivilegeError, list_boxes
 
 _ENDLESS_STEPS = 100_000
-_SETTLE_SECONDS = 300.0
 _MOMENT_SECONDS = 3.0
 _EFFECTIVE = "effective"
 
@@ -129,24 +129,24 @@ class Bench:
         return row
 
     def _wait_for_progress(self, row: Row, fault: Fault, over_at: float) -> float | None:
-        deadline = time.time() + _SETTLE_SECONDS
+        deadline = time.time() + self.recovery.settle_seconds
         while time.time() < deadline:
             self._resume_if_paused(row)
             first = self.recovery.store.value(PROGRESS[fault.work], over_at)
             if first is not None:
                 return round(first.timestamp() - over_at, 1)
             time.sleep(0.5)
-        row.violations.append(f"no {fault.work} within {_SETTLE_SECONDS:.0f} s")
+        row.violations.append(f"no {fault.work} within {self.recovery.settle_seconds:.0f} s")
         return None
 
     def _wait_for_rollouts(self, row: Row, live: list[int], over_at: float) -> float | None:
-        deadline = time.time() + _SETTLE_SECONDS
+        deadline = time.time() + self.recovery.settle_seconds
         while time.time() < deadline:
             self._resume_if_paused(row)
             if self.recovery.num_ended(live) == len(live):
                 return round(time.time() - over_at, 1)
             time.sleep(0.5)
-        row.violations.append(f"rollouts are still open after {_SETTLE_SECONDS:.0f} s")
+        row.violations.append(f"rollouts are still open after {self.recovery.settle_seconds:.0f} s")
         return None
 
     def _resume_if_paused(self, row: Row) -> None:
@@ -219,7 +219,9 @@ def _sabotage(recovery: Recovery, live: list[int]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="accepted for symmetry; every fault is run anyway")
-    parser.add_argument("--faults", help=f"names, separated by commas, and {_EFFECTIVE!r}; all if left out")
+    parser.add_argument(
+        "--faults", help=f"names, separated by commas, and {_EFFECTIVE!r}; all but those of over an hour if left out"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws the order, the pairs, the boxes and the verdicts")
     parser.add_argument("--rollouts", type=int, default=16, help="live rollouts before each fault")
     parser.add_argument("--minutes", type=float, default=120.0, help="faults that would begin later are left out")
@@ -237,6 +239,7 @@ def _chosen(options: argparse.Namespace) -> list[Fault]:
         found = list(known.values())
         random.Random(options.seed).shuffle(found)
         return found
+    known |= long_faults()
     names = [name.strip() for name in options.faults.split(",") if name.strip() != _EFFECTIVE]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -303,7 +306,7 @@ def run_bench(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     options = _options()
     if options.list:
-        print("\n".join(single_faults() | pair_faults(options.seed)))
+        print("\n".join(single_faults() | pair_faults(options.seed) | long_faults()))
         return
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the stack is ended then, too
     found = run_bench(options)
