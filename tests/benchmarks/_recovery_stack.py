@@ -40,6 +40,7 @@ NUM_TASKS, GROUP_SIZE, MIN_GROUPS_PER_STEP, MAX_STALENESS = 8, 4, 4, 2
 AFTER_APPLY, IN_MID_TEST = "sleep 1.0417", "sleep 2.0417"
 """Commands of the hidden test, by which a fault finds the moment that it wants."""
 _DISK_GIBIBYTES = 6
+_SPARE_BOXES = 6
 
 _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 _TASK = {
@@ -93,7 +94,7 @@ class Recovery:
             "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
             SEED_VARIABLE: str(seed),
         }
-        (home / "temporal.yaml").write_text(_temporal_settings())
+        (home / "temporal.yaml").write_text(_temporal_settings(num_live + _SPARE_BOXES))
         free_ports(home)
         return Recovery(ChaosStack(home), image, seed, num_live, reason)
 
@@ -129,7 +130,7 @@ class Recovery:
             "model": str(model),
             "datasets": [{"path": str(dataset)}],
             "harness": {"name": "bash_agent", "max_turns": 12, "step_timeout_seconds": 20},
-            "sandbox": {"max_boxes": self.num_live + 6},
+            "sandbox": {"max_boxes": self.num_live + _SPARE_BOXES},
             "sampling": {"max_context_tokens": 4096, "max_response_tokens": 512},
             "loss": {"preset": "grpo"},
             "training": {
@@ -200,8 +201,9 @@ class Recovery:
         return asyncio.run(sweep())
 
 
-def _temporal_settings() -> str:
-    """Return temporal.yaml with sweeps that only the benchmark starts and that wait for no grace."""
+def _temporal_settings(max_boxes: int) -> str:
+    """Return temporal.yaml with slots for all boxes and with sweeps that only the benchmark starts, without grace."""
     settings = yaml.safe_load((ROOT / "temporal.yaml").read_text())
+    settings["queues"]["agent"]["slots"] = max(max_boxes, settings["queues"]["agent"]["slots"])
     settings["sweep"] |= {"interval": 86_400, "creating_grace": 5, "unknown_grace": 5, "max_share": 1.0}
     return yaml.safe_dump(settings)
