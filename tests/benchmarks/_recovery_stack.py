@@ -32,7 +32,7 @@ from tests.benchmarks._recovery_evidence import Store
 from tests.chaos.chaos_stack import SEED_VARIABLE, ChaosStack
 from tests.chaos.faults import Faults, wait_until
 from tests.chaos.machine_faults import MissingPrivilegeError, end_disk, kill_everything, make_disk
-from tests.chaos.seeded_engine import SOLVED_FILE, SOLVED_TEXT
+from tests.chaos.seeded_engine import HOLD_FACTOR_VARIABLE, SOLVED_FILE, SOLVED_TEXT
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,9 @@ NUM_TASKS, GROUP_SIZE, MIN_GROUPS_PER_STEP, MAX_STALENESS = 8, 4, 4, 2
 AFTER_APPLY, IN_MID_TEST = "sleep 1.0417", "sleep 2.0417"
 """Commands of the hidden test, by which a fault finds the moment that it wants."""
 _DISK_GIBIBYTES = 6
-_SPARE_BOXES = 6
+_SPARE_BOXES, _MORE_BOXES = 6, 0.25
+_LIVE_AT_FULL_SPEED = 20
+"""More live rollouts than that need calls that take longer: two cores boot and grade about one rollout a second."""
 
 _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 _TASK = {
@@ -72,6 +74,14 @@ class Recovery:
         return Faults(self.stack)
 
     @property
+    def slowness(self) -> float:
+        return max(1.0, self.num_live / _LIVE_AT_FULL_SPEED)
+
+    @property
+    def max_boxes(self) -> int:
+        return self.num_live + max(_SPARE_BOXES, int(_MORE_BOXES * self.num_live))
+
+    @property
     def settle_seconds(self) -> float:
         """How long the rollouts that are live may take to end, on two slow cores."""
         return 300.0 + 6.0 * self.num_live
@@ -94,9 +104,11 @@ class Recovery:
             "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
             SEED_VARIABLE: str(seed),
         }
-        (home / "temporal.yaml").write_text(_temporal_settings(num_live + _SPARE_BOXES))
+        recovery = Recovery(ChaosStack(home), image, seed, num_live, reason)
+        os.environ[HOLD_FACTOR_VARIABLE] = str(recovery.slowness)
+        (home / "temporal.yaml").write_text(_temporal_settings(recovery.max_boxes))
         free_ports(home)
-        return Recovery(ChaosStack(home), image, seed, num_live, reason)
+        return recovery
 
     def up(self) -> None:
         """Start the stack, or start it again after it was killed."""
@@ -130,7 +142,7 @@ class Recovery:
             "model": str(model),
             "datasets": [{"path": str(dataset)}],
             "harness": {"name": "bash_agent", "max_turns": 12, "step_timeout_seconds": 20},
-            "sandbox": {"max_boxes": self.num_live + _SPARE_BOXES},
+            "sandbox": {"max_boxes": self.max_boxes},
             "sampling": {"max_context_tokens": 4096, "max_response_tokens": 512},
             "loss": {"preset": "grpo"},
             "training": {
@@ -143,13 +155,13 @@ class Recovery:
             },
             "evaluation": {"at": []},
             "grading": {"admission": "ignored", "control_share": 0.0},
-            "limits": {"agent_seconds": 120, "eval_seconds": 60, "workspace_seconds": 60},
+            "limits": {"agent_seconds": 120 * self.slowness, "eval_seconds": 60, "workspace_seconds": 60},
         }
         return RunConfig.model_validate(values)
 
     def _groups_per_step(self) -> int:
-        """Return as many as keep `num_live` rollouts in flight."""
-        return max(MIN_GROUPS_PER_STEP, math.ceil(self.num_live / (GROUP_SIZE * (MAX_STALENESS + 1))))
+        """Return as many as keep more than `max_boxes` rollouts in flight."""
+        return max(MIN_GROUPS_PER_STEP, math.ceil(self.max_boxes / (GROUP_SIZE * MAX_STALENESS)))
 
     def start(self, steps: int) -> None:
         self.run_id = asyncio.run(start_run(self.stack, self.config(steps), "recovery", new=True, say=say))

@@ -14,6 +14,7 @@ tests.chaos.seeded_engine PORT MODEL LOG SEED DATABASE_URL`.
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -35,6 +36,7 @@ from tests.standins.engine import Engine
 
 SOLVED_FILE, SOLVED_TEXT = "a.txt", "two"
 HOLD_SECONDS = (2.0, 5.0)
+HOLD_FACTOR_VARIABLE = "RATCHET_CHAOS_HOLD_FACTOR"
 _MEMBER = (
     "SELECT r.id AS rollout, r.member, t.attempt, k.label FROM turn t"
     " JOIN rollout r ON r.id = t.rollout_id JOIN task k ON k.id = r.task_id WHERE t.id = $1"
@@ -64,12 +66,17 @@ class MemberScript:
 
 
 def member_script(seed: int, task: str, member: int) -> MemberScript:
-    """Return the script of one member. Every group has one that solves and one that does not; solving takes longer."""
+    """Return the script of one member. Every group has one that solves and one that does not; solving takes longer.
+
+    Calls take `HOLD_FACTOR_VARIABLE` times as long, so that more rollouts are live at once on the same machine.
+    """
+    factor = float(os.environ.get(HOLD_FACTOR_VARIABLE, "1"))
     rng = random.Random(f"{seed}/{task}/{member}")
     solves = member % 4 == 0 or (member % 4 != 1 and rng.random() < 0.5)
     looks = [f"ls; echo look {number}" for number in range(rng.randint(1, 2) + solves)]
     commands = (*looks, f"echo {SOLVED_TEXT if solves else 'three'} > {SOLVED_FILE}")
-    return MemberScript(commands, tuple(rng.uniform(*HOLD_SECONDS) for _ in range(len(commands) + 1)), solves)
+    seconds = tuple(factor * rng.uniform(*HOLD_SECONDS) for _ in range(len(commands) + 1))
+    return MemberScript(commands, seconds, solves)
 
 
 class SeededEngine(Engine):
