@@ -41,8 +41,10 @@ AFTER_APPLY, IN_MID_TEST = "sleep 1.0417", "sleep 2.0417"
 """Commands of the hidden test, by which a fault finds the moment that it wants."""
 _DISK_GIBIBYTES = 6
 _SPARE_BOXES, _MORE_BOXES = 6, 0.25
-_LIVE_AT_FULL_SPEED = 20
-"""More live rollouts than that need calls that take longer: two cores boot and grade about one rollout a second."""
+_LIVE_AT_FULL_SPEED = 24
+_SLOWER_BY = 6
+"""If more rollouts are to be live, calls take `num_live / _SLOWER_BY` times as long: two cores boot and grade one rollout
+in two seconds."""
 
 _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 _TASK = {
@@ -75,7 +77,8 @@ class Recovery:
 
     @property
     def slowness(self) -> float:
-        return max(1.0, self.num_live / _LIVE_AT_FULL_SPEED)
+        """How many times as long model calls take as in a run with few live rollouts."""
+        return 1.0 if self.num_live <= _LIVE_AT_FULL_SPEED else self.num_live / _SLOWER_BY
 
     @property
     def max_boxes(self) -> int:
@@ -155,7 +158,7 @@ class Recovery:
             },
             "evaluation": {"at": []},
             "grading": {"admission": "ignored", "control_share": 0.0},
-            "limits": {"agent_seconds": 120 * self.slowness, "eval_seconds": 60, "workspace_seconds": 60},
+            "limits": {"agent_seconds": round(120 * self.slowness), "eval_seconds": 60, "workspace_seconds": 60},
         }
         return RunConfig.model_validate(values)
 
