@@ -43,8 +43,8 @@ _DISK_GIBIBYTES = 6
 _SPARE_BOXES, _MORE_BOXES = 6, 0.25
 _LIVE_AT_FULL_SPEED = 24
 _SLOWER_BY = 6
-"""If more rollouts are to be live, calls take `num_live / _SLOWER_BY` times as long: two cores boot and grade one rollout
-in two seconds."""
+"""If more rollouts are to be live, calls take `num_live / _SLOWER_BY` times as long: two cores boot and grade one
+rollout in two seconds."""
 
 _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 _TASK = {
