@@ -7,7 +7,7 @@ import typer
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Name of a file in tests/benchmarks, without .py.")],
+    name: Annotated[str, typer.Argument(help="A benchmark; without one, they are listed.", metavar="[NAME]")] = "",
     full: Annotated[bool, typer.Option("--full", help="Run all repetitions; this can take hours.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry; stdout is always JSON.")] = True,
 ) -> None:
@@ -18,12 +18,21 @@ def bench(
     from ratchet.errors import ConfigError
 
     directory = Path("tests/benchmarks")
+    known = sorted(found.stem for found in directory.glob("[a-z]*.py"))
+    if not known:
+        raise ConfigError(f"{directory} does not exist: benchmarks run in a checkout of the repository")
+    if not name:
+        for one in known:
+            print(f"{one:<16} {_first_sentence(directory / f'{one}.py')}")
+        return
     path = directory / f"{name}.py"
-    if not path.is_file():
-        known = (
-            ", ".join(sorted(found.stem for found in directory.glob("[a-z]*.py")))
-            or f"none ({directory} does not exist; run this in a checkout)"
-        )
-        raise ConfigError(f"no benchmark {name!r}; available: {known}")
+    if name not in known:
+        raise ConfigError(f"no benchmark {name!r}; available: {', '.join(known)}")
     sys.argv = [str(path), *(["--full"] if full else [])]
     runpy.run_path(str(path), run_name="__main__")
+
+
+def _first_sentence(path: Path) -> str:
+    import ast
+
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]

@@ -9,8 +9,13 @@ import time
 from typing import Any
 
 import orjson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+_GAP = 2
+"""Spaces between two columns of a table."""
 
 # `make train` sets RATCHET_STARTED (seconds since the epoch), so that its commands share one clock.
 _STARTED = float(os.environ.get("RATCHET_STARTED") or time.time())
@@ -27,12 +32,30 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    """Print one line per row. The last column is cut to the width of the terminal; ids and numbers never are.
+
+    If stdout is not a terminal, nothing is cut.
+    """
+    console = Console()
+    widths = [
+        max(map(cell_len, (column, *cells))) for column, *cells in zip(columns, *map(_one_line, rows), strict=True)
+    ]
+    full = sum(widths) + _GAP * (len(widths) - 1)
+    table = Table(
+        title=title, title_justify="left", title_style="italic", box=None, pad_edge=False, padding=(0, _GAP, 0, 0)
+    )
+    for column, width in zip(columns[:-1], widths, strict=False):
+        table.add_column(column, no_wrap=True, min_width=width)
+    last = max(len(columns[-1]), console.width - (full - widths[-1])) if console.is_terminal else widths[-1]
+    table.add_column(columns[-1], no_wrap=True, overflow="ellipsis", width=min(last, widths[-1]))
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        table.add_row(*map(Text, _one_line(row)))
+    console.width = max(console.width, full)
+    console.print(table, soft_wrap=True)
+
+
+def _one_line(row: list[str]) -> list[str]:
+    return [" ".join(cell.split()) for cell in row]
 
 
 def duration_in_words(seconds: float) -> str:

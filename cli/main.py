@@ -7,7 +7,7 @@ their functions, so that `--help` stays fast.
 import atexit
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -42,26 +42,50 @@ from cli import (
     set,
     setup,
     show,
+    sql,
     status,
     steering,
     stop,
     sweep,
+    tail,
     tasks,
     tiny_policy,
+    top,
     train,
     up,
     view,
+    watch,
     why,
 )
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError, UserError
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"ratchet {version('ratchet-rl')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     help="Durable reinforcement learning for coding agents.",
+    epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, or something "
+    "that this machine lacks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Durable reinforcement learning for coding agents."""
+
 
 COMMANDS = (
     train.train,
@@ -83,11 +107,15 @@ COMMANDS = (
     logs.logs,
     env.env,
     runs.runs,
+    watch.watch,
     view.view,
     why.why,
+    top.top,
     rollouts.rollouts,
+    tail.tail,
     show.show,
     explain.explain,
+    sql.sql,
     tiny_policy.make_tiny_policy_command,
     sweep.sweep,
     bench.bench,

@@ -1,52 +1,65 @@
 """`ratchet rollouts`: list the rollouts of a run."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.types import JsonObject
+if TYPE_CHECKING:
+    from ratchet.store.views.rollout_list import RolloutLine
 
 
 def rollouts(
     run: Annotated[str, typer.Option("--run", help="The run's id.")],
+    outcome: Annotated[str | None, typer.Option(help="graded, truncated, infra_failed, …, or open.")] = None,
+    agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    task: Annotated[str | None, typer.Option(help="A part of the task's label.")] = None,
+    reason: Annotated[str | None, typer.Option(help="A part of the outcome's reason.")] = None,
+    reward: Annotated[float | None, typer.Option(help="Exactly this reward.")] = None,
     flagged: Annotated[
-        bool, typer.Option("--flagged", help="Only solved rollouts whose patch or test run is flagged.")
+        bool, typer.Option("--flagged", help="Only rollouts whose grade has flags, or was rejected.")
     ] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of rollouts, newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's rollouts with outcome and reward."""
+    from dataclasses import asdict
+
     from cli.console import print_json, print_table
     from cli.store_access import query
-    from ratchet.errors import ConfigError
-    from ratchet.store import reports, runs
+    from client import Client
+    from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 
-    if query(lambda connection: runs.get_run(connection, run)) is None:
-        raise ConfigError(f"run {run} does not exist; `ratchet runs` lists those that do")
-    found = query(lambda connection: reports.list_rollouts(connection, run, limit, flagged))
+    wanted = RolloutFilter(
+        run_id=Client().run(run).run_id,
+        purpose=purpose,
+        outcome=outcome,
+        agent_exit=agent_exit,
+        reward_from=reward,
+        reward_to=reward,
+        task=task,
+        reason=reason,
+        flagged=flagged,
+    )
+    found = query(lambda connection: list_rollout_lines(connection, wanted, limit))
     if json:
-        print_json(found)
+        print_json([asdict(line) for line in found])
         return
+    columns = ["id", "task", "outcome", "reward", "agent_exit", "turns", "reason"]
     rows = [
         [
-            str(row["id"]),
-            row["purpose"],
-            row["task"],
-            row["outcome"] or "open",
-            "" if row["reward"] is None else f"{row['reward']:g}",
-            row["agent_exit"] or "",
-            str(row["num_turns"]),
-            _one_line(_flags_of(row) or row["outcome_reason"]),
+            str(line.id),
+            line.task,
+            line.outcome or "open",
+            "" if line.reward is None else f"{line.reward:g}",
+            line.agent_exit or "",
+            str(line.num_turns),
+            _flags_of(line) or line.reason,
         ]
-        for row in found
+        for line in found
     ]
-    print_table(f"rollouts of {run}", ["id", "purpose", "task", "outcome", "reward", "exit", "turns", "reason"], rows)
+    print_table(f"rollouts of {run}", columns, rows)
 
 
-def _flags_of(row: JsonObject) -> str:
-    return "; ".join(f"{flag['what']} ({flag['place']})" for flag in row["flags"] or [])
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 80 else line[:79] + "…"
+def _flags_of(line: "RolloutLine") -> str:
+    return "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or [])

@@ -5,12 +5,18 @@ from typing import Annotated
 import typer
 
 
-def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def runs(
+    run_id: Annotated[str | None, typer.Argument(help="Only this run.", metavar="[RUN]")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
     """List runs, newest first."""
     from cli.console import print_json, print_table
     from client import Client
+    from ratchet.errors import ConfigError
 
-    found = Client().runs()
+    found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
+    if run_id is not None and not found:
+        raise ConfigError(f"there is no run {run_id!r}; `ratchet runs` lists those that there are")
     if json:
         print_json(found)
         return
@@ -25,7 +31,7 @@ def runs(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         ]
         for run in found
     ]
-    print_table("runs", ["run", "state", "step", "checkpoint", "best step (mean reward)", "graded rollouts"], rows)
+    print_table("runs", ["run", "state", "step", "saved", "best step", "graded rollouts"], rows)
     for run in found:
         if run["state_reason"]:
             print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")

@@ -6,6 +6,7 @@ They work in notebooks, too, whose event loop is busy: a call then runs on a loo
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -24,6 +25,7 @@ from ratchet.store import evaluations, metrics, reports, runs
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
+from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
@@ -235,7 +237,8 @@ class Run:
 
     def rollouts(self, limit: int = 100_000) -> Rows:
         """Return the run's rollouts, newest first."""
-        return Rows(self.client.read(lambda connection: reports.list_rollouts(connection, self.run_id, limit)))
+        wanted = RolloutFilter(run_id=self.run_id)
+        return Rows(map(asdict, self.client.read(lambda connection: list_rollout_lines(connection, wanted, limit))))
 
     def evaluations(self) -> Rows:
         """Return one row per evaluation, oldest first."""

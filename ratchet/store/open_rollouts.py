@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Select, case, exists, func, select
+from sqlalchemy import Select, case, desc, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
@@ -84,6 +84,12 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
 async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts, the oldest first."""
     rows = await connection.execute(_by_stage(run_id).order_by(RolloutTable.id).limit(limit))
+    return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
+
+
+async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
+    """Return the run's open rollouts that have been in their stage for longest, the longest first."""
+    rows = await connection.execute(_by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit))
     return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
 
 

@@ -66,39 +66,6 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def list_rollouts(
-    connection: AsyncConnection, run_id: str, limit: int, flagged: bool = False
-) -> list[JsonObject]:
-    """Return the run's rollouts, newest first. `flagged`: only solved ones whose grade has flags."""
-    statement = (
-        select(
-            RolloutTable.id,
-            RolloutTable.workflow_id,
-            RolloutTable.purpose,
-            TaskTable.label.label("task"),
-            RolloutTable.outcome,
-            RolloutTable.outcome_reason,
-            RolloutTable.reward,
-            RolloutTable.agent_exit,
-            RolloutTable.num_turns,
-            RolloutTable.num_trained_tokens,
-            RolloutTable.attempt,
-            RolloutTable.late,
-            RolloutTable.created_at,
-            RolloutTable.ended_at,
-            GradeTable.flags,
-        )
-        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
-        .where(RolloutTable.run_id == run_id)
-        .order_by(RolloutTable.id.desc())
-        .limit(limit)
-    )
-    if flagged:
-        statement = statement.where(GradeTable.solved, func.jsonb_array_length(GradeTable.flags) > 0)
-    return [dict(row._mapping) for row in await connection.execute(statement)]
-
-
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
     """Return the id of the rollout with this id or workflow id, None without one."""
     is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id

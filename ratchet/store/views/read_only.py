@@ -25,7 +25,7 @@ _STATEMENT_SECONDS = 5.0
 _IDLE_SECONDS = 10.0
 _TRANSACTION_SECONDS = 30.0
 """Limit of all statements of a page together: its locks on tables hold up a migration and all that waits behind it."""
-_HIDDEN = frozenset({SessionTokenTable.__tablename__})
+HIDDEN_TABLES = frozenset({SessionTokenTable.__tablename__})
 """Tables that no page needs and that the role cannot read: hashes of bearer tokens."""
 
 _MISSING = text(
@@ -47,7 +47,7 @@ async def grant_reader_role(database: Database) -> bool:
 
     The role has no login. `ratchet up` calls this after each migration; if nothing is missing, nothing is written.
     """
-    tables = sorted(name for name in Base.metadata.tables if name not in _HIDDEN)
+    tables = sorted(name for name in Base.metadata.tables if name not in HIDDEN_TABLES)
     try:
         async with database.begin() as connection:
             found = await connection.execute(_MISSING, {"role": READER_ROLE, "tables": tables})

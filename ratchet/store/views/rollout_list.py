@@ -21,8 +21,9 @@ NO_EXIT = "none"
 class RolloutFilter:
     """What a list shows; None stands for no condition.
 
-    `reason`: a part of the outcome's reason, such as an error's class. `policy_step`: newest published step when the
-    rollout's group was made. `evaluation`: an evaluation's label. `flagged`: only grades with flags or a rejection.
+    `task`: a part of the task's label. `reason`: a part of the outcome's reason, such as an error's class.
+    `policy_step`: newest published step when the rollout's group was made. `evaluation`: an evaluation's label.
+    `flagged`: only grades with flags or a rejection.
     """
 
     run_id: str | None = None
@@ -33,6 +34,7 @@ class RolloutFilter:
     reward_to: float | None = None
     task_id: int | None = None
     group_id: int | None = None
+    task: str | None = None
     reason: str | None = None
     policy_step: int | None = None
     evaluation: str | None = None
@@ -65,6 +67,7 @@ class RolloutLine:
     flags: list[JsonObject] | None
     created_at: datetime
     ended_at: datetime | None
+    workflow_id: str
 
 
 def _lines() -> Select[*tuple[Any, ...]]:
@@ -92,6 +95,7 @@ def _lines() -> Select[*tuple[Any, ...]]:
             GradeTable.flags,
             RolloutTable.created_at,
             RolloutTable.ended_at,
+            RolloutTable.workflow_id,
         )
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
@@ -123,6 +127,8 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         statement = statement.where(RolloutTable.reward >= wanted.reward_from)
     if wanted.reward_to is not None:
         statement = statement.where(RolloutTable.reward <= wanted.reward_to)
+    if wanted.task:
+        statement = statement.where(TaskTable.label.icontains(wanted.task, autoescape=True))
     if wanted.reason:
         statement = statement.where(RolloutTable.outcome_reason.icontains(wanted.reason, autoescape=True))
     if wanted.flagged:

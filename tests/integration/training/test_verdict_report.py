@@ -7,12 +7,13 @@ from activities.graders.base import Verdict
 from activities.graders.flags import Flag
 from activities.graders.registry import GRADERS
 from activities.judge_patch import JudgedPatch
-from ratchet.store import admissions, grades, reports, rollouts
+from ratchet.store import admissions, grades, rollouts
 from ratchet.store.admissions import GraderVersion, NewAdmission
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict
 from ratchet.store.schema import RolloutTable
 from ratchet.store.verdict_report import VerdictReport, verdict_report
+from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step
@@ -64,11 +65,11 @@ async def test_the_report_of_a_step(database: Database, run_id: str) -> None:
         step = await plan_step(connection, run_id, config)
         assert step is not None
         found = await verdict_report(connection, run_id, step)
-        listed = await reports.list_rollouts(connection, run_id, 10, flagged=True)
-        everything = await reports.list_rollouts(connection, run_id, 10)
+        listed = await list_rollout_lines(connection, RolloutFilter(run_id=run_id, flagged=True), 10)
+        everything = await list_rollout_lines(connection, RolloutFilter(run_id=run_id), 10)
     assert found == VerdictReport(3, 3, 3, 0, 4, 0)
     assert found.numbers()["verdict_flagged_share"] == 1.0 and "3 of 3 solved rollouts are flagged" in found.alarms[0]
-    assert {row["id"] for row in listed} == set(members[:3]) and len(everything) == 4
+    assert {line.id for line in listed} == set(members[:3]) and len(everything) == 4
 
 
 async def test_what_admission_knows(database: Database, run_id: str) -> None:

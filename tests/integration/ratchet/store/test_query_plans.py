@@ -34,6 +34,7 @@ from ratchet.store import (
 )
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
+from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from ratchet.temporal_settings import load_temporal_settings
 from tests.integration.training.records import make_config, make_run
 
@@ -148,7 +149,7 @@ def _whole_tables(plan: dict[str, Any]) -> Iterator[str]:
 async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> None:
     """Call what stages, turns, the sweep, the operator's commands and the watcher call."""
     assert await open_rollouts.oldest_open_workflows(connection, run_id, 1)
-    rollout_id = (await reports.list_rollouts(connection, run_id, 1))[0]["id"]
+    rollout_id = (await list_rollout_lines(connection, RolloutFilter(run_id=run_id), 1))[0].id
     group_id = (await runs.open_groups(connection, run_id))[0].id
     await groups.get_group(connection, group_id)
     await groups.open_group_members(connection, group_id)

@@ -1,0 +1,32 @@
+"""`ratchet top`: list what open rollouts wait for, the longest wait first."""
+
+from typing import Annotated
+
+import typer
+
+
+def top(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of rollouts.")] = 20,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List open rollouts by how long they have been in their stage: who waits for what, and since when."""
+    from dataclasses import asdict
+
+    from cli.console import duration_in_words, print_json, print_table
+    from cli.store_access import query
+    from client import Client
+    from ratchet.store import open_rollouts
+
+    run = Client().run(run_id)
+    found = query(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
+    if json:
+        print_json([asdict(one) for one in found])
+        return
+    rows = [
+        [str(one.rollout_id), duration_in_words(one.seconds), one.stage, str(one.group_id or ""), str(one.member)]
+        for one in found
+    ]
+    print_table(f"open rollouts of {run.run_id}", ["id", "since", "stage", "group", "member"], rows)

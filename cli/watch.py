@@ -1,0 +1,132 @@
+"""`ratchet watch`: one screen about a run, renewed while it runs."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from client import Run
+
+_LOOK_SECONDS = 3.0
+_NUM_STEPS = 8
+_STEPS_FOR_ESTIMATE = 5
+
+
+def watch(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the screen once and end.")] = False,
+) -> None:
+    """Show a run live: progress, the newest steps, open rollouts by stage, and what it waits for. Ctrl-C ends it."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from client import Client
+    from ratchet.types import RunState
+
+    run, console = Client().run(run_id), Console()
+    if once or not console.is_terminal:
+        console.print(_screen(run))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            row = run.row()
+            live.update(_screen(run), refresh=True)
+            if row.state not in (RunState.RUNNING, RunState.PAUSED):
+                break
+            time.sleep(_LOOK_SECONDS)
+    console.print(_screen(run))
+
+
+@dataclass(slots=True, frozen=True)
+class Estimate:
+    """How long the remaining steps take if they take as long as the newest ones. `seconds`: None without two steps."""
+
+    done: int
+    total: int
+    seconds: float | None
+
+
+def estimate(step: int, num_steps: int, stepped_at: list[float]) -> Estimate:
+    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first."""
+    newest = stepped_at[-_STEPS_FOR_ESTIMATE - 1 :]
+    if len(newest) < 2:
+        return Estimate(step, num_steps, None)
+    per_step = (newest[-1] - newest[0]) / (len(newest) - 1)
+    return Estimate(step, num_steps, per_step * max(0, num_steps - step))
+
+
+def _screen(run: "Run") -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from cli.why import lines_of
+    from ratchet.store.views.curve_views import metrics_by_step, newest_metric_step, times_by_step
+
+    async def read(connection: AsyncConnection) -> tuple[dict[int, dict[str, float]], list[float]]:
+        last = await newest_metric_step(connection, run.run_id)
+        first = max(1, last - _NUM_STEPS + 1)
+        times = await times_by_step(connection, run.run_id, first, last)
+        moments = [time.stepped_at.timestamp() for _, time in sorted(times.items()) if time.stepped_at is not None]
+        return await metrics_by_step(connection, run.run_id, first, last), moments
+
+    found = run.why()
+    metrics, moments = run.client.read(read)
+    return Group(
+        _progress_bar(estimate(found.step, found.num_steps, moments)),
+        Text("\n".join(lines_of(found))),
+        Text(),
+        _steps_table(metrics),
+        *(Text(line) for line in _evaluations(run)),
+    )
+
+
+def _progress_bar(found: Estimate) -> "RenderableType":
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    from cli.console import duration_in_words
+
+    left = "" if found.seconds is None else f"about {duration_in_words(found.seconds)} left"
+    table = Table.grid(padding=(0, 1))
+    table.add_row(
+        f"step {found.done} of {found.total}",
+        ProgressBar(total=max(1, found.total), completed=found.done, width=30),
+        left,
+    )
+    return table
+
+
+def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
+    from rich.table import Table
+
+    names = {
+        "reward": ("reward_mean", "{:.3f}"),
+        "rollouts": ("rollouts", "{:.0f}"),
+        "tokens": ("trained_tokens", "{:,.0f}"),
+        "entropy": ("entropy", "{:.3f}"),
+        "mismatch": ("mismatch_abs", "{:.4f}"),
+        "grad norm": ("grad_norm", "{:.2f}"),
+        "seconds": ("step_seconds", "{:.1f}"),
+    }
+    table = Table(box=None, pad_edge=False)
+    for title in ("step", *names):
+        table.add_column(title, justify="right")
+    for step, found in metrics.items():
+        table.add_row(str(step), *(form.format(found[name]) if name in found else "" for name, form in names.values()))
+    return table
+
+
+def _evaluations(run: "Run") -> list[str]:
+    return [
+        f"evaluation {one['label']} at step {one['step']}: reward {one['mean_reward']:.3f} ({one['graded']} rollouts)"
+        for one in run.evaluations()
+        if one["mean_reward"] is not None
+    ]
