@@ -82,12 +82,15 @@ Inject = Callable[[Recovery, Injury, random.Random], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`work`: a key of PROGRESS, the work of the part that is hit. `prepare` waits for the right moment."""
+    """`work`: a key of PROGRESS, the work of the part that is hit. `prepare` waits for the right moment. `judged`: the
+    rollouts that the fault must not harm.
+    """
 
     name: str
     inject: Inject
     work: str = "outcome"
     prepare: Callable[[Recovery], None] = lambda _: None
+    judged: Callable[[Recovery], list[int]] = Recovery.live
 
 
 def _kill(part: str) -> Inject:
@@ -203,7 +206,7 @@ def single_faults() -> dict[str, Fault]:
 
 def long_faults() -> dict[str, Fault]:
     """Return the faults that take over an hour each, which are run only by name."""
-    fault = Fault("sandbox service away for 75 minutes", _lose_service, "boot")
+    fault = Fault("sandbox service away for 75 minutes", _lose_service, "boot", judged=Recovery.in_flight)
     return {fault.name: fault}
 
 

@@ -57,12 +57,17 @@ _TASK = {
 
 @dataclass
 class Recovery:
-    """The running stack and its open run. `disk_reason`: why the state directory has no file system of its own."""
+    """The running stack and its open run.
+
+    `num_live`: rollouts in boxes before a fault. `num_in_flight`: those whose workflow runs, with or without a box.
+    `disk_reason`: why the state directory has no file system of its own.
+    """
 
     stack: ChaosStack
     image: Path
     seed: int
     num_live: int
+    num_in_flight: int = 0
     disk_reason: str = ""
     run_id: str = ""
     started_at: float = field(default_factory=time.time)
@@ -87,12 +92,12 @@ class Recovery:
     @property
     def settle_seconds(self) -> float:
         """How long the rollouts that are live may take to end, on two slow cores."""
-        return 300.0 + 6.0 * self.num_live
+        return 300.0 + 6.0 * self.num_in_flight
 
     # ------------------------------------------------------------ life
 
     @staticmethod
-    def make(seed: int, num_live: int) -> "Recovery":
+    def make(seed: int, num_live: int, num_in_flight: int = 0) -> "Recovery":
         """Make an empty state directory, on a file system of its own if this machine allows it."""
         base = Path(tempfile.mkdtemp(prefix="ratchet-recovery-"))
         base.chmod(0o755)  # the embedded Postgres runs as another user
@@ -107,7 +112,7 @@ class Recovery:
             "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
             SEED_VARIABLE: str(seed),
         }
-        recovery = Recovery(ChaosStack(home), image, seed, num_live, reason)
+        recovery = Recovery(ChaosStack(home), image, seed, num_live, max(num_live, num_in_flight), reason)
         os.environ[HOLD_FACTOR_VARIABLE] = str(recovery.slowness)
         (home / "temporal.yaml").write_text(_temporal_settings(recovery.max_boxes))
         free_ports(home)
@@ -163,8 +168,9 @@ class Recovery:
         return RunConfig.model_validate(values)
 
     def _groups_per_step(self) -> int:
-        """Return as many as keep more than `max_boxes` rollouts in flight."""
-        return max(MIN_GROUPS_PER_STEP, math.ceil(self.max_boxes / (GROUP_SIZE * MAX_STALENESS)))
+        """Return as many as keep more than the wanted rollouts in flight."""
+        wanted = max(self.max_boxes, self.num_in_flight)
+        return max(MIN_GROUPS_PER_STEP, math.ceil(wanted / (GROUP_SIZE * MAX_STALENESS)))
 
     def start(self, steps: int) -> None:
         self.run_id = asyncio.run(start_run(self.stack, self.config(steps), "recovery", new=True, say=say))
@@ -183,6 +189,14 @@ class Recovery:
         )
         return [row[0] for row in rows]
 
+    def in_flight(self) -> list[int]:
+        """Return the open rollouts whose workflow has begun."""
+        rows = self.store.rows(
+            "SELECT id FROM rollout WHERE run_id = $1 AND outcome IS NULL AND claimed_at IS NOT NULL ORDER BY id",
+            self.run_id,
+        )
+        return [row[0] for row in rows]
+
     def num_ended(self, rollouts: list[int]) -> int:
         return int(
             self.store.value(
@@ -193,7 +207,11 @@ class Recovery:
     def wait_until_steady(self) -> list[int]:
         """Wait until every part answers and enough rollouts are live; return these."""
         wait_until(self._answers, "every part answers", 300)
-        wait_until(lambda: len(self.live()) >= self.num_live, f"{self.num_live} rollouts are live", self.settle_seconds)
+        wait_until(
+            lambda: len(self.live()) >= self.num_live and len(self.in_flight()) >= self.num_in_flight,
+            f"{self.num_live} rollouts are live and {self.num_in_flight} in flight",
+            self.settle_seconds,
+        )
         return self.live()
 
     def _answers(self) -> bool:

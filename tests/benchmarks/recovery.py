@@ -8,7 +8,7 @@ verdicts and with the provider's boxes
 
     ratchet bench recovery
     python -m tests.benchmarks.recovery --faults "kill adapter,kill engine" --seed 7 --rollouts 16
-    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 200
+    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200
 """
 
 import argparse
@@ -108,9 +108,9 @@ class Bench:
     def measure(self, fault: Fault) -> Row:
         recovery = self.recovery
         rng = random.Random(f"{self.seed}/{fault.name}")
-        live = recovery.wait_until_steady()
+        recovery.wait_until_steady()
         fault.prepare(recovery)
-        live = recovery.live()
+        live = fault.judged(recovery)
         row, injury = Row(fault.name, len(live)), Injury(time.time())
         try:
             fault.inject(recovery, injury, rng)
@@ -223,7 +223,8 @@ def _options() -> argparse.Namespace:
         "--faults", help=f"names, separated by commas, and {_EFFECTIVE!r}; all but those of over an hour if left out"
     )
     parser.add_argument("--seed", type=int, default=0, help="draws the order, the pairs, the boxes and the verdicts")
-    parser.add_argument("--rollouts", type=int, default=16, help="live rollouts before each fault")
+    parser.add_argument("--rollouts", type=int, default=16, help="rollouts in boxes before each fault")
+    parser.add_argument("--in-flight", type=int, default=0, help="rollouts with a workflow before each fault")
     parser.add_argument("--minutes", type=float, default=120.0, help="faults that would begin later are left out")
     parser.add_argument("--sabotage", action="store_true", help="falsify one reward after each fault: must be found")
     parser.add_argument(
@@ -264,7 +265,7 @@ def _report(row: Row) -> None:
 
 def run_bench(options: argparse.Namespace) -> dict[str, Any]:
     faults = _chosen(options)
-    recovery = Recovery.make(options.seed, options.rollouts)
+    recovery = Recovery.make(options.seed, options.rollouts, options.in_flight)
     bench = Bench(recovery, options.seed, options.sabotage)
     started, load = time.time(), os.getloadavg()[0]
     rows: list[Row] = []
