@@ -13,6 +13,7 @@ import structlog
 from activities.box_lifecycle import box_ttl_seconds, connected_box
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.registry import Harnesses
+from activities.progress_reader import ProgressReader
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
@@ -46,6 +47,7 @@ class AgentActivities:
         self.configs = configs
         self.harnesses = harnesses
         self.adapter_url = adapter_url
+        self.progress = ProgressReader(database)
 
     @activity_stage("agent")
     async def agent(self, input: StageInput) -> AgentResult:
@@ -113,10 +115,7 @@ class AgentActivities:
         return f"{progress.num_turns} turns, last model call {age}"
 
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
-        async with self.database.begin() as connection:
-            progress = await sessions.session_progress(connection, input.rollout_id, input.attempt)
-        assert progress is not None, "boot makes the session"
-        return progress
+        return await self.progress.read(input.rollout_id, input.attempt)
 
     async def _watch_agent(
         self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None

@@ -72,18 +72,29 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
 
 @contextlib.asynccontextmanager
 async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> AsyncIterator[None]:
-    """Send heartbeats while the block runs, three per heartbeat timeout. `details` are for display only."""
+    """Send heartbeats while the block runs, three per heartbeat timeout.
+
+    `details` are for display only. A heartbeat never waits for them: it carries the newest that are known, so that a
+    slow store does not make a living activity look dead.
+    """
     timeout = activity.info().heartbeat_timeout
     interval = timeout.total_seconds() / 3 if timeout else 10.0
+    displayed: tuple[Any, ...] = ()
 
     async def beat() -> None:
         while True:
-            displayed: tuple[Any, ...] = ()
-            if details is not None:
-                with contextlib.suppress(RatchetError):  # failing details must not end the activity
-                    displayed = (await details(),)
             activity.heartbeat(*displayed)
             await asyncio.sleep(interval)
 
-    async with running_beside(beat()):
+    async def renew_details(read: Callable[[], Awaitable[Any]]) -> None:
+        nonlocal displayed
+        while True:
+            with contextlib.suppress(RatchetError):  # failing details must not end the activity
+                displayed = (await read(),)
+            await asyncio.sleep(interval)
+
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(running_beside(beat()))
+        if details is not None:
+            await stack.enter_async_context(running_beside(renew_details(details)))
         yield

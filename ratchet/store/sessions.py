@@ -5,11 +5,11 @@ Sessions are opened, sealed and inspected through the store; the adapter has no 
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from sqlalchemy import ARRAY, Float, cast, column, func, literal, select, update
+from sqlalchemy import ARRAY, Float, cast, column, func, literal, select, tuple_, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import BigInteger, LargeBinary
@@ -47,6 +47,10 @@ class SessionRow:
     temperature: float
     model: str
     limits: SessionLimits
+
+
+AttemptKey = tuple[int, int]
+"""A rollout's id, and which of its attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,8 @@ async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) ->
     ]
 
 
-async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int) -> SessionProgress | None:
-    """Return how far the agent is; None if the attempt has no session yet."""
+async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey]) -> dict[AttemptKey, SessionProgress]:
+    """Return how far agents are, by rollout and attempt, with one query; attempts without a session are left out."""
     turns = (
         select(
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.COMPLETED).label("num_turns"),
@@ -189,7 +193,6 @@ async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int)
         .where(TurnTable.session_id == SessionTable.id)
         .lateral()
     )
-    where = (SessionTable.rollout_id == rollout_id) & (SessionTable.attempt == attempt)
     first_token = (
         select(func.min(SessionTokenTable.created_at))
         .where(SessionTokenTable.session_id == SessionTable.id)
@@ -199,10 +202,13 @@ async def session_progress(conn: AsyncConnection, rollout_id: int, attempt: int)
     away = func.greatest(
         0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     ).label("away")
-    columns = (SessionTable.engine_wait_seconds, away, turns.c.num_turns, turns.c.age, turns.c.num_in_flight, opened)
-    row = (await conn.execute(select(*columns).where(where))).one_or_none()
-    if row is None:
-        return None
+    key = (SessionTable.rollout_id, SessionTable.attempt)
+    columns = (*key, SessionTable.engine_wait_seconds, away, *turns.c, opened)
+    rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
+    return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
+
+
+def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
     return SessionProgress(row.num_turns, age, row.engine_wait_seconds, float(row.away), idle)

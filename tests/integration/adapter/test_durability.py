@@ -432,8 +432,7 @@ async def test_a_paused_engine_is_waited_for_and_the_wait_is_recorded(
     async with asyncio.timeout(300):
         while True:
             async with opened.database.begin() as conn:
-                progress = await sessions.session_progress(conn, opened.rollout_id, 1)
-            assert progress is not None
+                progress = (await sessions.read_progress(conn, [(opened.rollout_id, 1)]))[opened.rollout_id, 1]
             if progress.engine_wait_seconds > 0.9:
                 break
             await asyncio.sleep(0.05)

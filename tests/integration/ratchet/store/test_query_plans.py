@@ -162,7 +162,7 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await rollouts.patch_of_attempt(connection, rollout_id, 1)
     await tasks.task_of_rollout(connection, rollout_id)
     session_id = await sessions.session_id_of(connection, rollout_id, 1)
-    await sessions.session_progress(connection, rollout_id, 1)
+    await sessions.read_progress(connection, [(rollout_id, 1)])
     await sessions.find_session(connection, b"unknown")
     await turns.find_call(connection, session_id, "", b"unknown")
     await turns.load_tree(connection, session_id)
