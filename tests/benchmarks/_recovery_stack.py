@@ -41,10 +41,6 @@ AFTER_APPLY, IN_MID_TEST = "sleep 1.0417", "sleep 2.0417"
 """Commands of the hidden test, by which a fault finds the moment that it wants."""
 _DISK_GIBIBYTES = 6
 _SPARE_BOXES, _MORE_BOXES = 6, 0.25
-_LIVE_AT_FULL_SPEED = 24
-_SLOWER_BY = 6
-"""If more rollouts are to be live, calls take `num_live / _SLOWER_BY` times as long: two cores boot and grade one
-rollout in two seconds."""
 
 _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 _TASK = {
@@ -60,7 +56,7 @@ class Recovery:
     """The running stack and its open run.
 
     `num_live`: rollouts in boxes before a fault. `num_in_flight`: those whose workflow runs, with or without a box.
-    `disk_reason`: why the state directory has no file system of its own.
+    `slowness`: how many times as long model calls take as the engine's own. `disk_reason`: why the state directory has no file system of its own.
     """
 
     stack: ChaosStack
@@ -68,6 +64,7 @@ class Recovery:
     seed: int
     num_live: int
     num_in_flight: int = 0
+    slowness: float = 1.0
     disk_reason: str = ""
     run_id: str = ""
     started_at: float = field(default_factory=time.time)
@@ -81,11 +78,6 @@ class Recovery:
         return Faults(self.stack)
 
     @property
-    def slowness(self) -> float:
-        """How many times as long model calls take as in a run with few live rollouts."""
-        return 1.0 if self.num_live <= _LIVE_AT_FULL_SPEED else self.num_live / _SLOWER_BY
-
-    @property
     def max_boxes(self) -> int:
         return self.num_live + max(_SPARE_BOXES, int(_MORE_BOXES * self.num_live))
 
@@ -97,7 +89,7 @@ class Recovery:
     # ------------------------------------------------------------ life
 
     @staticmethod
-    def make(seed: int, num_live: int, num_in_flight: int = 0) -> "Recovery":
+    def make(seed: int, num_live: int, num_in_flight: int, slowness: float) -> "Recovery":
         """Make an empty state directory, on a file system of its own if this machine allows it."""
         base = Path(tempfile.mkdtemp(prefix="ratchet-recovery-"))
         base.chmod(0o755)  # the embedded Postgres runs as another user
@@ -112,8 +104,8 @@ class Recovery:
             "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
             SEED_VARIABLE: str(seed),
         }
-        recovery = Recovery(ChaosStack(home), image, seed, num_live, max(num_live, num_in_flight), reason)
-        os.environ[HOLD_FACTOR_VARIABLE] = str(recovery.slowness)
+        recovery = Recovery(ChaosStack(home), image, seed, num_live, max(num_live, num_in_flight), slowness, reason)
+        os.environ[HOLD_FACTOR_VARIABLE] = str(slowness)
         (home / "temporal.yaml").write_text(_temporal_settings(recovery.max_boxes))
         free_ports(home)
         return recovery

@@ -8,7 +8,7 @@ verdicts and with the provider's boxes
 
     ratchet bench recovery
     python -m tests.benchmarks.recovery --faults "kill adapter,kill engine" --seed 7 --rollouts 16
-    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200
+    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200 --slowness 10
 """
 
 import argparse
@@ -225,6 +225,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="draws the order, the pairs, the boxes and the verdicts")
     parser.add_argument("--rollouts", type=int, default=16, help="rollouts in boxes before each fault")
     parser.add_argument("--in-flight", type=int, default=0, help="rollouts with a workflow before each fault")
+    parser.add_argument("--slowness", type=float, default=1.0, help="model calls take so many times as long")
     parser.add_argument("--minutes", type=float, default=120.0, help="faults that would begin later are left out")
     parser.add_argument("--sabotage", action="store_true", help="falsify one reward after each fault: must be found")
     parser.add_argument(
@@ -265,7 +266,7 @@ def _report(row: Row) -> None:
 
 def run_bench(options: argparse.Namespace) -> dict[str, Any]:
     faults = _chosen(options)
-    recovery = Recovery.make(options.seed, options.rollouts, options.in_flight)
+    recovery = Recovery.make(options.seed, options.rollouts, options.in_flight, options.slowness)
     bench = Bench(recovery, options.seed, options.sabotage)
     started, load = time.time(), os.getloadavg()[0]
     rows: list[Row] = []
@@ -296,6 +297,7 @@ def run_bench(options: argparse.Namespace) -> dict[str, Any]:
         "commit": commit(),
         "machine": machine,
         "seed": options.seed,
+        "slowness": options.slowness,
         "seconds": round(time.time() - started),
         "undisturbed": undisturbed,
         "faults": [asdict(row) for row in rows],
