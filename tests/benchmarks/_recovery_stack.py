@@ -56,7 +56,8 @@ class Recovery:
     """The running stack and its open run.
 
     `num_live`: rollouts in boxes before a fault. `num_in_flight`: those whose workflow runs, with or without a box.
-    `slowness`: how many times as long model calls take as the engine's own. `disk_reason`: why the state directory has no file system of its own.
+    `slowness`: how many times as long model calls take as the engine's own. `disk_reason`: why the state directory has
+    no file system of its own.
     """
 
     stack: ChaosStack

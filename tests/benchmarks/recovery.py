@@ -1,4 +1,4 @@
-"""What faults cost a run: each part killed, suspended, cut off or lost, alone and in pairs, with 16 live rollouts.
+r"""What faults cost a run: each part killed, suspended, cut off or lost, alone and in pairs, with 16 live rollouts.
 
 The stack is real (`_recovery_stack.py`); the policy's choices are scripted, so that verdicts are a function of seed,
 task and member. The run first works undisturbed until every member of every task has a verdict; then one fault after
@@ -8,7 +8,8 @@ verdicts and with the provider's boxes
 
     ratchet bench recovery
     python -m tests.benchmarks.recovery --faults "kill adapter,kill engine" --seed 7 --rollouts 16
-    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200 --slowness 10
+    python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200 \
+        --slowness 10
 """
 
 import argparse
