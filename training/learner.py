@@ -28,7 +28,8 @@ from transformers import AutoConfig
 from engine import canary, policy_files
 from ratchet.types import JsonObject
 from training import checkpoint
-from training.loss import TokenBatch, find_loss, token_loss
+from training.largest_ratios import LargestRatios
+from training.loss import TokenBatch, clip_masks, find_loss, token_loss
 from training.metrics import (
     NUM_SUMS,
     StepSums,
@@ -39,7 +40,7 @@ from training.metrics import (
     token_metrics,
 )
 from training.packing import Bin, make_bins, split_among_ranks
-from training.plan_types import Member, Plan, TrainingSequence
+from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 from training.policy_model import ForwardWork, load_policy, pair_cost, peak_flops, shard_policy
 from training.prefix_tree import Segment
 
@@ -49,13 +50,15 @@ if TYPE_CHECKING:  # a step needs no pydantic
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The outcome of a step. `metrics` are equal on every rank.
+    """The outcome of a step. `metrics` and `largest_ratios` are equal on every rank.
 
-    `finite` is False if a gradient was not finite; the learner must then not be used any more.
+    `finite` is False if a gradient was not finite; the learner must then not be used any more. `largest_ratios`: the
+    trained tokens whose ratios are furthest from 1, the furthest first.
     """
 
     metrics: dict[str, float]
     finite: bool
+    largest_ratios: Sequence[TrainedToken] = ()
 
 
 class UpdateNorms(NamedTuple):
@@ -108,11 +111,12 @@ class RankLearner:
         self._set_learning_rate(plan)
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
+        largest = LargestRatios(self.device)
         for number in range(plan.num_updates):
             in_update = [sequence for sequence in sequences if members[sequence.rollout_id].update == number]
             if not in_update:
                 continue  # the step has fewer groups than updates
-            sums = self.accumulate(in_update, members, plan.step - 1 if number == 0 else None)
+            sums = self.accumulate(in_update, members, plan.step - 1 if number == 0 else None, largest)
             totals += torch.tensor(sums.as_list(), dtype=torch.float64, device=self.device)
             peaks[:2] = torch.maximum(
                 peaks[:2], torch.tensor([sums.peak_mismatch, sums.peak_noise], device=self.device)
@@ -128,12 +132,16 @@ class RankLearner:
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
         optimiser = {"grad_norm": grad_norm, "update_norm": update_norm, "learning_rate": float(learning_rate)}
         metrics = token_metrics(totals.tolist()) | optimiser | peak_metrics(peaks.tolist())
-        return StepResult(metrics | reward_metrics(plan.members), finite=True)
+        return StepResult(metrics | reward_metrics(plan.members), finite=True, largest_ratios=largest.merged())
 
     def accumulate(
-        self, sequences: Sequence[TrainingSequence], members: dict[int, Member], fresh_step: int | None = None
+        self,
+        sequences: Sequence[TrainingSequence],
+        members: dict[int, Member],
+        fresh_step: int | None = None,
+        largest: LargestRatios | None = None,
     ) -> StepSums:
-        """Accumulate the gradients of this rank's bins and return their sums.
+        """Accumulate the gradients of this rank's bins and return their sums; add their tokens to `largest`.
 
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
@@ -145,13 +153,23 @@ class RankLearner:
         sums = StepSums()
         for number in range(max(len(share) for share in bins)):
             real = number < len(own_bins)
-            loss = self._bin_loss(own_bins[number] if real else spare, members, sums if real else None, fresh_step)
+            bin, counted = (own_bins[number], sums) if real else (spare, None)
+            loss = self._bin_loss(bin, members, counted, fresh_step, largest)
             # FSDP averages gradients over ranks, but the token weights are made for their sum.
             torch.autograd.backward(loss * (self.world_size if real else 0.0))
         return sums
 
-    def _bin_loss(self, bin: Bin, members: dict[int, Member], sums: StepSums | None, fresh_step: int | None) -> Tensor:
-        """Return the weighted loss of one bin, a scalar, and add its statistics to `sums`."""
+    def _bin_loss(
+        self,
+        bin: Bin,
+        members: dict[int, Member],
+        sums: StepSums | None,
+        fresh_step: int | None,
+        largest: LargestRatios | None,
+    ) -> Tensor:
+        """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to `largest`;
+        a bin that only keeps the ranks in step has no `sums` and is added to neither.
+        """
         positions = None if bin.positions is None else self._tensor(bin.positions)
         inputs = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))
         logprobs_M, entropies_M = self.policy(*inputs, bin.temperature)
@@ -167,6 +185,9 @@ class RankLearner:
         if sums is not None:
             is_fresh_N = None if fresh_step is None else self._tensor(bin.policy_steps == fresh_step)
             sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N)
+            if largest is not None:
+                low, high = clip_masks(tokens, self.config.loss)
+                largest.add(bin, tokens, entropies_N, low | high)
             sums.chain_tokens += bin.num_chain_tokens
             sums.computed_tokens += bin.ids.size
             sums.flops += self.work.flops(bin.ids.size, len(bin.targets), bin.num_pairs)

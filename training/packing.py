@@ -37,7 +37,8 @@ class Bin:
     M predicted tokens: `targets` (M,) are predicted at `sources` (M,), flat indices into `ids`. N trained tokens, one
     per (chain, position): trained token n reads prediction `predictions[n]` and was sampled with logprob
     `behaviour[n]` in turn `turn_ids[n]` of rollout `rollout_ids[n]` by the weights of `policy_steps[n]` (-1 if
-    unknown). N > M if rollouts share sampled tokens. `num_chain_tokens`: tokens of the chains, each counted in full.
+    unknown); in its chain it stands at `chain_positions[n]`. N > M if rollouts share sampled tokens.
+    `num_chain_tokens`: tokens of the chains, each counted in full.
     """
 
     ids: npt.NDArray[np.int64]
@@ -49,6 +50,7 @@ class Bin:
     behaviour: npt.NDArray[np.float32]
     rollout_ids: npt.NDArray[np.int64]
     turn_ids: npt.NDArray[np.int64]
+    chain_positions: npt.NDArray[np.int64]
     policy_steps: npt.NDArray[np.int32]
     temperature: float
     num_chain_tokens: int
@@ -192,7 +194,15 @@ def _padded_bin(chains: Sequence[TrainingSequence], _shared: Sequence[int]) -> B
 
 def _token_fields(
     chains: Sequence[TrainingSequence], trained: Sequence[npt.NDArray[np.int64]]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], float, int]:
+) -> tuple[
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int32],
+    float,
+    int,
+]:
     """Return the fields of Bin from `behaviour` on, per trained token in order of (chain, position)."""
     behaviour = np.concatenate([one.behaviour[at] for one, at in zip(chains, trained, strict=True)])
     rollout_ids = np.repeat(np.array([one.rollout_id for one in chains], dtype=np.int64), [len(at) for at in trained])
@@ -206,6 +216,7 @@ def _token_fields(
         behaviour,
         rollout_ids,
         turn_ids,
+        np.concatenate(list(trained)),
         np.concatenate(steps),
         chains[0].temperature,
         sum(len(one.ids) for one in chains),

@@ -2,6 +2,8 @@
 
 import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -12,6 +14,7 @@ from ratchet.store import learner_commits, learners, runs
 from training import checkpoint
 from training.learner import RankLearner
 from training.metrics import alarms
+from training.plan_types import TrainedToken
 from training.rank_runtime import RankContext
 from training.weight_broadcast import NcclBroadcastGroup, WeightBroadcast
 
@@ -44,8 +47,8 @@ class Publisher:
                 f"training.weight_transport: nccl needs vLLM on the learner's machine ({error}); use disk"
             ) from None
 
-    def publish(self, step: int, metrics: dict[str, float]) -> None:
-        """Write the weights and record them with the step's metrics. A collective of all ranks.
+    def publish(self, step: int, metrics: dict[str, float], tokens: Sequence[TrainedToken] = ()) -> None:
+        """Write the weights and record them with the step's metrics and `tokens`. A collective of all ranks.
 
         Raises FencedError if another learner has taken over; the files are then deleted.
         """
@@ -61,7 +64,7 @@ class Publisher:
         try:
             context.ranks.transaction(
                 lambda connection: learner_commits.record_published(
-                    connection, context.lease, step, directory, files, metrics, canary
+                    connection, context.lease, step, directory, files, metrics, canary, list(map(asdict, tokens))
                 )
             )
         except FencedError:

@@ -188,7 +188,8 @@ class TrainLoop:
             "load_seconds": stepping - loading,
             "step_seconds": time.monotonic() - stepping,
         }
-        self.publisher.publish(step, self._step_metrics(plan, sequences, result, timings))
+        metrics = self._step_metrics(plan, sequences, result, timings)
+        self.publisher.publish(step, metrics, result.largest_ratios)
         return True
 
     def _wait_for_plan(self, step: int) -> Plan | None:

@@ -4,9 +4,10 @@ Every write is fenced by the run's epoch, so that a learner that was replaced ch
 and the consumption of batches move in one transaction; exactly-once training rests on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -17,6 +18,7 @@ from ratchet.store import learners
 from ratchet.store.metrics import record_metrics
 from ratchet.store.run_pause import pause_run
 from ratchet.store.schema import BatchTable, CheckpointTable, PolicyVersionTable, RunTable
+from ratchet.store.step_tokens import record_step_tokens
 from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, policy_version
 
 KEPT_CHECKPOINTS = 2
@@ -70,8 +72,10 @@ async def record_published(
     files: list[JsonObject],
     metrics: Mapping[str, float],
     canary: JsonObject | None = None,
+    tokens: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Record the published version, the batch's state `stepped` and the step's metrics, in one transaction.
+    """Record the published version, the batch's state `stepped`, the step's metrics and the tokens whose ratios are
+    furthest from 1, in one transaction.
 
     Call it after the files are written and fsynced. Running it again changes nothing. Raises FencedError.
     """
@@ -95,6 +99,7 @@ async def record_published(
         update(RunTable).where(RunTable.run_id == lease.run_id).values(step=func.greatest(RunTable.step, step))
     )
     await record_metrics(connection, lease.run_id, step, metrics)
+    await record_step_tokens(connection, lease.run_id, step, tokens)
 
 
 async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept: int) -> list[str]:

@@ -64,8 +64,9 @@ async def show_tokens(
     first: Annotated[int, Query(ge=0)] = 0,
     colour: str = "mask",
     turn: int | None = None,
+    position: Annotated[int | None, Query(ge=0)] = None,
 ) -> Response:
-    """`turn`: begin with the first token that this turn sampled."""
+    """`turn`: show a chain with this turn, from the first token that it sampled, or from the one at `position`."""
     if colour not in COLOURS:
         raise HTTPException(422, f"colour is one of {', '.join(COLOURS)}, not {colour!r}")
     async with request.app.state.store.read() as connection:
@@ -73,9 +74,10 @@ async def show_tokens(
         if turn is not None:
             at = await turn_views.first_position_of_turn(connection, rollout_id, turn)
             place = found(at, f"a chain with tokens of turn {turn}")
-            start = place[1] // _PAGE_TOKENS * _PAGE_TOKENS
-            link = next_link(request, chain=place[0], first=start, turn=None)
-            return RedirectResponse(f"{link}#token-{place[1]}", 303)
+            shown = place[1] if position is None else position
+            start = shown // _PAGE_TOKENS * _PAGE_TOKENS
+            link = next_link(request, chain=place[0], first=start, turn=None, position=None)
+            return RedirectResponse(f"{link}#token-{shown}", 303)
         chains = await rollout_views.list_chains(connection, rollout_id)
         length = await turn_views.chain_length(connection, rollout_id, chain)
         if length is None and chains:

@@ -1,6 +1,7 @@
 """The page of a training step: what entered it, how it was weighed, and the tokens behind its ratios."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
-from ratchet.store.views.step_views import StepHead
+from ratchet.store.views.step_views import StepHead, StepToken
 from ratchet.store.views.turn_views import RareToken
 from viewer.models.conversation import main_command
 from viewer.models.tokens import load_tokenizer
@@ -21,6 +22,7 @@ from viewer.routes.registration import found, page_route
 step_pages = APIRouter()
 _MAX_SCANNED = 64
 _MAX_RARE = 20
+_MAX_LOG_RATIO = 700.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,15 +42,27 @@ class RareTokenView:
 
 
 @dataclass(slots=True, frozen=True)
+class RatioTokenView:
+    """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
+
+    token: StepToken
+    ratio: float
+    text: str | None
+    advantage: float | None
+    command: str
+
+
+@dataclass(slots=True, frozen=True)
 class StepPage:
-    """`rare_tokens`: of the `num_scanned` members with the largest advantages. The learner's logprobs are not stored,
-    so which token had the largest ratio is not known; its size is the metric mismatch_max."""
+    """`largest_ratios`: as the learner recorded them. A step of an earlier version has none, and `rare_tokens` of the
+    `num_scanned` members with the largest advantages instead."""
 
     run: RunHead
     step: StepHead
     metrics: Metrics
     groups: list[GroupLine]
     members: list[StepMember]
+    largest_ratios: list[RatioTokenView]
     rare_tokens: list[RareTokenView]
     num_scanned: int
     previous: int | None
@@ -65,20 +79,32 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         lines = await rollout_list.lines_of_ids(connection, list(uses))
         members = [StepMember(lines[one], use) for one, use in uses.items() if one in lines]
         members.sort(key=lambda one: -abs(one.use.advantage * one.use.weight))
-        scanned = [one.rollout.id for one in members[:_MAX_SCANNED]]
+        recorded = await step_views.read_step_tokens(connection, run_id, step)
+        scanned = [] if recorded else [one.rollout.id for one in members[:_MAX_SCANNED]]
         rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []
-        turns = await turn_views.read_turns(connection, {one.turn_id for one in rare})
+        turns = await turn_views.read_turns(connection, {one.turn_id for one in [*recorded, *rare]})
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
-    views = [
-        RareTokenView(
+
+    def text_of(token_id: int) -> str | None:
+        return tokenizer.decode([token_id], skip_special_tokens=False) if tokenizer else None
+
+    def command_of(turn_id: int) -> str:
+        return main_command(turns[turn_id]) if turn_id in turns else ""  # its turns may be archived
+
+    ratios = [
+        RatioTokenView(
             one,
-            tokenizer.decode([one.id], skip_special_tokens=False) if tokenizer else None,
-            uses[one.rollout_id].advantage,
-            main_command(turns[one.turn_id]),
+            math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
+            text_of(one.token_id),
+            uses[one.rollout_id].advantage if one.rollout_id in uses else None,
+            command_of(one.turn_id),
         )
-        for one in rare
+        for one in recorded
+    ]
+    views = [
+        RareTokenView(one, text_of(one.id), uses[one.rollout_id].advantage, command_of(one.turn_id)) for one in rare
     ]
     page = StepPage(
         head,
@@ -86,6 +112,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         metrics,
         groups,
         members,
+        ratios,
         views,
         len(scanned),
         step - 1 if step - 1 in near else None,

@@ -37,6 +37,7 @@ from ratchet.store.schema.runs import (
     PolicyVersionTable,
     RunTable,
     SteeringTable,
+    StepTokenTable,
 )
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "SessionTable",
     "SessionTokenTable",
     "SteeringTable",
+    "StepTokenTable",
     "TaskTable",
     "TrialTable",
     "TurnTable",

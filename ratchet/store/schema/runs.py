@@ -227,3 +227,24 @@ class MetricTable(Base):
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float]
+
+
+class StepTokenTable(Base):
+    """One of the trained tokens of a step whose ratios are furthest from 1; `no` 0 is the furthest.
+
+    `position`: in its chain. `behaviour`: the recorded logprob. `logprob` and `entropy`, in nats: of the learner before
+    the update that trained the token. `masked`: the loss gave it no gradient. A replay of the step overwrites its rows.
+    """
+
+    __tablename__ = "step_token"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    no: Mapped[int] = mapped_column(Integer, primary_key=True)
+    rollout_id: Mapped[int] = mapped_column(BigInteger)
+    turn_id: Mapped[int] = mapped_column(BigInteger)
+    position: Mapped[int] = mapped_column(Integer)
+    token_id: Mapped[int] = mapped_column(Integer)
+    behaviour: Mapped[float]
+    logprob: Mapped[float]
+    entropy: Mapped[float]
+    masked: Mapped[bool]

@@ -1,4 +1,4 @@
-"""One step for people: its plan row."""
+"""One step for people: its plan row, and the tokens whose ratios are furthest from 1."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import BatchTable
+from ratchet.store.schema import BatchTable, StepTokenTable
 from ratchet.types import JsonObject
 
 
@@ -29,3 +29,25 @@ async def read_step_head(connection: AsyncConnection, run_id: str, step: int) ->
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else StepHead(*row)
+
+
+@dataclass(slots=True, frozen=True)
+class StepToken:
+    """A trained token whose ratio is far from 1; `StepTokenTable` describes the fields."""
+
+    rollout_id: int
+    turn_id: int
+    position: int
+    token_id: int
+    behaviour: float
+    logprob: float
+    entropy: float
+    masked: bool
+
+
+async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) -> list[StepToken]:
+    """Return the tokens that the learner has recorded for the step, the furthest first; none for old steps."""
+    columns = [getattr(StepTokenTable, name) for name in StepToken.__slots__]
+    of_step = (StepTokenTable.run_id == run_id) & (StepTokenTable.step == step)
+    rows = await connection.execute(select(*columns).where(of_step).order_by(StepTokenTable.no))
+    return [StepToken(*row) for row in rows]

@@ -10,6 +10,7 @@ import pytest
 
 from ratchet.store.database import Database
 from ratchet.store.schema import Base
+from ratchet.store.step_tokens import record_step_tokens
 from ratchet.store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.step_rewards import StepRewards
@@ -149,6 +150,30 @@ async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClien
     assert f'id="turn-{token["turn_id"]}"' in turn.text
     tokens = await client.get(f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}", follow_redirects=True)
     assert f'id="token-{token["position"]}"' in tokens.text and f"id {token['id']}," in tokens.text
+
+
+async def test_a_step_shows_the_largest_ratios_that_the_learner_recorded(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    before = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()["rare_tokens"]
+    token = before[0]["token"]
+    recorded = {
+        "rollout_id": token["rollout_id"], "turn_id": token["turn_id"], "position": token["position"],
+        "token_id": token["id"], "behaviour": -3.0, "logprob": -1.0, "entropy": 0.5, "masked": True,
+    }  # fmt: skip
+    gone = recorded | {"rollout_id": 10**12, "turn_id": 10**12, "logprob": -2.5, "masked": False}
+    async with database.begin() as connection:
+        await record_step_tokens(connection, filled.run_id, 1, [gone])
+        await record_step_tokens(connection, filled.run_id, 1, [recorded, gone])  # the step is replayed
+    page = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
+    assert page["rare_tokens"] == [] and len(page["largest_ratios"]) == 2
+    first = page["largest_ratios"][0]
+    assert first["ratio"] == pytest.approx(7.389, abs=1e-3) and first["command"] == before[0]["command"]
+    html = await get(client, f"/runs/{filled.run_id}/steps/1")
+    link = f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}&amp;position={token['position']}"
+    assert link in html and "none: out of bounds" in html
+    tokens = await client.get(link.replace("&amp;", "&"))
+    assert tokens.headers["location"].endswith(f"#token-{token['position']}")
 
 
 async def test_tokens_come_page_by_page(client: httpx.AsyncClient, filled: FilledRun) -> None:

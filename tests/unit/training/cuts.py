@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ratchet.config import RunConfig
 from training.loss_reducers import reducer_weights
-from training.plan_types import Member, Plan, TrainingSequence
+from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 
 NUM_IDS = 300
 
@@ -137,6 +137,19 @@ def gradient(
     return np.concatenate(parts)
 
 
+def largest_ratios(
+    model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
+) -> list[TrainedToken]:
+    """Return the step's tokens with the largest ratios. Needs a process group; a collective."""
+    from training.largest_ratios import LargestRatios
+    from training.learner import RankLearner
+
+    learner = RankLearner(model, config)
+    largest = LargestRatios(learner.device)
+    learner.accumulate(sequences, {member.rollout_id: member for member in plan.members}, None, largest)
+    return largest.merged()
+
+
 def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer: Path) -> None:
     """Run one rank's process."""
     import torch
@@ -144,8 +157,9 @@ def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size)
-    gradients = [gradient(*arguments) for arguments in pickle.loads(request.read_bytes())]
+    asked = pickle.loads(request.read_bytes())
+    found = [(gradient(*arguments), largest_ratios(*arguments)) for arguments in asked]
     if number == 0:
-        answer.write_bytes(pickle.dumps(gradients))
+        answer.write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.policy_files import describe_files
-from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, run_rank
+from tests.unit.training.cuts import (
+    NUM_IDS,
+    gradient,
+    largest_ratios,
+    make_config,
+    make_plan,
+    make_relatives,
+    make_rollouts,
+    run_rank,
+)
 from training.learner import RankLearner
 from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
@@ -115,8 +124,13 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
     for process in ranks:
         process.join(400)
     assert [process.exitcode for process in ranks] == [0, 0]
-    for case, found in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
+    for case, (found, tokens) in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
         assert_same(found, gradient(*case))
+        alone = largest_ratios(*case)
+        assert [one.logprob - one.behaviour for one in tokens] == pytest.approx(
+            [one.logprob - one.behaviour for one in alone], abs=1e-4
+        )
+        assert {one.rollout_id for one in tokens} <= {one.rollout_id for one in case[2].members}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
