@@ -70,12 +70,10 @@ def _tables() -> list[tuple[str, str, list[str]]]:
 
     found = []
     for mapper in Base.registry.mappers:
-        table = mapper.local_table
-        if table.name not in HIDDEN_TABLES:
-            description = " ".join((mapper.class_.__doc__ or "").split())
-            found.append(
-                (table.name, description.split(". ")[0].rstrip(".") + ".", [one.name for one in table.columns])
-            )
+        name = str(mapper.class_.__tablename__)
+        if name not in HIDDEN_TABLES:
+            what = " ".join((mapper.class_.__doc__ or "").split()).split(". ")[0].rstrip(".") + "."
+            found.append((name, what, [column.name for column in mapper.columns]))
     return sorted(found)
 
 

@@ -82,7 +82,8 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         recorded = await step_views.read_step_tokens(connection, run_id, step)
         scanned = [] if recorded else [one.rollout.id for one in members[:_MAX_SCANNED]]
         rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []
-        turns = await turn_views.read_turns(connection, {one.turn_id for one in [*recorded, *rare]})
+        turn_ids = {one.turn_id for one in recorded} | {one.turn_id for one in rare}
+        turns = await turn_views.read_turns(connection, turn_ids)
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)

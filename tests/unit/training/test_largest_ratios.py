@@ -35,8 +35,8 @@ def every_token(model: Path, sequences: list[TrainingSequence]) -> list[TrainedT
 def test_any_packing_finds_them(model: Path, packing: str, bin_tokens: int) -> None:
     family = make_relatives(7)
     chains = [chain for one in family for chain in one.chains([True, False])]
-    for number, one in enumerate(chains):  # no two distances are close, so that rounding cannot change the order
-        one.behaviour[one.mask] += np.linspace(0, 1 + number, int(one.mask.sum()), dtype=np.float32)
+    for number, chain in enumerate(chains):  # no two distances are close, so that rounding cannot change the order
+        chain.behaviour[chain.mask] += np.linspace(0, 1 + number, int(chain.mask.sum()), dtype=np.float32)
     config = make_config(bin_tokens, preset="dapo", packing=packing)
     found = largest_ratios(model, config, make_plan(family, "token_mean"), chains)
     wanted = every_token(model, chains)

@@ -1,0 +1,51 @@
+"""The story of a run and of a step says what is stored, and nothing of what is not."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from ratchet.store.views.run_views import FailureCount, OutcomeCount, RunHead
+from ratchet.store.views.step_views import StepHead, StepToken
+from viewer.models.run_story import RunFacts, StepFacts, explain_run, explain_step
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def run_facts(**changed: Any) -> RunFacts:
+    head = RunHead(
+        "quick-1", "quick", "paused", "the disk is full", "none", {}, 0, "/m", None, None, 1, 7, 5, 0, None, NOW, None
+    )
+    facts: dict[str, Any] = {"head": head, "num_steps": 10, "first": {}, "last": {}, "outcomes": [], "failures": []}
+    return RunFacts(**(facts | {"evaluations": []} | changed))
+
+
+def test_a_run_without_steps_has_no_figures() -> None:
+    assert explain_run(run_facts()) == [
+        "quick-1 is paused at step 7 of 10: the disk is full.",
+        "It has no rollouts yet.",
+    ]
+
+
+def test_a_run_says_how_it_learns_and_how_rollouts_ended() -> None:
+    said = explain_run(
+        run_facts(
+            first={1: {"reward_mean": 0.25}, 2: {"reward_mean": 0.35}},
+            last={7: {"reward_mean": 0.5, "groups_with_signal_fraction": 0.4, "alarm_masked": 1.0}},
+            outcomes=[OutcomeCount("train", "graded", "done", 30), OutcomeCount("eval", "graded", "done", 10)],
+            failures=[FailureCount("infra_failed", "the box died", 2, 99)],
+        )
+    )
+    assert "from 0.300 in steps 1 to 2 to 0.500 in step 7" in said[1] and "40% of the groups" in said[2]
+    assert said[3] == "Its 40 rollouts: 40 graded."
+    assert said[4] == "2 ended as infra_failed: the box died (newest: rollout 99)."
+    assert said[5] == "Alarm masked in step 7."
+
+
+def test_a_step_names_the_tokens_behind_a_spike() -> None:
+    head = StepHead(3, "stepped", {}, [], 1, NOW, NOW, None)
+    token = StepToken(12, 34, 56, 78, -4.0, -0.5, 1.0, False)
+    said = explain_step(StepFacts(head, {"loss": 0.5}, [], [token], {34: "rm -rf build"}))
+    assert said[1] == "loss 0.5."
+    assert said[2] == (
+        "Token 78 at position 56 of rollout 12, turn 34 in `rm -rf build`: recorded logprob -4.000, learner's -0.500."
+    )
+    assert explain_step(StepFacts(head, {}, [], [], {}))[-1] == "The learner has not trained it yet."
