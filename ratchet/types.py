@@ -89,7 +89,8 @@ class GroupState(StrEnum):
     """State of a group.
 
     open → ready | failed (when all members have ended), ready → consumed (planner), open or ready → cancelled,
-    failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`).
+    failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`), consumed → cancelled (`ratchet
+    skip-step`, before the step is trained).
     """
 
     OPEN = "open"
@@ -97,7 +98,7 @@ class GroupState(StrEnum):
     READY = "ready"
     """At least `min_graded` members have a reward; the planner may take the group."""
     CONSUMED = "consumed"
-    """A step has used the group, as trained or as left out (no signal, too old). Final."""
+    """A step has used the group, as trained or as left out (no signal, too old)."""
     FAILED = "failed"
     """All members have ended and fewer than `min_graded` have a reward."""
     CANCELLED = "cancelled"
@@ -286,6 +287,8 @@ class SteeringAction(StrEnum):
     """Start no new groups and end the run when those in flight are settled."""
     STOP = "stop"
     """End the run after the step that is planned."""
+    SKIP_STEP = "skip_step"
+    """Discard the batch of a paused run's next step untrained."""
     EXTEND = "extend"
     """Add steps; a run that has ended goes on."""
     SET = "set"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.policy_files import describe_files
 from tests.unit.training.cuts import NUM_IDS, gradient, make_config, make_plan, make_relatives, make_rollouts, run_rank
+from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
@@ -211,7 +212,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model:
     with pytest.raises(ValueError, match=r"is a checkpoint of another model: (only the|.* has shape)"):
         other.load(str(tmp_path / "checkpoint"))
     (tmp_path / "checkpoint" / ".metadata").unlink()
-    with pytest.raises(ValueError, match="is no complete checkpoint"):
+    with pytest.raises(DamagedCheckpointError, match="is no complete checkpoint"):
         learner.load(str(tmp_path / "checkpoint"))
 
 
