@@ -404,7 +404,7 @@ async def test_a_run_whose_checkpoints_are_all_damaged_is_paused_and_keeps_its_p
     async with equal_runs.database.begin() as connection:
         found = await runs.get_run(connection, settings.run_id)
         assert found is not None and (found.state, found.checkpoint_step) == ("paused", 6)
-        assert "none of the 2 checkpoints can be read" in found.state_reason
+        assert "none of the 3 checkpoints can be read" in found.state_reason, "rows stay when old files are deleted"
         await connection.execute(row.values(state="running", state_reason=""))
     directory.with_name("unmounted").rename(directory)
     await equal_runs.train(settings, 1, [])
