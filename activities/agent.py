@@ -18,10 +18,17 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from activities.wall_time import require_wall_time, seconds_left
 from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
-from ratchet.errors import RatchetError, SandboxGoneError, StoreUnavailableError
+from ratchet.errors import (
+    CommandFailedError,
+    RatchetError,
+    SandboxBusyError,
+    SandboxGoneError,
+    StoreUnavailableError,
+)
 from ratchet.payloads import AgentResult, StageInput
 from ratchet.store import sessions
 from ratchet.store.database import Database
@@ -32,6 +39,8 @@ _LOG = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
 _TOLERATED_DEBT_SECONDS = 30.0
+_GRACE_SECONDS = 60.0
+"""Time beyond the guard in which an agent that was ended has to be gone."""
 _TTL_UPDATES_PER_MARGIN = 10
 """How often the time to live is renewed within `rollout.ttl_margin`."""
 
@@ -53,11 +62,15 @@ class AgentActivities:
     async def agent(self, input: StageInput) -> AgentResult:
         """Start the program unless it was started, wait for its end and return how it ended.
 
-        Raises SandboxGoneError if the box dies.
+        Raises SandboxGoneError if the box dies, GuardSpentError if the program does not end at the guard.
         """
         started = time.monotonic()
         try:
             return await self._run_agent(input)
+        except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
+            async with self.database.begin() as connection:
+                await require_wall_time(connection, self.configs, input, _GRACE_SECONDS)
+            raise
         except SandboxGoneError as error:
             # Not the time for which the agent waited for an engine or an adapter.
             waited_seconds = (await self._session_progress(input)).waited_seconds
@@ -81,7 +94,7 @@ class AgentActivities:
         ):
             await harness.install(box, spec)
             await harness.start(box, spec, input.attempt, token)
-            ended = await harness.wait(box, input.attempt)
+            ended = await self._wait_until_guard(box, harness, input)
         progress = await self._session_progress(input)
         starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
         exit = AgentExit.STARVED if starved else ended.kind
@@ -91,6 +104,30 @@ class AgentActivities:
                 {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version},
             )
         return AgentResult(agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds)
+
+    async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, input: StageInput) -> ExitReport:
+        """Wait for the end of the agent; at the guard it is ended as at its deadline, so that its diff is graded.
+
+        Raises GuardSpentError if it does not end in spite of that.
+        """
+        waiting = asyncio.ensure_future(harness.wait(box, input.attempt))
+        pause_seconds = _WATCH_SECONDS
+        try:
+            while not (await asyncio.wait({waiting}, timeout=pause_seconds))[0]:
+                pause_seconds = _WATCH_SECONDS
+                with contextlib.suppress(StoreUnavailableError):
+                    async with self.database.begin() as connection:
+                        await require_wall_time(connection, self.configs, input, _GRACE_SECONDS)
+                        left = await seconds_left(connection, self.configs, input)
+                    pause_seconds = max(_WATCH_SECONDS, left)
+                    if left <= 0:
+                        _LOG.warning("agent ended at the guard", rollout_id=input.rollout_id)
+                        with contextlib.suppress(SandboxBusyError, CommandFailedError):
+                            await harness.stop(box, input.attempt)
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.wait({waiting})
 
     def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
         template = config.harness.prompt or DEFAULT_PROMPT

@@ -12,6 +12,7 @@ from activities.box_lifecycle import BoxCreator, box_ttl_seconds, kill_and_recor
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import BoxLimits, SandboxProvider
 from activities.stage import activity_stage, heartbeating
+from activities.wall_time import require_wall_time
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
@@ -37,7 +38,8 @@ class BootActivities:
     async def boot(self, input: StageInput) -> LiveSandbox:
         """Return a live, unused box for this attempt and role; adopt the box of an earlier try if there is one.
 
-        Raises SandboxBusyError if no box is free within a minute.
+        Raises SandboxBusyError if no box is free within a minute, GuardSpentError if the rollout may have no further
+        box.
         """
         config = await self.configs.of_rollout(input.rollout_id)
         max_ttl_seconds = self.provider.capabilities.max_ttl_seconds
@@ -64,6 +66,8 @@ class BootActivities:
         info = activity.info()
         assert info.workflow_id is not None and info.workflow_run_id is not None
         async with self.database.begin() as connection:
+            if await self._is_further_box(connection, input, info.workflow_id):
+                await require_wall_time(connection, self.configs, input)
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
             image = await tasks.image_of_rollout(connection, input.rollout_id)
@@ -74,6 +78,14 @@ class BootActivities:
             attempt=input.attempt,
             workflow_id=info.workflow_id,
             image=image,
+        )
+
+    async def _is_further_box(self, connection: AsyncConnection, input: StageInput, workflow_id: str) -> bool:
+        """Return whether another box of this role has failed. A solved verdict's control run gets its box."""
+        if input.role is SandboxRole.AGENT:
+            return input.attempt > 1
+        return input.grade_id is None and await sandboxes.has_used_grading_box(
+            connection, input.rollout_id, workflow_id
         )
 
     async def _reserve(self, input: StageInput, new: NewSandbox, max_boxes: int) -> LedgerRow:

@@ -23,6 +23,7 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from activities.wall_time import require_wall_time
 from engine.client import EngineClient
 from ratchet.errors import EngineRejectedError, EngineUnavailableError
 from ratchet.payloads import DiffResult, StageInput
@@ -63,12 +64,18 @@ class DiffActivities:
 
     @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
-        """End the agent's processes, close the session, store the patch and kill the box."""
+        """End the agent's processes, close the session, store the patch and kill the box.
+
+        Raises GuardSpentError if earlier tries gave no patch and the guard is exceeded.
+        """
         started = time.monotonic()
         async with heartbeating():
             stored = await self._stored_patch(input)
             if stored is not None:
                 return stored
+            if activity.info().attempt > 1:  # the first try gets its time in any case
+                async with self.database.begin() as connection:
+                    await require_wall_time(connection, self.configs, input)
             context = await StageContext.load(self.database, self.configs, input)
             harness = self.harnesses[context.config.harness.name]
             async with connected_box(self.provider, context.provider_id) as box:

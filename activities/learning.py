@@ -78,7 +78,8 @@ class LearnActivities:
 
     @activity_stage("learn.step")
     async def step(self, input: StepInput) -> LearnedStep:
-        """Wait until the learner has trained the step and published its weights, or a paused run is stopped before it.
+        """Wait until the learner has trained the step and published its weights, a paused run is stopped before it, or
+        the step is discarded.
 
         Raises LearnerLostError if the learner sends no heartbeat for 180 s.
         """
@@ -92,6 +93,8 @@ class LearnActivities:
             if state in (BatchState.STEPPED, BatchState.COMMITTED) and published is not None:
                 return LearnedStep(used_seconds=asyncio.get_running_loop().time() - started)
             if run is not None and run.resolved_config.training.steps < input.step:
+                return LearnedStep(trained=False)
+            if state is None:  # a person has discarded its batch
                 return LearnedStep(trained=False)
             waited = asyncio.get_running_loop().time() - started
             silent = learner.silent_seconds if learner else waited

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.run_checks import check_boxes
 from ratchet.errors import ConfigError, TemporalUnavailableError
 from ratchet.steering_payloads import SteerRunInput
-from ratchet.store import steering, steering_targets
+from ratchet.store import skipped_steps, steering, steering_targets
 from ratchet.store.database import Database
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.store.steering_targets import Target
@@ -31,6 +31,8 @@ async def apply_to_run(database: Database, settings: TemporalSettings, input: St
                 return await steering.record_changes(connection, request, input.changes)
             case SteeringAction.EXTEND:
                 return await steering.record_extension(connection, request, input.steps)
+            case SteeringAction.SKIP_STEP:
+                return await skipped_steps.record_skipped_step(connection, request)
             case _:
                 return await steering.CHANGES_OF_STATE[input.action](connection, request)
 

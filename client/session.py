@@ -190,6 +190,10 @@ class Run:
         """Let a paused, stopped, failed or cancelled run go on, or take back a wish to drain or stop it."""
         return self._ask(SteeringAction.RESUME, reason)
 
+    def skip_step(self, reason: str) -> SteeringAnswer:
+        """Discard the batch of the paused run's next step; its groups are never trained on."""
+        return self._ask(SteeringAction.SKIP_STEP, reason)
+
     def drain(self, reason: str = "") -> SteeringAnswer:
         """Start no new groups; the run ends when those in flight are trained, or will never be."""
         return self._ask(SteeringAction.DRAIN, reason)

@@ -309,8 +309,9 @@ class LimitsConfig(Section):
     eval_seconds: Seconds = 600
     """Time limit of the tests of one grade, in seconds (SWE_EVAL_TIMEOUT_SEC)."""
     guard_seconds: Seconds | None = None
-    """Time limit of all stages of a rollout together, in seconds. None, the default, means agent_seconds + eval_seconds
-    + the margin in temporal.yaml (SWE_ROLLOUT_GUARD_SEC)."""
+    """Time limit of all stages of a rollout together, and of the time for which it has boxes outside of outages, in
+    seconds. None, the default, means agent_seconds + eval_seconds + the margin in temporal.yaml
+    (SWE_ROLLOUT_GUARD_SEC)."""
     stall_seconds: Seconds | None = 900
     """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above
     harness.step_timeout_seconds. None disables the check."""

@@ -39,6 +39,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
+| stage             | GuardSpentError        | not retried                 | infra_failed, or grader_failed     |
 | any               | FencedError            | not retried                 | nothing: another try owns the row  |
 | any               | BugError               | not retried                 | the workflow's failure, and a log  |
 """
@@ -143,6 +144,10 @@ class LearnerLostError(RatchetError):
 
 class GraderFailedError(RatchetError):
     """The grader could not run, so there is no verdict. Never a reward of 0."""
+
+
+class GuardSpentError(RatchetError):
+    """The rollout has had boxes for as long as its guard allows, outages not counted."""
 
 
 class FencedError(RatchetError):

@@ -13,6 +13,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
+from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError, TemporalUnavailableError
@@ -23,15 +24,24 @@ GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 _CONCURRENT_CALLS = 16
 
 
-async def connect_temporal(settings: TemporalSettings, wait_seconds: float = 10) -> Client:
-    """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError."""
+async def connect_temporal(
+    settings: TemporalSettings, wait_seconds: float = 10, runtime: Runtime | None = None
+) -> Client:
+    """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError.
+
+    `runtime`: of the SDK, None for the one that all clients of the process share.
+    """
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
     arguments.setdefault("namespace", settings.namespace)
     deadline = asyncio.get_running_loop().time() + wait_seconds
     while True:
         try:
-            client = await Client.connect(data_converter=pydantic_data_converter, **arguments)  # type: ignore[arg-type]
+            client = await Client.connect(
+                data_converter=pydantic_data_converter,
+                runtime=runtime,
+                **arguments,  # type: ignore[arg-type]
+            )
             # fails until the server knows the namespace
             request = ListSearchAttributesRequest(namespace=client.namespace)
             await client.operator_service.list_search_attributes(request)

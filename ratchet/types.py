@@ -24,7 +24,7 @@ grader: the code that turns a patch into a verdict by running hidden tests in a 
 verdict: a grader's judgement of one patch: solved, not solved or rejected, with its evidence.
 reward: the number that the run's reward function computes from a verdict and the facts of the rollout.
 admission: the check that a task's gold patch always passes and its empty patch never does.
-guard: the longest time in seconds that the stages of one rollout may use together.
+guard: the longest time in seconds that the stages of one rollout may use together, and for which it may have boxes.
 run: one training or evaluation run, with a config, policy versions and steps.
 step: one batch of groups trained by the learner; it ends with published weights.
 policy version: published weights, named `<run_id>/<step>.e<epoch>`; step 0 is the initial weights.
@@ -89,7 +89,8 @@ class GroupState(StrEnum):
     """State of a group.
 
     open → ready | failed (when all members have ended), ready → consumed (planner), open or ready → cancelled,
-    failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`).
+    failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`), consumed → cancelled (`ratchet
+    skip-step`, before the step is trained).
     """
 
     OPEN = "open"
@@ -97,7 +98,7 @@ class GroupState(StrEnum):
     READY = "ready"
     """At least `min_graded` members have a reward; the planner may take the group."""
     CONSUMED = "consumed"
-    """A step has used the group, as trained or as left out (no signal, too old). Final."""
+    """A step has used the group, as trained or as left out (no signal, too old)."""
     FAILED = "failed"
     """All members have ended and fewer than `min_graded` have a reward."""
     CANCELLED = "cancelled"
@@ -286,6 +287,8 @@ class SteeringAction(StrEnum):
     """Start no new groups and end the run when those in flight are settled."""
     STOP = "stop"
     """End the run after the step that is planned."""
+    SKIP_STEP = "skip_step"
+    """Discard the batch of a paused run's next step untrained."""
     EXTEND = "extend"
     """Add steps; a run that has ended goes on."""
     SET = "set"

@@ -37,6 +37,7 @@ PREFERRED_PORTS = {
     "ray_client": 6381,
     "ray_agent": 6382,
     "viewer": 8420,
+    "worker_metrics": 8421,
 }
 
 
@@ -114,6 +115,7 @@ class Stack:
             "temporal": ("temporal", "temporal_history", "temporal_matching", "temporal_worker", "temporal_ui"),
             "temporal-ui": (),
             "ray": ("ray", "ray_client", "ray_agent"),
+            "worker": ("worker_metrics",),
         }
         return {name for part in self.parts() for name in several.get(part.name, (part.name,))}
 
@@ -158,6 +160,7 @@ class Stack:
             "ADAPTER_PUBLIC_HOST": "127.0.0.1",
             "ADAPTER_BIND_HOST": "127.0.0.1",
             "ADAPTER_PORT": str(self.ports["adapter"]),
+            "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
 
     def is_external(self, name: str) -> bool:

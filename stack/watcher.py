@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import RatchetError
 from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
+from stack.outage_log import OutageLog
 from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
@@ -30,7 +32,7 @@ _OWN_GAP_SECONDS = 3.0
 _WANTED = {"starting", "running", "backoff", "exited"}
 """supervisord's states of a part that runs or that it starts again by itself."""
 _MAX_REASON_CHARS = 200
-_PAUSE_SECONDS = 5.0
+_STORE_SECONDS = 5.0
 
 
 class Watcher:
@@ -49,6 +51,8 @@ class Watcher:
         self.log_starts = dict(self.log_sizes)  # before the lines of the current process
         self.ending: set[asyncio.Task[None]] = set()
         self.pausing: asyncio.Task[None] | None = None
+        self.outages = OutageLog(stack)
+        self.recording: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set. What it began to end is then ended by the next watcher."""
@@ -62,9 +66,9 @@ class Watcher:
             await self._look()
             write_health(self.stack.home, list(self.health.values()), time.time())
             await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
-        pausing = [self.pausing] if self.pausing is not None else []
-        for task in (*self.running.values(), *self.ending, *pausing):
-            task.cancel()
+        for task in (*self.running.values(), *self.ending, self.pausing, self.recording):
+            if task is not None:
+                task.cancel()
         await self.probes.close()
 
     async def _look(self) -> None:
@@ -84,6 +88,9 @@ class Watcher:
                 self._restart(name, health)
         if self.pausing is None or self.pausing.done():
             self.pausing = asyncio.create_task(self._pause_runs())
+        self.outages.see(self.health, time.time())
+        if self.outages.is_due and (self.recording is None or self.recording.done()):
+            self.recording = asyncio.create_task(self._record_outages())
 
     def _see_process(self, name: str, health: PartHealth) -> None:
         state = self.states.get(name)
@@ -155,7 +162,7 @@ class Watcher:
             last = f"; its last error: {health.last_error}" if health.last_error else ""
             try:
                 async with (
-                    asyncio.timeout(_PAUSE_SECONDS),
+                    asyncio.timeout(_STORE_SECONDS),
                     self.stack.database() as database,
                     database.begin() as store,
                 ):
@@ -166,6 +173,14 @@ class Watcher:
                 return
             health.runs_paused = True
             _LOG.warning("runs paused", part=health.name)
+
+    async def _record_outages(self) -> None:
+        """Write the outages seen so far; as long as Postgres is away it is tried again."""
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                await self.outages.write()
+        except (RatchetError, TimeoutError, DBAPIError) as error:  # a store that is not migrated yet lacks the table
+            _LOG.info("outages not recorded yet", reason=str(error)[:_MAX_REASON_CHARS])
 
     def _restart(self, name: str, health: PartHealth) -> None:
         _LOG.warning("part is restarted", part=name, reason=health.reason)

@@ -13,7 +13,9 @@ from typing import Any
 
 import structlog
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.adhoc_rollouts import AdhocRolloutActivities
@@ -43,6 +45,7 @@ from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
+from stack.build_id import DEPLOYMENT, build_id
 from workflows.admit_tasks import AdmitTasks
 from workflows.evaluate import Evaluate
 from workflows.regrade import Regrade
@@ -166,6 +169,18 @@ def slots(queue: str, settings: TemporalSettings) -> int:
     return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
 
 
+def _runtime() -> Runtime | None:
+    """Return a runtime that serves the SDK's metrics for Prometheus at RATCHET_WORKER_METRICS; None without one."""
+    address = os.environ.get("RATCHET_WORKER_METRICS")
+    if not address:
+        return None
+    try:
+        return Runtime(telemetry=TelemetryConfig(metrics=PrometheusConfig(bind_address=address)))
+    except (RuntimeError, ValueError) as error:  # another worker of this machine serves its metrics there
+        _LOG.warning("no metrics of this worker", address=address, reason=str(error))
+        return None
+
+
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
     """Run until SIGTERM or SIGINT. Activities are then cancelled; those that cannot end in time are retried by another
     worker.
@@ -175,9 +190,12 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    client = await temporal_client.connect_temporal(settings, wait_seconds=60)
+    client = await temporal_client.connect_temporal(settings, wait_seconds=60, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
     activities = await _activities(client, database, settings)
+    # Only reported, not used for routing: `docs/durability.md` says why.
+    build = WorkerDeploymentVersion(DEPLOYMENT, build_id())
+    deployment = WorkerDeploymentConfig(version=build, use_worker_versioning=False)
     async with contextlib.AsyncExitStack() as stack:
         for queue in queues:
             worker = Worker(
@@ -188,6 +206,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 max_concurrent_activities=slots(queue, settings),
                 workflow_runner=_RUNNER,
                 max_cached_workflows=settings.max_cached_workflows,
+                deployment_config=deployment,
                 graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
                 # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
                 max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,

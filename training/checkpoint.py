@@ -22,6 +22,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 
+
+class DamagedCheckpointError(OSError):
+    """A checkpoint's files are missing, incomplete or cannot be read."""
+
+
 _EPOCH = re.compile(r"\.e(\d+)")
 
 
@@ -53,18 +58,18 @@ def save_async(
 
 def wait_for_save(future: "Future[Any]") -> None:
     """Wait until the checkpoint is written. Raises OSError if it cannot be."""
-    with _as_os_error("written"):
+    with _as_os_error(OSError, "written"):
         future.result()
 
 
 @contextlib.contextmanager
-def _as_os_error(action: str) -> Iterator[None]:
-    """Turn a CheckpointException, which is no Exception and carries the stack traces of all ranks, into an OSError."""
+def _as_os_error(kind: type[OSError], action: str) -> Iterator[None]:
+    """Turn a CheckpointException, which is no Exception and carries the stack traces of all ranks, into this error."""
     try:
         yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise OSError(f"the checkpoint could not be {action} (rank {rank}): {cause}") from error
+        raise kind(f"the checkpoint could not be {action} (rank {rank}): {cause}") from error
 
 
 def load_checkpoint(
@@ -73,11 +78,11 @@ def load_checkpoint(
     """Load a checkpoint into the model, optimiser and schedule; reshard it if the number of ranks has changed.
 
     A collective of all ranks. Raises ValueError if it is no checkpoint of this model (another architecture, vocabulary
-    or optimiser state), and OSError if its files cannot be read.
+    or optimiser state), and DamagedCheckpointError on every rank if its files cannot be read.
     """
     state = _state_dict(model, optimiser, schedule)
     _require_same_tensors(state, uri)
-    with _as_os_error("read"):
+    with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
     schedule.load_state_dict(state["schedule"])
@@ -87,8 +92,8 @@ def _require_same_tensors(state: Mapping[str, Any], uri: str) -> None:
     """Compare names and shapes before any tensor is read, so that a model is never loaded in part."""
     try:
         stored = FileSystemReader(uri).read_metadata().state_dict_metadata
-    except OSError as error:
-        raise ValueError(f"{uri} is no complete checkpoint: {error}") from None
+    except Exception as error:  # it is a pickle, so that damage can raise anything
+        raise DamagedCheckpointError(f"{uri} is no complete checkpoint: {error!r:.200}") from None
     expected = {
         name: value.shape
         for name, value in flatten_state_dict(dict(state))[0].items()

@@ -25,8 +25,9 @@ ranks take the same next step.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -36,11 +37,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
-from ratchet.store import checkpoints, learner_commits, learners, runs, training_groups
+from ratchet.store import learner_commits, learners, runs, training_groups
+from ratchet.store.checkpoints import CheckpointRow, list_checkpoints
+from ratchet.store.learner_commits import RunLease
 from ratchet.store.learners import NextStep
 from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
 from training import plan_loader
+from training.checkpoint import DamagedCheckpointError
 from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
 from training.metrics import group_metrics, sequence_metrics, speed_metrics
@@ -139,8 +143,31 @@ class TrainLoop:
         self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
         self.checkpoints = CheckpointWriter(context, self.learner)
         if self.lease.uri is not None:
-            _warn_if_size_changed(context)
-            self.learner.load(self.lease.uri)
+            self.lease = self._load_newest_checkpoint(self.lease.uri)
+
+    def _load_newest_checkpoint(self, newest_uri: str) -> RunLease:
+        """Load the newest checkpoint that can be read, and return the lease with its step. A collective.
+
+        The pointer is moved back only after an older one is loaded, so a directory that is not mounted costs nothing.
+        Raises ValueError if none can be read, or if the newest one is of another model.
+        """
+        lease = self.lease
+        rows = self.context.store.transaction(lambda connection: list_checkpoints(connection, lease.run_id))
+        found = [(lease.step, newest_uri), *((row.step, row.uri) for row in rows if row.step < lease.step)]
+        reasons = []
+        for step, uri in found:
+            _warn_if_size_changed(self.context, [row for row in rows if row.step == step])
+            try:
+                self.learner.load(uri)
+            except DamagedCheckpointError as error:
+                _LOG.error("a checkpoint is damaged", run=lease.run_id, step=step, reason=str(error))
+                reasons.append(str(error))
+                continue
+            if step != lease.step:
+                move = partial(learner_commits.fall_back, lease=lease, step=step, uri=uri)
+                self.context.ranks.transaction(move)
+            return replace(lease, step=step, uri=uri)
+        raise ValueError(f"none of the {len(found)} checkpoints can be read: {reasons[0]}")
 
     def run(self) -> None:
         """Train from the checkpoint to the last step, which a person may move while the run goes on.
@@ -218,8 +245,8 @@ class TrainLoop:
                 return found
             if found is NextStep.PLANNED:
                 plan = store.transaction(lambda connection: plan_loader.load_step_plan(connection, lease.run_id, step))
-                assert plan is not None, "a plan row is never deleted"
-                return plan
+                if plan is not None:  # else it was discarded, and the next look finds this learner fenced
+                    return plan
             time.sleep(_POLL_SECONDS)
         return None
 
@@ -262,12 +289,10 @@ async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
     return _RunRecord(read_stored_config(row.config), model_path, row.source_run_id is not None)
 
 
-def _warn_if_size_changed(context: RankContext) -> None:
+def _warn_if_size_changed(context: RankContext, rows: Sequence[CheckpointRow]) -> None:
     """Warn if a replay is not bit-identical: it is only with the world size and threads that wrote the checkpoint."""
-    lease = context.lease
-    rows = context.store.transaction(lambda connection: checkpoints.list_checkpoints(connection, lease.run_id))
     now = {"world_size": dist.get_world_size(), "num_threads": context.settings.num_threads}
-    before = [{name: getattr(row, name) for name in now} for row in rows if row.step == lease.step]
+    before = [{name: getattr(row, name) for name in now} for row in rows]
     if before and before[0] != now:
         _LOG.warning(
             "the learner's size has changed: replayed steps are equal in contents, not in bits",

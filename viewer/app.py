@@ -23,6 +23,7 @@ from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
 from viewer.routes.groups import group_pages
+from viewer.routes.prometheus import prometheus_route
 from viewer.routes.rollout_parts import rollout_part_pages
 from viewer.routes.rollouts import rollout_pages
 from viewer.routes.runs import run_pages
@@ -68,6 +69,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
         rollout_pages,
         step_pages,
         search_pages,
+        prometheus_route,
         live_router,
     ):
         app.include_router(router)

@@ -1,6 +1,7 @@
 """The viewer's settings, as its command fills them in."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -9,7 +10,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 class ViewerSettings:
     """`token`: what a reader must present, None if the viewer listens on loopback only. `temporal_ui`: address of the
     Temporal UI for links, empty without one. `is_export`: pages are written to files, so they must work without a
-    server."""
+    server. `home`: the state directory, whose disk and parts `/metrics` shows."""
 
     database_url: str
     host: str = "127.0.0.1"
@@ -18,6 +19,7 @@ class ViewerSettings:
     temporal_ui: str = ""
     temporal_namespace: str = "default"
     is_export: bool = False
+    home: Path | None = None
 
     @property
     def address(self) -> str:

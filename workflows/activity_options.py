@@ -24,6 +24,7 @@ from temporalio.exceptions import (
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
+    from ratchet.errors import GuardSpentError
     from ratchet.payloads import StageOptions
 
 RUN = SearchAttributeKey.for_keyword("ratchet_run")
@@ -38,6 +39,9 @@ FIRST_STAGE = StageOptions(
 )
 """Options of a workflow's first activity, which returns the options of all others. It runs on the workflow's own queue,
 because the names of the others depend on the installation."""
+
+GUARD_SPENT = GuardSpentError.__name__
+"""The `FailureCause.kind` of a stage that found the rollout's guard exceeded."""
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")

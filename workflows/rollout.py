@@ -5,7 +5,8 @@
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
 the data. Every stage reports the seconds that it used, from boots to grades, and a stage that fails for good those of
 its last try. Their sum is compared with the guard before each further box, so that time in queues and outages does not
-count, and a stored patch is graded at least once.
+count, and a stored patch is graded at least once. The stages themselves compare the wall time with a box
+(`activities/wall_time.py`), which also ends what hangs.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.types import AgentExit, SandboxRole
     from workflows.activity_options import (
         FIRST_STAGE,
+        GUARD_SPENT,
         OUTCOME,
         REWARD,
         failed_seconds,
@@ -135,6 +137,8 @@ class Rollout:
                     raise
                 self._count_failed_try(claim, error)
                 reason = cause.message
+                if cause.kind == GUARD_SPENT:
+                    raise NoVerdictError("infra_failed", reason) from None
                 patch_id = None
             if patch_id is not None:
                 return patch_id
@@ -199,6 +203,8 @@ class Rollout:
                     raise
                 self._count_failed_try(claim, error)
                 reason = cause.message
+                if cause.kind == GUARD_SPENT:
+                    raise NoVerdictError("grader_failed", reason) from None
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
 

@@ -19,7 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from ratchet.store.schema import AdapterProcessTable, InstallationTable
 
 BEAT_SECONDS = 2.0
-_LONGEST_NORMAL_GAP_SECONDS = 10.0
+_LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -172,6 +172,20 @@ async def commit_checkpoint(
     )
     kept = [*(await connection.execute(newest)).scalars(), *(await connection.execute(best)).scalars()]
     return list(dict.fromkeys(kept))
+
+
+async def fall_back(connection: AsyncConnection, lease: RunLease, step: int, uri: str) -> None:
+    """Move the checkpoint pointer back to an older checkpoint, because the newer ones are damaged.
+
+    The steps after it are trained again from their plan rows. Running it again changes nothing. Raises FencedError.
+    """
+    await hold_lease(connection, lease)
+    pointing = update(RunTable).where(RunTable.run_id == lease.run_id)
+    await connection.execute(pointing.values(checkpoint_step=step, checkpoint_uri=uri))
+    later = (BatchTable.run_id == lease.run_id, BatchTable.step > step, BatchTable.state == BatchState.COMMITTED)
+    await connection.execute(update(BatchTable).where(*later).values(state=BatchState.STEPPED, committed_at=None))
+    damaged = delete(CheckpointTable).where(CheckpointTable.run_id == lease.run_id, CheckpointTable.step > step)
+    await connection.execute(damaged)
 
 
 async def fail_run(connection: AsyncConnection, lease: RunLease, world_size: int, reason: str) -> None:

@@ -105,6 +105,18 @@ async def unused_sandbox(
     return LedgerRow(*row) if row else None
 
 
+async def has_used_grading_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> bool:
+    """Return whether the rollout's own workflow has used a grading box for it; a regrade's boxes do not count."""
+    used = exists().where(
+        SandboxTable.rollout_id == rollout_id,
+        SandboxTable.workflow_id == workflow_id,
+        SandboxTable.role == SandboxRole.GRADE,
+        SandboxTable.used_by.is_not(None),
+    )
+    own = exists().where(RolloutTable.id == rollout_id, RolloutTable.workflow_id == workflow_id)
+    return bool((await connection.execute(select(used & own))).scalar_one())
+
+
 async def reserve_sandbox(
     connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int
 ) -> LedgerRow | None:

@@ -43,6 +43,16 @@ class AdapterProcessTable(Base):
     alive_until: Mapped[datetime]
 
 
+class OutageTable(Base):
+    """A time in which a part of the stack did not answer, as the watcher found it (`stack/outage_log.py`). While it
+    lasts, `ended_at` moves on."""
+
+    __tablename__ = "outage"
+    part: Mapped[str] = mapped_column(primary_key=True)
+    began_at: Mapped[datetime] = mapped_column(primary_key=True)
+    ended_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class RunTable(Base):
     """A run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 

@@ -3,15 +3,18 @@
 import asyncio
 import itertools
 import os
+import shutil
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from ratchet.config import RunConfig
-from ratchet.store import learner_commits, learners, metrics, runs
+from ratchet.errors import ConfigError
+from ratchet.store import learner_commits, learners, metrics, runs, skipped_steps
 from ratchet.store.arrays import logprobs_to_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import (
@@ -21,11 +24,16 @@ from ratchet.store.schema import (
     LearnerTable,
     MetricTable,
     PolicyVersionTable,
+    RolloutGroupTable,
+    RolloutTable,
     RunTable,
+    SteeringTable,
     TurnTable,
 )
+from ratchet.store.steering import Request, SteeringAnswer
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
+from training import planner
 from training.rank_runtime import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")
@@ -193,8 +201,6 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
             select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id, BatchItemTable.step == 2)
         )
         broken = logprobs_to_bytes([float("nan")] * 15)
-        from ratchet.store.schema import RolloutTable
-
         hit = select(RolloutTable.id).where(RolloutTable.group_id.in_(list(steps.scalars())))
         await connection.execute(update(TurnTable).where(TurnTable.rollout_id.in_(hit)).values(logprobs=broken))
     assert await equal_runs.train(settings, 2, []) == 1
@@ -268,10 +274,6 @@ async def test_failures_count_between_two_checkpoints(equal_runs: Runs) -> None:
 async def test_a_run_that_ends_ends_its_learner(equal_runs: Runs) -> None:
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
-        from sqlalchemy import delete
-
-        from ratchet.store.schema import BatchTable
-
         await connection.execute(delete(BatchTable).where(BatchTable.run_id == settings.run_id))
     group = Group(settings, 2, equal_runs.home / "ended")
     while True:
@@ -345,3 +347,114 @@ async def test_a_stopped_run_is_checkpointed_after_its_planned_step_and_goes_on(
     await equal_runs.train(stopped, 1, [])
     assert await equal_runs.digest(stopped) == await equal_runs.digest(undisturbed)
     await equal_runs.assert_trained_once(stopped)
+
+
+def remove_metadata(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").unlink()
+
+
+def overwrite_metadata(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").write_bytes(b"not a pickle")
+
+
+def truncate_tensors(checkpoint: Path) -> None:
+    for path in checkpoint.glob("*.distcp"):
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def remove_directory(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("damage", "world_size"),
+    [(remove_metadata, 1), (overwrite_metadata, 1), (truncate_tensors, 2), (remove_directory, 1)],
+)
+async def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
+    equal_runs: Runs, damage: Callable[[Path], None], world_size: int
+) -> None:
+    """Its steps are trained again from their plan rows, and the weights equal those of the undisturbed run."""
+    undisturbed, damaged = await equal_runs.make(), await equal_runs.make()
+    await equal_runs.train(undisturbed, world_size, [])
+    row = update(RunTable).where(RunTable.run_id == damaged.run_id)
+    async with equal_runs.database.begin() as connection:
+        await connection.execute(row.values(stop_at=6))
+    await equal_runs.train(damaged, world_size, [])
+    newest = (damaged.checkpoints / damaged.run_id) / "step6.e1"
+    damage(newest)
+    async with equal_runs.database.begin() as connection:
+        await connection.execute(row.values(stop_at=None))
+    await equal_runs.train(damaged, world_size, [])
+    assert await equal_runs.digest(damaged) == await equal_runs.digest(undisturbed)
+    await equal_runs.assert_trained_once(damaged)
+
+
+async def test_a_run_whose_checkpoints_are_all_damaged_is_paused_and_keeps_its_pointer(equal_runs: Runs) -> None:
+    """The directory may only be unmounted: when it is back, the run goes on from its newest checkpoint."""
+    settings = await equal_runs.make()
+    row = update(RunTable).where(RunTable.run_id == settings.run_id)
+    async with equal_runs.database.begin() as connection:
+        await connection.execute(row.values(stop_at=6))
+    await equal_runs.train(settings, 1, [])
+    directory = settings.checkpoints / settings.run_id
+    directory.rename(directory.with_name("unmounted"))
+    async with equal_runs.database.begin() as connection:
+        await connection.execute(row.values(stop_at=None))
+    assert await asyncio.to_thread(Group(settings, 1, equal_runs.home / "lost").wait) == [0]
+    async with equal_runs.database.begin() as connection:
+        found = await runs.get_run(connection, settings.run_id)
+        assert found is not None and (found.state, found.checkpoint_step) == ("paused", 6)
+        assert "none of the 3 checkpoints can be read" in found.state_reason, "rows stay when old files are deleted"
+        await connection.execute(row.values(state="running", state_reason=""))
+    directory.with_name("unmounted").rename(directory)
+    await equal_runs.train(settings, 1, [])
+    await equal_runs.assert_trained_once(settings)
+
+
+async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal_runs: Runs) -> None:
+    settings = await equal_runs.make()
+    async with equal_runs.database.begin() as connection:
+        later = (BatchTable.run_id == settings.run_id) & (BatchTable.step > 1)
+        await connection.execute(delete(BatchTable).where(later))
+        of_later = (BatchItemTable.run_id == settings.run_id) & (BatchItemTable.step > 1)
+        freed = await connection.execute(delete(BatchItemTable).where(of_later).returning(BatchItemTable.group_id))
+        ready = update(RolloutGroupTable).where(RolloutGroupTable.id.in_(list(freed.scalars())))
+        await connection.execute(ready.values(state="ready"))
+        of_first = select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id)
+        hit = select(RolloutTable.id).where(RolloutTable.group_id.in_(of_first))
+        poison = logprobs_to_bytes([float("nan")] * 15)
+        await connection.execute(update(TurnTable).where(TurnTable.rollout_id.in_(hit)).values(logprobs=poison))
+    assert await asyncio.to_thread(Group(settings, 1, equal_runs.home / "poisoned").wait) == [0]
+
+    async def ask(request_id: str, reason: str = "an infinite gradient") -> SteeringAnswer:
+        async with equal_runs.database.begin() as connection:
+            request = Request(settings.run_id, request_id, "anna", reason)
+            return await skipped_steps.record_skipped_step(connection, request)
+
+    async with equal_runs.database.begin() as connection:
+        found = await runs.get_run(connection, settings.run_id)
+        assert found is not None and "not finite" in found.state_reason
+    with pytest.raises(ConfigError, match="needs a reason"):
+        await ask("without a reason", "")
+    assert "groups of step 1 are discarded" in (await ask("first")).text
+    assert not (await ask("first")).changed
+    with pytest.raises(ConfigError, match="no step that is planned"):
+        await ask("second")
+    async with equal_runs.database.begin() as connection:
+        audit = (await connection.execute(select(SteeringTable))).one()
+        assert (audit.action, audit.target, audit.from_step) == ("skip_step", "step/1", 1)
+        assert len(audit.before) == equal_runs.config.training.groups_per_step
+        state = update(RunTable).where(RunTable.run_id == settings.run_id)
+        await connection.execute(state.values(state="running", state_reason="", stop_at=1))
+    with pytest.raises(ConfigError, match="is running"):
+        await ask("third")
+    async with equal_runs.database.begin() as connection:
+        assert await planner.plan_step(connection, settings.run_id, equal_runs.config) == 1
+        mine = select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id)
+        states_now = select(RolloutGroupTable.workflow_id, RolloutGroupTable.state).where(
+            RolloutGroupTable.id.in_(mine) | RolloutGroupTable.workflow_id.in_(audit.before)
+        )
+        groups = {row.workflow_id: row.state for row in await connection.execute(states_now)}
+    assert {groups.pop(name) for name in audit.before} == {"cancelled"} and set(groups.values()) == {"consumed"}
+    await equal_runs.train(settings, 1, [])
+    assert await states(equal_runs.database, settings.run_id) == ["committed"]

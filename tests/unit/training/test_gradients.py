@@ -22,6 +22,7 @@ from tests.unit.training.cuts import (
     make_rollouts,
     run_rank,
 )
+from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
 from training.policy_model import SEGMENT_ARCHITECTURES
@@ -225,7 +226,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model:
     with pytest.raises(ValueError, match=r"is a checkpoint of another model: (only the|.* has shape)"):
         other.load(str(tmp_path / "checkpoint"))
     (tmp_path / "checkpoint" / ".metadata").unlink()
-    with pytest.raises(ValueError, match="is no complete checkpoint"):
+    with pytest.raises(DamagedCheckpointError, match="is no complete checkpoint"):
         learner.load(str(tmp_path / "checkpoint"))
 
 

@@ -1,0 +1,58 @@
+"""Outages of the stack's parts, and how long a rollout has had boxes outside of them.
+
+The watcher writes the outages. Several parts that are away at once count once, and so do several boxes.
+"""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.store.adapters import adapters_away_seconds
+from ratchet.store.schema import OutageTable, SessionTable
+from ratchet.types import SessionState
+
+_WITH_A_BOX = text("""
+WITH had AS (
+  SELECT range_agg(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) AS box, min(live_at) AS since
+  FROM sandbox WHERE rollout_id = :rollout_id AND workflow_id = :workflow_id AND live_at IS NOT NULL
+), away AS (
+  SELECT range_agg(tstzrange(began_at, ended_at)) AS part FROM outage WHERE ended_at > (SELECT since FROM had)
+)
+SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
+FROM had, away, unnest(had.box - coalesce(away.part, '{}'::tstzmultirange)) AS span
+""")
+
+
+@dataclass(slots=True, frozen=True)
+class Outage:
+    """A time in which `part` did not answer; its end moves on while it lasts."""
+
+    part: str
+    began_at: datetime
+    ended_at: datetime
+
+
+async def record_outages(connection: AsyncConnection, outages: Collection[Outage]) -> None:
+    """Write outages, or their new ends; safe to repeat."""
+    statement = insert(OutageTable).values([asdict(outage) for outage in outages])
+    later = {"ended_at": func.greatest(OutageTable.ended_at, statement.excluded.ended_at)}
+    await connection.execute(statement.on_conflict_do_update(index_elements=["part", "began_at"], set_=later))
+
+
+async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> float:
+    """Return for how long the workflow has had a box for this rollout, outside of outages and waits.
+
+    Waits are those that its agents' budgets do not count either: for an engine, and for an adapter while the session is
+    open. Time for which a box is requested does not count: the service has no room for it, or is away.
+    """
+    arguments = {"rollout_id": rollout_id, "workflow_id": workflow_id}
+    had = float((await connection.execute(_WITH_A_BOX, arguments)).scalar_one())
+    since_first_token = adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
+    away = func.sum(func.greatest(0.0, since_first_token)).filter(SessionTable.state == SessionState.OPEN)
+    waited = func.coalesce(func.sum(SessionTable.engine_wait_seconds), 0.0) + func.coalesce(away, 0.0)
+    waits = (await connection.execute(select(waited).where(SessionTable.rollout_id == rollout_id))).scalar_one()
+    return max(0.0, had - float(waits))

@@ -1,0 +1,60 @@
+"""Record in Postgres when parts that rollouts need did not answer, so that no time limit of a rollout counts it.
+
+An outage begins at the last answer before it and ends at the first one after it. It is written every few seconds while
+it lasts. While Postgres itself is away, its outage is kept here and written afterwards. The last answers are in the
+file of `stack/part_health.py`: if the watcher, or everything, is killed, the next watcher finds the same beginning.
+Engines are not recorded, because adapters count the time for which a session waits for one.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ratchet.store import outages
+from ratchet.store.outages import Outage
+from stack.part_health import HealthState, PartHealth
+from stack.parts import Stack
+
+NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "worker")
+_WRITE_SECONDS = 5.0
+
+
+class OutageLog:
+    """What was seen and is not written yet, by part and beginning."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._seen: dict[str, Outage] = {}
+        self._unwritten: dict[tuple[str, datetime], Outage] = {}
+        self._wanted_at = 0.0
+
+    def see(self, health: Mapping[str, PartHealth], now: float) -> None:
+        """Take in the state of all parts, in seconds since the epoch."""
+        for name in NEEDED_BY_ROLLOUTS:
+            part = health.get(name)
+            if part is None:
+                continue
+            if part.state is not HealthState.ANSWERING and part.last_answer_at:
+                self._extend(name, part.last_answer_at, now)
+            elif name in self._seen:  # `since`: its first answer
+                self._extend(name, self._seen[name].began_at.timestamp(), part.since)
+                del self._seen[name]
+
+    def _extend(self, name: str, began_at: float, ended_at: float) -> None:
+        outage = Outage(name, datetime.fromtimestamp(began_at, UTC), datetime.fromtimestamp(ended_at, UTC))
+        self._seen[name] = outage
+        self._unwritten[name, outage.began_at] = outage
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= _WRITE_SECONDS
+
+    async def write(self) -> None:
+        """Write what was seen. Raises StoreUnavailableError, after which the next call writes it."""
+        self._wanted_at = time.monotonic()
+        written = dict(self._unwritten)
+        async with self._stack.database() as database, database.begin() as connection:
+            await outages.record_outages(connection, list(written.values()))
+        for key, outage in written.items():
+            if self._unwritten.get(key) == outage:
+                del self._unwritten[key]

@@ -1,0 +1,107 @@
+"""How long a rollout has had boxes: outages, waits and the time without a box do not count."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import pytest
+from sqlalchemy import func, insert, select, update
+
+from ratchet.store import outages
+from ratchet.store.database import Database
+from ratchet.store.outages import Outage
+from ratchet.store.schema import InstallationTable, OutageTable, RolloutTable, SandboxTable, SessionTable
+from tests.integration.training.records import make_config, make_group, make_run
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+async def rollout(database: Database, run_id: str) -> tuple[int, str]:
+    """Id and workflow of a rollout without boxes or sessions."""
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        await make_group(connection, run_id, 0, [0.0, 1.0])
+        await connection.execute(update(RolloutTable).values(outcome=None, reward=None))
+        await connection.execute(update(SessionTable).values(engine_wait_seconds=0, state="closed"))
+        found = (await connection.execute(select(RolloutTable.id, RolloutTable.workflow_id).limit(1))).one()
+    return found.id, found.workflow_id
+
+
+async def box(database: Database, rollout: tuple[int, str], began: float, ended: float | None, **more: object) -> None:
+    """Insert a box that was requested five minutes before it lived. Hours before now; `ended` None: it still lives."""
+    values: Mapping[str, object] = {
+        "provider": "p",
+        "role": "agent",
+        "rollout_id": rollout[0],
+        "workflow_id": rollout[1],
+        "attempt": 1,
+        "image": "i",
+        "state": "live" if ended is None else "released",
+        "created_at": func.now() - timedelta(hours=began, minutes=5),
+        "live_at": func.now() - timedelta(hours=began),
+        "released_at": None if ended is None else func.now() - timedelta(hours=ended),
+        **more,
+    }
+    async with database.begin() as connection:
+        await connection.execute(insert(SandboxTable).values(values))
+
+
+async def away(database: Database, part: str, began: float, ended: float) -> None:
+    async with database.begin() as connection:
+        now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+        outage = Outage(part, now - timedelta(hours=began), now - timedelta(hours=ended))
+        for _ in range(2):  # repeated after a commit whose confirmation was lost
+            await outages.record_outages(connection, [outage])
+
+
+async def hours(database: Database, rollout: tuple[int, str]) -> float:
+    async with database.begin() as connection:
+        return round(await outages.seconds_with_a_box(connection, *rollout) / HOUR, 2)
+
+
+async def test_without_a_box_no_time_passes(database: Database, rollout: tuple[int, str]) -> None:
+    await box(database, rollout, 9, None, live_at=None, state="creating")
+    assert await hours(database, rollout) == 0
+
+
+async def test_boxes_count_while_they_live_and_at_once_only_once(database: Database, rollout: tuple[int, str]) -> None:
+    await box(database, rollout, 9, 8)
+    await box(database, rollout, 5, 3)
+    await box(database, rollout, 4, 2, role="grade")
+    await box(database, rollout, 1, None)
+    await box(database, rollout, 99, 1, workflow_id="regrade/other")
+    assert await hours(database, rollout) == 1 + 3 + 1
+
+
+async def test_outages_are_left_out_however_they_overlap(database: Database, rollout: tuple[int, str]) -> None:
+    await box(database, rollout, 10, 4)
+    await away(database, "postgres", 12, 11)  # before it
+    await away(database, "gateway", 11, 9)  # one hour of it
+    await away(database, "worker", 8, 6)
+    await away(database, "temporal", 7, 5)  # three hours together
+    await away(database, "adapter", 3, 2)  # after it
+    assert await hours(database, rollout) == 6 - 1 - 3
+
+
+async def test_an_outages_end_moves_on_and_never_back(database: Database, rollout: tuple[int, str]) -> None:
+    await box(database, rollout, 10, None)
+    async with database.begin() as connection:
+        began = (await connection.execute(select(func.now() - timedelta(hours=8)))).scalar_one()
+        for length in (1, 3, 2):
+            await outages.record_outages(connection, [Outage("worker", began, began + timedelta(hours=length))])
+        assert (await connection.execute(select(func.count()).select_from(OutageTable))).scalar_one() == 1
+    assert await hours(database, rollout) == 7
+
+
+async def test_what_agents_wait_for_is_left_out(database: Database, rollout: tuple[int, str]) -> None:
+    """Waits for an engine of every session; time without an adapter of the open one, by the adapters' heartbeats."""
+    await box(database, rollout, 10, None)
+    mine = update(SessionTable).where(SessionTable.rollout_id == rollout[0])
+    async with database.begin() as connection:
+        await connection.execute(mine.values(engine_wait_seconds=2 * HOUR))
+        here = {"adapter_away_seconds": 3 * HOUR, "adapter_seen_at": func.now() + timedelta(hours=1)}
+        await connection.execute(insert(InstallationTable).values(here))
+    assert await hours(database, rollout) == 8
+    async with database.begin() as connection:
+        await connection.execute(mine.values(state="open", away_before=0))
+    assert await hours(database, rollout) == 5

@@ -1,0 +1,166 @@
+"""`/metrics` for Prometheus: what is in the store, in the watcher's file and on the disk of the state directory.
+
+The values are read at each request, so nothing is lost if the viewer starts again, and several viewers agree. If the
+store does not answer, the other values are still served. Alert rules: `deploy/prometheus/alerts.yaml`.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from ratchet.disk_space import free_space
+from ratchet.errors import StoreUnavailableError
+from ratchet.store.views.monitoring import STEP_METRICS, Monitored, read_monitored
+from ratchet.types import EngineState, SandboxState
+
+prometheus_route = APIRouter()
+Values = Mapping[tuple[str, ...], float]
+"""Values by label values."""
+
+
+class _Found(Collector):
+    """Metrics that were read for one request."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+@prometheus_route.get("/metrics")
+async def metrics(request: Request) -> Response:
+    found = None
+    try:
+        async with request.app.state.store.read() as connection:
+            found = await read_monitored(connection)
+    except StoreUnavailableError:
+        pass  # which the first metric says
+    families = [_gauge("ratchet_store_answering", "1 if Postgres answered this request.", {(): found is not None})]
+    if found is not None:
+        families += [*_of_runs(found), *_of_boxes(found)]
+    home: Path | None = request.app.state.settings.home
+    if home is not None:
+        families += [*_of_parts(home), *_of_disk(home)]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Found(families))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _gauge(name: str, meaning: str, values: Values, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, meaning, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, float(value))
+    return family
+
+
+def _of_runs(found: Monitored) -> list[GaugeMetricFamily]:
+    runs, run = found.runs, ("run",)
+    silent = {(one.run_id,): one.learner_silent_seconds for one in runs}
+    return [
+        _gauge(
+            "ratchet_run_open",
+            "1 for each run that is running or paused, by state.",
+            {(one.run_id, one.state.value): 1 for one in runs},
+            ("run", "state"),
+        ),
+        _gauge("ratchet_run_step", "Newest published step.", {(one.run_id,): one.step for one in runs}, run),
+        _gauge("ratchet_rollouts_open", "Open rollouts.", {(one.run_id,): one.num_open for one in runs}, run),
+        _gauge(
+            "ratchet_rollouts_waiting",
+            "Open rollouts whose workflow has not begun.",
+            {(one.run_id,): one.num_waiting for one in runs},
+            run,
+        ),
+        _gauge(
+            "ratchet_queue_age_seconds",
+            "Age of the oldest rollout whose workflow has not begun.",
+            {(one.run_id,): one.oldest_waiting_seconds for one in runs},
+            run,
+        ),
+        _gauge(
+            "ratchet_oldest_member_seconds",
+            "Time since the oldest open rollout began.",
+            {(one.run_id,): one.oldest_open_seconds for one in runs},
+            run,
+        ),
+        _gauge(
+            "ratchet_learner_silent_seconds",
+            "Time since the heartbeat of the learner, for running runs that need one and have had one.",
+            {key: value for key, value in silent.items() if value is not None},
+            run,
+        ),
+        _gauge(
+            "ratchet_step_metric",
+            f"Metrics of the newest step: {', '.join(STEP_METRICS)}.",
+            {(one.run_id, name): value for one in runs for name, value in one.metrics.items()},
+            ("run", "name"),
+        ),
+        _gauge(
+            "ratchet_engines",
+            "Engines by state; quarantined: the canary text got other scores than the learner's.",
+            {(state.value,): found.engines.get(state, 0) for state in EngineState},
+            ("state",),
+        ),
+    ]
+
+
+def _of_boxes(found: Monitored) -> list[GaugeMetricFamily]:
+    recent = found.recent
+    held = [state for state in SandboxState if state is not SandboxState.RELEASED]
+    return [
+        _gauge(
+            "ratchet_boxes",
+            "Boxes that are not released, by state.",
+            {(state.value,): found.boxes.get(state, 0) for state in held},
+            ("state",),
+        ),
+        _gauge(
+            "ratchet_boxes_without_owner",
+            "Boxes that are held ten minutes after the end of their rollout.",
+            {(): found.boxes_without_owner},
+        ),
+        _gauge(
+            "ratchet_recent_attempts",
+            "Boots and grades that ended within five minutes.",
+            {("boot",): recent.boots, ("grade",): recent.grades},
+            ("stage",),
+        ),
+        _gauge(
+            "ratchet_recent_failures",
+            "Those of them that failed.",
+            {("boot",): recent.failed_boots, ("grade",): recent.failed_grades},
+            ("stage",),
+        ),
+    ]
+
+
+def _of_parts(home: Path) -> list[GaugeMetricFamily]:
+    """Read the watcher's file (`stack/part_health.py`), which the viewer may not import."""
+    try:
+        written = json.loads((home / "health.json").read_text())
+        age_seconds = time.time() - float(written["written_at"])
+        answering: Values = {(str(part["name"]),): part["state"] == "answering" for part in written["parts"]}
+        restarts: Values = {(str(part["name"]),): int(part["restarts"]) for part in written["parts"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [
+        _gauge("ratchet_watcher_age_seconds", "Time since the watcher looked at the parts.", {(): age_seconds}),
+        _gauge("ratchet_part_answering", "1 if the newest probe of the part succeeded.", answering, ("part",)),
+        _gauge("ratchet_part_restarts", "Restarts since `ratchet up`.", restarts, ("part",)),
+    ]
+
+
+def _of_disk(home: Path) -> list[GaugeMetricFamily]:
+    space = free_space(home)
+    return [
+        _gauge("ratchet_disk_free_ratio", "Free share of the state directory's disk.", {(): space.share}),
+        _gauge("ratchet_disk_free_bytes", "Free bytes on the state directory's disk.", {(): space.free_bytes}),
+    ]
