@@ -389,9 +389,6 @@ def _work(before: dict[str, Any], after: dict[str, Any], num_turns: int) -> dict
         "adapter_cpu_ms_per_turn": round(1e3 * (after["cpu_seconds"] - before["cpu_seconds"]) / num_turns, 2),
         "transactions": after["transactions"],
         "transaction_ms": round(1e3 * after["transaction_seconds"] / max(after["transactions"], 1), 2),
-        "share_of_transaction_time_in_commit": round(
-            after["commit_seconds"] / max(after["transaction_seconds"], 1e-9), 3
-        ),
     }
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import structlog
 import uvicorn
+import uvloop
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from adapter.app import create_adapter_app
+from adapter.app import create_adapter_app, server_config
 from adapter.gc_tuning import freeze_startup_objects
-from adapter.http_limits import LimitedHttpProtocol
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
 
@@ -112,17 +112,21 @@ class CollectorClock:
 class TimedDatabase(Database):
     num = 0
     seconds = 0.0
-    commit_seconds = 0.0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         started = time.monotonic()
         async with super().begin() as connection:
             yield connection
-            worked = time.monotonic()
         self.num += 1
         self.seconds += time.monotonic() - started
-        self.commit_seconds += time.monotonic() - worked
+
+    async def fetch(self, statement: str, *values: object) -> list[Any]:
+        started = time.monotonic()
+        rows = await super().fetch(statement, *values)
+        self.num += 1
+        self.seconds += time.monotonic() - started
+        return rows
 
 
 async def main(settings: AdapterSettings) -> None:
@@ -151,28 +155,18 @@ async def main(settings: AdapterSettings) -> None:
             "collections_above_10_ms": collector.num_blocking,
             "transactions": database.num,
             "transaction_seconds": database.seconds,
-            "commit_seconds": database.commit_seconds,
         }
         clock.reset()
         collector.reset()
         clock.turn(request.query_params.get("clock") != "off")
         database.num = 0
         database.seconds = 0.0
-        database.commit_seconds = 0.0
         return JSONResponse(found)
 
     app.add_route("/bench", bench)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=75,
-        http=LimitedHttpProtocol,
-    )
-    await uvicorn.Server(config).serve()
+    await uvicorn.Server(server_config(app, settings)).serve()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(AdapterSettings.model_validate_json(sys.argv[1])))
+    run = asyncio.run if "--clocked" in sys.argv else uvloop.run
+    run(main(AdapterSettings.model_validate_json(sys.argv[1])))

@@ -17,8 +17,7 @@ import pytest
 import uvicorn
 from sqlalchemy import func, insert, select, text
 
-from adapter.app import create_adapter_app
-from adapter.http_limits import LimitedHttpProtocol
+from adapter.app import create_adapter_app, server_config
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
@@ -153,15 +152,7 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     """Serve the app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
     app = create_adapter_app(settings, database)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-        http=LimitedHttpProtocol,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings))
     # type: ignore[method-assign, assignment]  # signals stay with pytest
     server.capture_signals = contextlib.nullcontext
     task = asyncio.create_task(server.serve())
@@ -179,8 +170,8 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from adapter.app import serve_adapter; from adapter.settings import AdapterSettings; "
-        "asyncio.run(serve_adapter(AdapterSettings.model_validate_json(sys.argv[1])))"
+        "import sys; from adapter.app import run_adapter; from adapter.settings import AdapterSettings; "
+        "run_adapter(AdapterSettings.model_validate_json(sys.argv[1]))"
     )
     process = subprocess.Popen([sys.executable, "-c", program, settings.model_dump_json()])
     try:
@@ -191,10 +182,15 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
         process.wait()
 
 
+_BIND_COMPLETE = b"2\0\0\0\4"
+"""The first bytes of Postgres' answer to a prepared statement that was executed; preparing it has another answer."""
+
+
 class Line:
     """A network line between two processes that can be cut. New connections go to `port`.
 
-    `loses_commit_of`: the line is cut instead of passing the answer to the next commit after these bytes were sent.
+    `loses_commit_of`: the line is cut instead of passing the answer to the statement with this text, which is a
+    transaction of its own.
     """
 
     def __init__(self, port: int) -> None:
@@ -223,7 +219,8 @@ class Line:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
-                if self.loses_commit_of and b"COMMIT" in bytes(sent).partition(self.loses_commit_of)[2]:
+                is_bound = data.startswith(_BIND_COMPLETE)
+                if self.loses_commit_of and is_bound and self.loses_commit_of in sent:
                     self.loses_commit_of = None
                     self.cut()
                     break

@@ -135,16 +135,15 @@ async def test_writes_in_one_transaction_have_the_same_result_as_alone(database:
 
     async with database.begin() as conn:
         await sessions.close_session(conn, closed.rollout_id, 1)
-        first, twice, late, second = (
-            await turns.write_turns(conn, [new(one) for one in (opened, opened, closed, other)], [], [])
-        ).opened
+    batch = [new(one) for one in (opened, opened, closed, other)]
+    first, twice, late, second = (await turns.write_turns(database, batch, [], [])).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
-    async with database.begin() as conn:
-        of_another_session = [done(second, opened, 1)]
-        assert (await turns.write_turns(conn, [], of_another_session, [])).completed == [False]
-        answers = [done(first, opened, 0), done(second, other, 1)]
-        assert (await turns.write_turns(conn, [], answers, [first])).completed == [True, True]
-        assert (await turns.write_turns(conn, [], answers[:1], [])).completed == [False]
+    of_another_session = [done(second, opened, 1)]
+    assert (await turns.write_turns(database, [], of_another_session, [])).completed == [False]
+    answers = [done(first, opened, 0), done(second, other, 1)]
+    assert (await turns.write_turns(database, [], answers, [])).completed == [True, True]
+    repeated = await turns.write_turns(database, [new(other)], answers[:1], [first])
+    assert (repeated.opened, repeated.completed) == ([None], [False])
     rows = [(await one.turns())[0] for one in (opened, other)]
     assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
     assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
