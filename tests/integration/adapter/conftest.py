@@ -182,21 +182,16 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
         process.wait()
 
 
-_BIND_COMPLETE = b"2\0\0\0\4"
-"""The first bytes of Postgres' answer to a prepared statement that was executed; preparing it has another answer."""
-
-
 class Line:
     """A network line between two processes that can be cut. New connections go to `port`.
 
-    `loses_commit_of`: the line is cut instead of passing the answer to the statement with this text, which is a
-    transaction of its own.
+    `loses_answer_with`: the line is cut instead of passing the first answer that has these bytes.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.is_whole = True
-        self.loses_commit_of: bytes | None = None
+        self.loses_answer_with: bytes | None = None
         self.open: set[asyncio.StreamWriter] = set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,23 +200,13 @@ class Line:
             return
         there = await asyncio.open_connection("127.0.0.1", self.port)
         self.open |= {writer, there[1]}
-        sent = bytearray()
-        await asyncio.gather(self._send(reader, there[1], sent), self._answer(there[0], writer, sent))
+        await asyncio.gather(self._pass_on(reader, there[1]), self._pass_on(there[0], writer))
 
-    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
-                sent += data if self.loses_commit_of else b""
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                is_bound = data.startswith(_BIND_COMPLETE)
-                if self.loses_commit_of and is_bound and self.loses_commit_of in sent:
-                    self.loses_commit_of = None
+                if self.loses_answer_with and self.loses_answer_with in data:
+                    self.loses_answer_with = None
                     self.cut()
                     break
                 writer.write(data)
