@@ -1,8 +1,9 @@
 """The adapter as `ratchet adapter` runs it, with clocks on its event loop and its transactions.
 
-What blocks the loop and what a commit costs can only be measured inside the process, and the product has no clocks for
-it. Run as `python -m tests.benchmarks._adapter_process SETTINGS_AS_JSON`. GET /bench returns the measurements, resets
-them and turns the loop's clock on, with ?clock=off off.
+What blocks the loop can only be measured inside the process, and the product has no clocks for it. Run as `python -m
+tests.benchmarks._adapter_process SETTINGS_AS_JSON [--clocked]`. With `--clocked` it runs on asyncio's own event loop,
+because uvloop's callbacks cannot be timed, and each callback is timed; both cost CPU. GET /bench returns the
+measurements and resets them.
 """
 
 import asyncio
@@ -51,11 +52,7 @@ class LoopClock:
             finally:
                 clock.add(time.thread_time() - started, time.perf_counter() - wall, handle)
 
-        self._runs = {False: run, True: timed}
-
-    def turn(self, on: bool) -> None:
-        """If off, callbacks run without the clock, which takes a tenth of the thread's time."""
-        asyncio.events.Handle._run = self._runs[on]  # type: ignore[method-assign, assignment]
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign, assignment]
 
     def reset(self) -> None:
         self.num = 0
@@ -158,7 +155,6 @@ async def main(settings: AdapterSettings) -> None:
         }
         clock.reset()
         collector.reset()
-        clock.turn(request.query_params.get("clock") != "off")
         database.num = 0
         database.seconds = 0.0
         return JSONResponse(found)
