@@ -7,15 +7,18 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
-from fastapi import FastAPI
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -40,17 +43,21 @@ from adapter.replies import (
     SlowBodyError,
     StreamReply,
     classify,
+    wait_for_disconnect,
 )
 from adapter.settings import AdapterSettings
-from adapter.store_outage import StoreOutage
+from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
+from ratchet.store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,10 @@ class _Parts:
     router: EngineRouter
     parser: VllmParsers
     outage: StoreOutage
+    held: HeldCalls
 
 
-def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI:
+def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlette:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
     Raises ConfigError if the tokenizer or the template cannot be used.
@@ -79,6 +87,7 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
         router,
         parser,
         outage,
+        HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),
     )
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
 
@@ -101,13 +110,8 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> FastAPI
         Route("/v1/models/{name}", partial(_models, parts)),
         Route("/health", health),
     ]
-    return FastAPI(
-        routes=routes,
-        lifespan=lambda _: _lifespan(parts, database),
-        exception_handlers={HTTPException: unknown_route},
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
+    return Starlette(
+        routes=routes, lifespan=lambda _: _lifespan(parts, database), exception_handlers={HTTPException: unknown_route}
     )
 
 
@@ -139,19 +143,33 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         return await parts.capture.start(row, body, dialect, request.headers)
 
     reply = partial(_reply, parts, dialect)
+    held = contextlib.ExitStack()
     try:
-        # Store away and token not cached: read the body now, authenticate in `start`.
-        with contextlib.suppress(StoreUnavailableError):
-            await parts.auth.authenticate(request.headers)
+        session_id = (await _authenticate(parts, request)).id
         body = await _body(parts, request)
-        return reply(await start())
-    except StoreUnavailableError:
-        streams = asks_for_stream(body)
+        try:
+            return reply(await start())
+        except StoreUnavailableError:
+            streams = asks_for_stream(body)
+            held.enter_context(parts.held.add(session_id, len(body)))
         return HeldReply(
-            parts.outage.hold(start), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds
+            parts.outage.hold(start), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds, held
         )
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)
+
+
+async def _authenticate(parts: _Parts, request: Request) -> SessionRow:
+    """Return the request's session; if it is not known and the store is away, before the body is read.
+
+    The body of a request that has no valid token must not take memory for as long as the store is away. It is not known
+    then whether the client wants a stream, so it gets no comments, and if it leaves, that is seen only later.
+    """
+    try:
+        return await parts.auth.authenticate(request.headers)
+    except StoreUnavailableError:
+        with parts.held.add(None, 0):
+            return await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
 
 
 def _reply(parts: _Parts, dialect: Dialect, outcome: PendingCall | BaseException, in_stream: bool = False) -> Response:
@@ -172,20 +190,43 @@ def _reply(parts: _Parts, dialect: Dialect, outcome: PendingCall | BaseException
 
 async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
-        row = await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
+        row = await _authenticate(parts, request)
         body = await _body(parts, request)
-        number = await parts.outage.hold(lambda: parts.capture.count_tokens(row, body, dialect, request.headers))
+        count = partial(parts.capture.count_tokens, row, body, dialect, request.headers)
+        number = await _held_for_client(parts, request, row.id, len(body), count)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
+
+
+async def _held_for_client(
+    parts: _Parts, request: Request, session_id: int | None, num_bytes: int, work: Callable[[], Awaitable[_T]]
+) -> _T:
+    """Return what `work` returns, held while the store is away and the client is connected.
+
+    The request's body must have been read. Raises ClientDisconnect, TooManyHeldError and what `work` raises.
+    """
+    with contextlib.suppress(StoreUnavailableError):
+        return await work()
+    with parts.held.add(session_id, num_bytes):
+        working = asyncio.ensure_future(parts.outage.hold(work))
+        disconnected = asyncio.create_task(wait_for_disconnect(request.receive))
+        try:
+            await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise ClientDisconnect
+        finally:
+            working.cancel()
+            disconnected.cancel()
 
 
 async def _models(parts: _Parts, request: Request) -> Response:
     """The one model, alone or in a list, with the fields of both vendors; each SDK reads its own."""
     dialect: Dialect = MessagesDialect() if "anthropic-version" in request.headers else ChatDialect()
     try:
-        row = await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
-    except Exception as error:
+        row = await _held_for_client(parts, request, None, 0, lambda: parts.auth.authenticate(request.headers))
+    except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
     name = row.model
     model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet", "type": "model", "display_name": name}
@@ -212,13 +253,32 @@ async def _body(parts: _Parts, request: Request) -> bytes:
     return bytes(data)
 
 
+def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
+    """The HTTP server of `serve_adapter`."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
+        http=LimitedHttpProtocol,
+    )
+
+
+def run_adapter(settings: AdapterSettings) -> None:
+    """Run the adapter until SIGTERM or SIGINT, on uvloop: asyncio's own event loop takes a third of a turn's time."""
+    uvloop.run(serve_adapter(settings))
+
+
 async def serve_adapter(settings: AdapterSettings) -> None:
     """Run the adapter until SIGTERM or SIGINT.
 
     Calls in flight are then found in the store by their clients' retries.
     """
-    import uvicorn
-
     # No debug lines: one per turn would cost as much as a turn.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     database = Database(settings.database_url, settings.pool_size, check_connections=False)
@@ -226,16 +286,7 @@ async def serve_adapter(settings: AdapterSettings) -> None:
         await wait_for_schema(database)
         app = create_adapter_app(settings, database)
         freeze_startup_objects()
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            timeout_keep_alive=75,
-            http=LimitedHttpProtocol,
-        )
+        config = server_config(app, settings)
         await uvicorn.Server(config).serve()
     finally:
         await database.close()

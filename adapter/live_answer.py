@@ -96,6 +96,7 @@ class LiveAnswer:
         self._matcher = _matcher(marks, tuple(stop_sequences))
         self._part = self._first_part()
         self._hidden = ""  # decoded and not shown
+        self._num_searched = 0  # characters of it in which no mark was found
         self._new_ids: list[int] = []
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -129,6 +130,7 @@ class LiveAnswer:
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._part = self._first_part()
         self._hidden = ""
+        self._num_searched = 0
         self._new_ids = []
         return True
 
@@ -159,14 +161,16 @@ class LiveAnswer:
     def _decode(self) -> None:
         ids = self._new_ids
         self._new_ids = []
+        pieces = [self._hidden]
         for one in ids:
             if one in self._stop_ids:
-                return
+                break
             try:
-                self._hidden += self._decoder.step(self._tokenizer, one) or ""
+                pieces.append(self._decoder.step(self._tokenizer, one) or "")
             except Exception:  # of the library's own class: bytes that are no text
                 self._part = _Part.REST
-                return
+                break
+        self._hidden = "".join(pieces)
 
     # ------------------------------------------------------------ what may be shown
 
@@ -185,7 +189,9 @@ class LiveAnswer:
         """Show what is certain of the hidden text; return whether another part has begun."""
         if self._part is _Part.REST:
             return False
-        found = self._matcher.mark.search(self._hidden)
+        # What was searched before has no mark, except in its end, where one may have begun.
+        found = self._matcher.mark.search(self._hidden, max(0, self._num_searched - self._matcher.longest))
+        self._num_searched = 0 if found is not None else len(self._hidden)
         end = len(self._hidden) - self._num_open() if found is None else found.start()
         certain = self._hidden[:end]
         if self._part is _Part.START:
@@ -203,6 +209,7 @@ class LiveAnswer:
         space = certain[len(certain_text) :]
         self._hidden = self._hidden[len(certain_text) :]
         if found is None:
+            self._num_searched -= len(certain_text)
             return False
         if self._part is _Part.THINKING and found.group() == self._marks.think_end:
             self.thinking += "" if self._marks.strips_thinking else space.rstrip("\n")

@@ -5,6 +5,7 @@ answer's last byte was handed to the transport; whether the client has received 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from adapter.conversation import Answer
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter, StateNotKeptError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
+from adapter.store_outage import TooManyHeldError
 from adapter.turns.capture import Capture, PendingCall
 from ratchet.errors import EngineRejectedError, StoreUnavailableError
 
@@ -78,6 +80,8 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
         case ClientDisconnect():
             return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
+        case TooManyHeldError():
+            return ClassifiedFailure(Failure.UNAVAILABLE, "the store is away and too many calls wait for it, try again")
         case StoreUnavailableError() | OtherAnswerError() | asyncio.CancelledError():
             return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
     _LOG.error("request failed", exc_info=error)
@@ -99,7 +103,7 @@ class _CallReply(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await self.begin(send)
             try:
@@ -116,10 +120,9 @@ class _CallReply(Response):
 
     async def wait(self, send: Send, disconnected: "asyncio.Task[None]") -> None:
         while not self.call.task.done() and not disconnected.done():
+            # Taken before what is there is shown, or what comes meanwhile would wait for the next change.
+            waited: set[asyncio.Future[Any]] = {self.call.task, disconnected} | self.changes()
             await self.show(send)
-            waited: set[asyncio.Future[Any]] = {self.call.task, disconnected}
-            if self.call.client.live is not None:
-                waited.add(self.call.client.live.changed())
             ready, _ = await asyncio.wait(waited, timeout=self.ping_seconds, return_when=asyncio.FIRST_COMPLETED)
             if not ready:
                 await self.ping(send)
@@ -145,6 +148,10 @@ class _CallReply(Response):
     async def ping(self, send: Send) -> None:
         raise NotImplementedError
 
+    def changes(self) -> "set[asyncio.Future[None]]":
+        """Futures of which one is done when `show` has more to write."""
+        return set()
+
     async def show(self, send: Send) -> None:
         """Write what can be shown of the answer by now."""
 
@@ -167,6 +174,12 @@ class StreamReply(_CallReply):
 
     async def ping(self, send: Send) -> None:
         await _write(send, self.stream.ping(), more=True)
+
+    def changes(self) -> "set[asyncio.Future[None]]":
+        client = self.call.client
+        if client.live is not None:
+            return {client.live.changed()}
+        return set() if client.connected.done() else {client.connected}
 
     async def show(self, send: Send) -> None:
         client = self.call.client
@@ -206,7 +219,8 @@ class HeldReply(Response):
     """Hold a call that has not begun because the store is unavailable, then reply as to any other.
 
     `starting` begins the call; `reply` makes the response from its result or its error. A client that `streams` gets
-    comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet.
+    comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet. `held` is
+    closed when the call waits no more.
     """
 
     def __init__(
@@ -215,8 +229,10 @@ class HeldReply(Response):
         reply: Callable[[PendingCall | BaseException], Response],
         streams: bool,
         ping_seconds: float,
+        held: contextlib.ExitStack,
     ) -> None:
         self.background = None
+        self._held = held
         self._starting = starting
         self._reply = reply
         self._streams = streams
@@ -224,7 +240,7 @@ class HeldReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         starting = asyncio.create_task(self._starting)
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
             if self._streams:
                 await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
@@ -240,6 +256,7 @@ class HeldReply(Response):
         finally:
             starting.cancel()
             disconnected.cancel()
+            self._held.close()
         if outcome is not None:
             await self._reply(outcome)(scope, receive, _without_start(send) if self._streams else send)
 
@@ -290,6 +307,7 @@ async def _write(send: Send, data: bytes, more: bool) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected. What is left of the request's body is read and dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -38,6 +38,12 @@ class AdapterSettings(BaseModel):
     """Larger requests are refused with 413."""
     body_seconds: float = 120.0
     """Seconds in which a request must have arrived; a slower one is refused with 408."""
+    max_held_calls: int = 4096
+    """Calls that may wait for the store before they have begun; another one gets 503 or 529."""
+    max_held_calls_per_session: int = 256
+    """Of them those of one session, or of all sessions together that this process does not know yet."""
+    max_held_bytes: int = 1 << 30
+    """Sum of their bodies."""
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10

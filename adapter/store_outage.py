@@ -1,11 +1,14 @@
 """Hold calls while the store is unavailable, as they are held while no engine is ready.
 
-A program in a box gives up a failed call after seconds, and its whole rollout with it; a call that waits costs nothing.
+A program in a box gives up a failed call after seconds, and its whole rollout with it; a call that waits costs its
+body's memory and a connection. How many wait is limited, because a box is not trusted.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -17,6 +20,52 @@ _LOG = structlog.get_logger("ratchet.adapter")
 _PROBE_SECONDS = 0.3
 
 _T = TypeVar("_T")
+
+
+class TooManyHeldError(Exception):
+    """More calls wait for the store than is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLimits:
+    """`num_calls_per_session` counts also those of all sessions that are not known yet, together."""
+
+    num_calls_per_session: int
+    num_calls: int
+    num_bytes: int
+
+
+class HeldCalls:
+    """The calls that wait for the store before they have begun: their numbers by session, and their bodies' size.
+
+    Calls of sessions that are not known, whose body is not read yet, count as those of one session, so that requests
+    without a valid token cannot take the place of others.
+    """
+
+    def __init__(self, limits: HeldLimits) -> None:
+        self._limits = limits
+        self._by_session: Counter[int | None] = Counter()
+        self._num_bytes = 0
+
+    @contextlib.contextmanager
+    def add(self, session_id: int | None, num_bytes: int) -> Iterator[None]:
+        """Count a call while the block runs. Raises TooManyHeldError."""
+        limits = self._limits
+        if (
+            self._by_session[session_id] >= limits.num_calls_per_session
+            or self._by_session.total() >= limits.num_calls
+            or self._num_bytes + num_bytes > limits.num_bytes
+        ):
+            raise TooManyHeldError
+        self._by_session[session_id] += 1
+        self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._by_session[session_id] -= 1
+            self._num_bytes -= num_bytes
+            if not self._by_session[session_id]:
+                del self._by_session[session_id]
 
 
 class StoreOutage:

@@ -8,14 +8,14 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
     a route missing from /openapi.json              MachineError, naming it
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import aiohttp
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -41,8 +41,9 @@ ROUTES = (
     "/weight_info",
     "/get_world_size",
 )
-_POOL_CALLS = 32
-"""Calls at a time per connection pool."""
+_CONNECT_SECONDS = 5.0
+_KEPT_SECONDS = 2.0
+"""For which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
 _STREAM_INTERVAL_TOKENS = 8
 """Tokens per chunk of a stream, so that a chunk's cost is shared; the first token comes alone."""
 
@@ -112,12 +113,6 @@ def _engine_request_id(request_id: str) -> str:
     return f"generate-tokens-{request_id}"
 
 
-@dataclass(slots=True)
-class _Pool:
-    http: httpx.AsyncClient
-    num_calls: int = 0
-
-
 class EngineClient:
     """Client of one vLLM server. Safe to share between tasks of one event loop.
 
@@ -128,7 +123,7 @@ class EngineClient:
         """`address`: http://host:port. `timeout_seconds`: time limit of calls that have none of their own."""
         self.address = address.rstrip("/")
         self._timeout_seconds = timeout_seconds
-        self._pools: list[_Pool] = []
+        self._open_session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,32 +135,15 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        for pool in self._pools:
-            await pool.http.aclose()
+        if self._open_session is not None:
+            await self._open_session.close()
 
-    @contextmanager
-    def _pool(self) -> Iterator[httpx.AsyncClient]:
-        """Yield the first pool with room. httpx scans all connections of a pool per call; 1,000 take milliseconds."""
-        pool = next((one for one in self._pools if one.num_calls < _POOL_CALLS), None)
-        if pool is None:
-            self._pools.append(pool := _Pool(self._new_pool()))
-        pool.num_calls += 1
-        try:
-            yield pool.http
-        finally:
-            pool.num_calls -= 1
-
-    def _new_pool(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=self.address,
-            timeout=httpx.Timeout(self._timeout_seconds, connect=5),
-            # uvicorn closes idle connections after 5 s. They are closed earlier here, or a call could use a closing
-            # one.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_POOL_CALLS, keepalive_expiry=2),
-            trust_env=False,
-            # Without https, do not read the machine's certificates: it blocks the event loop.
-            verify=self.address.startswith("https:"),
-        )
+    def _session(self) -> aiohttp.ClientSession:
+        """The session, opened with the first call, because it belongs to the event loop that runs then."""
+        if self._open_session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS)
+            self._open_session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return self._open_session
 
     # ------------------------------------------------------------ tokens
 
@@ -183,10 +161,9 @@ class EngineClient:
         output so far, which this call continues.
         """
         content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id, version)
-        reply = await self._call("POST", GENERATE, content=content, timeout=httpx.Timeout(None, connect=5))
         sampled = sampled or SampledTokens()
-        with self._known_form():
-            sampled.add(reply)
+        async with self._request("POST", GENERATE, content) as reply:
+            await self._add_whole(reply, sampled)
         return sampled.generation()
 
     async def stream(
@@ -197,25 +174,22 @@ class EngineClient:
         If this raises, `sampled` has what came before the failure.
         """
         content = generate_body(ids, sampling, request_id, version, stream=True)
-        headers = {"content-type": "application/json"}
-        limit = httpx.Timeout(None, connect=5)
-        try:
-            with self._pool() as http:
-                async with http.stream("POST", GENERATE, content=content, headers=headers, timeout=limit) as reply:
-                    if reply.status_code >= 400 or not _is_event_stream(reply):
-                        await reply.aread()
-                        with self._known_form():
-                            sampled.add(self._json_of(GENERATE, reply))
-                        return
-                    await self._read_events(reply, sampled)
-        except httpx.TransportError as error:
-            raise EngineUnavailableError(f"engine {self.address}{GENERATE}: {error!r}") from error
+        async with self._request("POST", GENERATE, content) as reply:
+            if reply.status >= 400 or reply.content_type != "text/event-stream":  # an engine may answer in one piece
+                await self._add_whole(reply, sampled)
+                return
+            await self._read_events(reply, sampled)
         if sampled.finish_reason is None:
             raise EngineUnavailableError(f"engine {self.address}{GENERATE}: the stream ended before the output did")
 
-    async def _read_events(self, reply: httpx.Response, sampled: SampledTokens) -> None:
+    async def _add_whole(self, reply: aiohttp.ClientResponse, sampled: SampledTokens) -> None:
+        answer = self._json_of(GENERATE, reply.status, await reply.read())
+        with self._known_form():
+            sampled.add(answer)
+
+    async def _read_events(self, reply: aiohttp.ClientResponse, sampled: SampledTokens) -> None:
         rest = b""
-        async for data in reply.aiter_bytes():
+        async for data in reply.content.iter_any():
             *events, rest = (rest + data).split(b"\n\n")
             for event in events:
                 value = event.removeprefix(b"data: ")
@@ -233,7 +207,7 @@ class EngineClient:
         prompt = np.ascontiguousarray(ids, dtype=np.int32)
         sampling = Sampling(max_tokens=1, temperature=1.0).wire() | {"prompt_logprobs": 0}
         body = {"token_ids": prompt, "sampling_params": sampling, "stream": False}
-        reply = await self._call("POST", GENERATE, body=body, timeout=httpx.Timeout(600, connect=5))
+        reply = await self._call("POST", GENERATE, body=body, timeout_seconds=600)
         positions = reply.get("prompt_logprobs") or []
         if len(positions) != len(prompt):
             raise EngineRejectedError(f"engine {self.address} scored {len(positions)} of {len(prompt)} prompt tokens")
@@ -273,9 +247,7 @@ class EngineClient:
         a group, the call returns once all its ranks have joined.
         """
         info = {"root": root, "nccl": None if nccl is None else dict(nccl)}
-        await self._call(
-            "POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout=httpx.Timeout(300, connect=5)
-        )
+        await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout_seconds=300)
 
     async def num_workers(self) -> int:
         """Return the number of the engine's processes that hold weights."""
@@ -291,18 +263,16 @@ class EngineClient:
         On a mismatch the weights stay as they are, the update is closed, and EngineUnavailableError has vLLM's reason.
         """
         info = {"files": list(files), "sha256": list(sha256)}
-        await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
+        await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
 
     async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
         """Receive these tensors, in this order, from rank 0 of the NCCL group; returns once all are received."""
         info = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
-        await self._call("POST", "/update_weights", body={"update_info": info}, timeout=httpx.Timeout(1800, connect=5))
+        await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
 
     async def finish_update(self, version: str | None) -> None:
         """Close the update and label the weights `version`; None keeps the label."""
-        await self._call(
-            "POST", "/finish_weight_update", body={"weight_version": version}, timeout=httpx.Timeout(600, connect=5)
-        )
+        await self._call("POST", "/finish_weight_update", body={"weight_version": version}, timeout_seconds=600)
 
     async def set_version(self, version: str) -> None:
         """Label the weights without changing them."""
@@ -318,7 +288,7 @@ class EngineClient:
     async def health(self) -> bool:
         """Whether the server answers and its engine lives."""
         try:
-            await self._call("GET", "/health", timeout=httpx.Timeout(10, connect=2))
+            await self._call("GET", "/health", timeout_seconds=10)
         except (EngineUnavailableError, EngineRejectedError):
             return False
         return True
@@ -343,47 +313,58 @@ class EngineClient:
                 f"engine {self.address} answered {GENERATE} in an unknown form: {error!r}"
             ) from error
 
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        params: dict[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. `timeout_seconds`: for which the engine may send nothing; None: any time."""
+        headers = {"content-type": "application/json"} if content is not None else {}
+        if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
+            headers["connection"] = "close"
+        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=timeout_seconds)
+        try:
+            async with self._session().request(
+                method, self.address + path, data=content, params=params, headers=headers, timeout=timeout
+            ) as reply:
+                yield reply
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailableError(f"engine {self.address}{path}: {error!r}") from error
+
     async def _call(
         self,
         method: str,
         path: str,
         body: object = None,
         params: dict[str, str] | None = None,
-        timeout: httpx.Timeout | None = None,
+        timeout_seconds: float | None = None,
         content: bytes | None = None,
     ) -> JsonObject:
         """Send a request and return its JSON object. `content`: a body that is encoded already, instead of `body`."""
         if body is not None:
             content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = {"content-type": "application/json"} if content is not None else {}
-        if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
-            headers["connection"] = "close"
-        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        try:
-            with self._pool() as http:
-                reply = await http.request(method, path, content=content, headers=headers, params=params, timeout=limit)
-        except httpx.TransportError as error:
-            raise EngineUnavailableError(f"engine {self.address}{path}: {error!r}") from error
-        return self._json_of(path, reply)
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        async with self._request(method, path, content, params, limit) as reply:
+            return self._json_of(path, reply.status, await reply.read())
 
     def _error_of(self, path: str, status: int, text: str) -> EngineUnavailableError | EngineRejectedError:
         if status >= 500 or status in (408, 429):
             return EngineUnavailableError(f"engine {self.address}{path} answered {status}: {text[:500]}")
         return EngineRejectedError(f"engine {self.address}{path} refused ({status}): {text[:500]}")
 
-    def _json_of(self, path: str, reply: httpx.Response) -> JsonObject:
-        """Return the JSON object of a reply that was read, empty if there is none."""
-        if reply.status_code >= 400:
-            raise self._error_of(path, reply.status_code, reply.text)
-        if not reply.content:
+    def _json_of(self, path: str, status: int, content: bytes) -> JsonObject:
+        """Return the JSON object of a reply, empty if there is none."""
+        if status >= 400:
+            raise self._error_of(path, status, content.decode(errors="replace"))
+        if not content:
             return {}
         try:
-            answer = orjson.loads(reply.content)
+            answer = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            raise EngineRejectedError(f"engine {self.address}{path} answered no JSON: {reply.text[:200]}") from error
+            text = content[:200].decode(errors="replace")
+            raise EngineRejectedError(f"engine {self.address}{path} answered no JSON: {text}") from error
         return answer if isinstance(answer, dict) else {}
-
-
-def _is_event_stream(reply: httpx.Response) -> bool:
-    """Whether the reply comes as a stream; an engine may also answer a request for one in one piece."""
-    return str(reply.headers.get("content-type", "")).startswith("text/event-stream")

@@ -107,11 +107,12 @@ class ResponsesStream:
     def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
         events = b""
         if new := thinking[len(self.shown.thinking) :]:
-            events += self._grow(reasoning_item(turn_id, thinking), new)
+            # Not of all the thinking, which would be encoded with every update: the item is complete at its end.
+            events += self._grow(reasoning_item(turn_id, ""), new)
         if new := text[len(self.shown.text) :]:
             if self._open_item == "reasoning":
                 events += self._end_item(reasoning_item(turn_id, thinking))
-            events += self._grow(message_item(turn_id, text), new)
+            events += self._grow(message_item(turn_id, ""), new)
         self.shown = ShownText(thinking, text)
         return events
 

@@ -29,11 +29,19 @@ from ratchet.store.turns import KnownCall
 class ConnectedClient:
     """One HTTP request that waits for an answer. `turn_id` is None until it is decided which turn answers it.
 
-    `live`: what can be shown of the answer while it is sampled, None if nothing can.
+    `live`: what can be shown of the answer while it is sampled, None if nothing can. `connected` is done when both are
+    set.
     """
 
     turn_id: int | None = None
     live: LiveAnswer | None = None
+    connected: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def connect(self, turn_id: int, live: LiveAnswer | None) -> None:
+        self.turn_id = turn_id
+        self.live = live
+        if not self.connected.done():
+            self.connected.set_result(None)
 
 
 @dataclass(slots=True)
@@ -135,13 +143,12 @@ class TurnRegistry:
     # ------------------------------------------------------------ clients
 
     def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient) -> None:
-        client.turn_id = turn_id
-        client.live = running.live
+        client.connect(turn_id, running.live)
         running.clients.add(client)
 
     def connect_to_stored(self, turn_id: int, client: ConnectedClient) -> None:
         """Register a client that gets the stored answer."""
-        client.turn_id = turn_id
+        client.connect(turn_id, None)
         running = self._running.get(turn_id)  # committed, but its task has not ended yet
         clients = self._delivering.setdefault(turn_id, set()) if running is None else running.clients
         clients.add(client)

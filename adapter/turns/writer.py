@@ -111,6 +111,8 @@ class TurnWriter:
     async def _commit(self, batch: Sequence[_Write], wait: bool) -> list[Any]:
         """Write a batch in one transaction and return one result per write, see `turns.WrittenTurns`.
 
+        Rows to abort, which only an outage leaves, are aborted in an earlier one.
+
         The result is `_BUSY` for a write that was skipped because its session is locked.
         """
         new = [write.value for write in batch if isinstance(write.value, NewTurn)]
@@ -118,11 +120,11 @@ class TurnWriter:
         delivered = [write.value for write in batch if isinstance(write.value, int)]
         lost = [write.value for write in batch if isinstance(write.value, _LostOpen)]
         busy_ids: frozenset[int] = frozenset()
-        async with self._database.begin() as conn:
-            if lost:  # before the insertions, one of which may be the same call's
-                opens = [one.turn for one in lost]
+        if lost:  # before the insertions, one of which may be the same call's
+            opens = [one.turn for one in lost]
+            async with self._database.begin() as conn:
                 busy_ids = await turns.abort_lost_opens(conn, opens, lost[0].running_ids, wait)
-            written = await turns.write_turns(conn, new, completed, delivered, wait)
+        written = await turns.write_turns(self._database, new, completed, delivered, wait)
         opened_ids = iter(written.opened)
         were_completed = iter(written.completed)
         results: list[Any] = []

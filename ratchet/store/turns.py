@@ -9,13 +9,16 @@ client of the call, NULL if no client is connected; without meaning after that p
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, BigInteger, TextClause, bindparam, cast, func, select, text, update
+import orjson
+from sqlalchemy import ARRAY, BigInteger, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.adapters import process_lives
+from ratchet.store.database import Database
 from ratchet.store.schema import TurnTable
 from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
 
@@ -123,92 +126,119 @@ class WrittenTurns:
 
 
 async def write_turns(
-    conn: AsyncConnection,
+    database: Database,
     new: Sequence[NewTurn],
     done: Sequence[CompletedTurn],
     delivered: Sequence[int],
     wait: bool = False,
 ) -> WrittenTurns:
-    """Insert turns as `in_flight`, complete others and record deliveries, of any sessions, in at most four statements.
+    """Insert turns as `in_flight`, complete others and record deliveries, of any sessions, in one statement.
 
-    All sessions are locked against seals first. A session that another transaction has locked (a seal, or a finalise
-    that builds its chains) is reported as busy without delaying the others. With `wait` the lock is waited for; use it
-    for writes of one session only, because two waiting batches could deadlock.
+    The statement is a transaction of its own. All sessions are locked against seals first. A session that another
+    transaction has locked (a seal, or a finalise that builds its chains) is reported as busy without delaying the
+    others. With `wait` the lock is waited for; use it for writes of one session only, because two waiting batches could
+    deadlock. A row must not be completed and delivered in one call.
     """
     asked = {turn.session_id for turn in new} | {turn.session_id for turn in done}
-    states = await _lock(conn, asked, wait)
-    alive = {session_id for session_id, state in states.items() if state == SessionState.OPEN}
-    opened = await _open(conn, [turn for turn in new if turn.session_id in alive])
-    completed = await _complete(conn, [turn for turn in done if turn.session_id in alive])
+    if not asked and not delivered:
+        return WrittenTurns([], [], frozenset())
+    values: list[object] = []
+    if asked:
+        values.append(list(asked))
+    if new:
+        values += _columns(_NEW, new)
+    if done:
+        values += _columns(_DONE, done)
     if delivered:
-        await conn.execute(_DELIVERED, {"ids": delivered})
-    busy = frozenset() if wait else frozenset(asked - states.keys())
+        values.append(list(delivered))
+    locked, opened, completed = set(), {}, set()
+    for row in await database.fetch(_written(bool(new), bool(done), bool(delivered), wait), *values):
+        match row["part"]:
+            case "locked":
+                locked.add(row["id"])
+            case "opened":
+                opened[row["session_id"], row["lane"], row["digest"], row["ordinal"]] = row["id"]
+            case "completed":
+                completed.add(row["id"])
+    busy = frozenset() if wait else frozenset(asked - locked)
     return WrittenTurns([opened.pop(_call(turn), None) for turn in new], [turn.id in completed for turn in done], busy)
 
 
-async def _lock(conn: AsyncConnection, session_ids: Collection[int], wait: bool) -> dict[int, str]:
-    """Return the sessions' states and keep them from being sealed until the transaction ends."""
-    if not session_ids:
-        return {}
-    rows = await conn.execute(_LOCK if wait else _LOCK_FREE, {"ids": list(session_ids)})
-    return {row.id: row.state for row in rows}
-
-
-def _call(turn: Any) -> tuple[int, str, bytes, int]:
+def _call(turn: NewTurn) -> tuple[int, str, bytes, int]:
     return turn.session_id, turn.lane, turn.digest, turn.ordinal
 
 
-def _arrays(names: Sequence[str], statement: str) -> TextClause:
-    """Fill in `statement`: {names} of `turn` columns, {rows} as arrays of parameters named `given`, and {sets}.
+def _columns(names: Sequence[str], rows: Sequence[NewTurn] | Sequence[CompletedTurn]) -> list[list[object]]:
+    """The rows' values by column, in the driver's types."""
+    columns = []
+    for name in names:
+        column = [getattr(row, name) for row in rows]
+        columns.append([orjson.dumps(one).decode() for one in column] if name == "version_spans" else column)
+    return columns
 
-    {sets} assigns all columns but the first two, which identify the row.
+
+_NEW = NewTurn.__slots__
+_DONE = CompletedTurn.__slots__
+_SQL_TYPES = {
+    column.name: column.type.compile(postgresql.dialect())  # type: ignore[no-untyped-call]
+    for column in TurnTable.__table__.columns
+}
+
+
+def _given(names: Sequence[str], first: int) -> str:
+    """Rows of these columns of `turn` from array parameters, the first of which is number `first`."""
+    arrays = ", ".join(f"${at}::{_SQL_TYPES[name]}[]" for at, name in enumerate(names, first))
+    return f"unnest({arrays}) AS given ({', '.join(names)})"
+
+
+@cache
+def _written(opens: bool, completes: bool, delivers: bool, wait: bool) -> str:
+    """The statement of `write_turns` with these parts.
+
+    Rows are inserted and completed only for sessions that `locked` has returned: `FOR SHARE` waits for a seal or skips
+    the session, and returns the newest state, also if it was changed after the statement began.
     """
-    types = {name: TurnTable.__table__.c[name].type for name in names}
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    compiled = {name: kind.compile(dialect) for name, kind in types.items()}
-    arrays = ", ".join(f"CAST(:{name} AS {compiled[name]}[])" for name in names)
-    listed = ", ".join(names)
-    sets = ", ".join(f"{name} = given.{name}" for name in names[2:])
-    clause = text(statement.format(names=listed, rows=f"unnest({arrays}) AS given ({listed})", sets=sets))
-    # One dimension must be stated: SQLAlchemy would take a column of lists for a two-dimensional array.
-    return clause.bindparams(*(bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in types.items()))
+    parts = []
+    results = []
+    position = 1
+    if opens or completes:
+        skip = "" if wait else " SKIP LOCKED"
+        parts.append(f"locked AS (SELECT id, state FROM session WHERE id = ANY($1::bigint[]) FOR SHARE{skip})")
+        results.append(
+            "SELECT 'locked' AS part, id, NULL::bigint AS session_id, NULL::text AS lane,"
+            " NULL::bytea AS digest, NULL::int AS ordinal FROM locked"
+        )
+        position += 1
+    is_open = f"given.session_id IN (SELECT id FROM locked WHERE state = '{SessionState.OPEN}')"
+    if opens:
+        parts.append(
+            f"opened AS (INSERT INTO turn ({', '.join(_NEW)}, worker) SELECT {', '.join(_NEW)}, lease_owner"
+            f" FROM {_given(_NEW, position)} WHERE {is_open}"
+            " ON CONFLICT DO NOTHING RETURNING id, session_id, lane, digest, ordinal)"
+        )
+        results.append("SELECT 'opened', id, session_id, lane, digest, ordinal FROM opened")
+        position += len(_NEW)
+    if completes:
+        sets = ", ".join(f"{name} = given.{name}" for name in _DONE if name not in ("id", "session_id"))
+        parts.append(
+            f"completed AS (UPDATE turn SET {sets}, state = 'completed', completed_at = now()"
+            f" FROM {_given(_DONE, position)} WHERE turn.id = given.id AND turn.session_id = given.session_id"
+            f" AND turn.state = 'in_flight' AND {is_open} RETURNING turn.id)"
+        )
+        results.append("SELECT 'completed', id, NULL, NULL, NULL, NULL FROM completed")
+        position += len(_DONE)
+    if delivers:
+        parts.append(
+            "delivered AS (UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL"
+            f" WHERE id = ANY(${position}::bigint[]) AND state = 'completed')"
+        )
+        results = results or ["SELECT 'delivered' AS part"]
+    return f"WITH {', '.join(parts)} {' UNION ALL '.join(results)}"
 
 
 _IDS = bindparam("ids", type_=ARRAY(BigInteger))
-_LOCK = text("SELECT id, state FROM session WHERE id = ANY(:ids) FOR SHARE").bindparams(_IDS)
-_LOCK_FREE = text(_LOCK.text + " SKIP LOCKED").bindparams(_IDS)
 _LOCK_ALONE = text("SELECT id FROM session WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE").bindparams(_IDS)
 _LOCK_ALONE_FREE = text(_LOCK_ALONE.text + " SKIP LOCKED").bindparams(_IDS)
-_DELIVERED = text(
-    "UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL"
-    " WHERE id = ANY(:ids) AND state = 'completed'"
-).bindparams(_IDS)
-_OPEN = _arrays(
-    NewTurn.__slots__,
-    "INSERT INTO turn ({names}, worker) SELECT {names}, lease_owner FROM {rows}"
-    " ON CONFLICT DO NOTHING RETURNING id, session_id, lane, digest, ordinal",
-)
-_COMPLETE = _arrays(
-    CompletedTurn.__slots__,
-    "UPDATE turn SET {sets}, state = 'completed', completed_at = now() FROM {rows}"
-    " WHERE turn.id = given.id AND turn.session_id = given.session_id AND turn.state = 'in_flight' RETURNING turn.id",
-)
-
-
-def _columns(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
-    return {name: [getattr(row, name) for row in rows] for name in names}
-
-
-async def _open(conn: AsyncConnection, new: Sequence[NewTurn]) -> dict[tuple[int, str, bytes, int], int | None]:
-    if not new:
-        return {}
-    return {_call(row): row.id for row in await conn.execute(_OPEN, _columns(NewTurn.__slots__, new))}
-
-
-async def _complete(conn: AsyncConnection, done: Sequence[CompletedTurn]) -> set[int]:
-    return set((await conn.execute(_COMPLETE, _columns(CompletedTurn.__slots__, done))).scalars()) if done else set()
-
-
 _OLD_LEASE = func.coalesce(TurnTable.lease_expires_at > func.now(), False)
 _LEASED = process_lives(TurnTable.worker) | _OLD_LEASE
 _ATTACHED = TurnTable.lease_owner.is_not(None) & (process_lives(TurnTable.lease_owner) | _OLD_LEASE)

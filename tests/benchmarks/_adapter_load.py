@@ -151,9 +151,9 @@ class Rig:
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             return dict((await http.get(address)).json())
 
-    async def clocks(self, next_on: bool = True) -> dict[str, Any]:
-        """The measurements since the last call; then turn the event loop's clock on or off."""
-        return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench?clock={'on' if next_on else 'off'}")
+    async def clocks(self) -> dict[str, Any]:
+        """The measurements since the last call."""
+        return await self.get(f"http://127.0.0.1:{self.adapter_port}/bench")
 
     async def hold(
         self, least: float, most: float, outputs: list[list[int]] | None = None, token_seconds: float = 0.0
@@ -164,7 +164,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig() -> AsyncIterator[Rig]:
+async def rig(*options: str) -> AsyncIterator[Rig]:
+    """`options`: of the adapter's process."""
     directory = model_directory()
     engine_port = free_port()
     adapter_port = free_port()
@@ -178,6 +179,7 @@ async def rig() -> AsyncIterator[Rig]:
                 "-m",
                 "tests.benchmarks._adapter_process",
                 settings.model_dump_json(),
+                *options,
                 health=f"http://127.0.0.1:{adapter_port}/health",
             ),
         ):
@@ -350,7 +352,7 @@ async def _store_counters(found: Rig) -> tuple[int, int]:
 
 async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict[str, Any]:
     agents = await _agents(found.database, 2, num_sessions, RESULT_CHARS)
-    before, counters = await found.clocks(next_on=False), await _store_counters(found)
+    before, counters = await found.clocks(), await _store_counters(found)
     say(f"load: {num_sessions} sessions grow to 20k tokens, 32 calls at once")
     rate = await _saturate(found, agents, 6, 32)
     full, store = await found.clocks(), await _store_costs(found, 6 * num_sessions, counters)
@@ -376,7 +378,6 @@ async def _load(found: Rig, num_sessions: int, seconds: float, say: Say) -> dict
             "most_calls_at_once": most,
             "added_ms": _added(rows, agents, num_full, seen),
             **_work(full, calm, num_arrived),
-            **_loop(calm),
         },
         "resident_bytes_per_session": round((full["resident_bytes"] - before["resident_bytes"]) / num_sessions),
         "kept": _compare_rows(rows, agents, seen),
@@ -389,9 +390,6 @@ def _work(before: dict[str, Any], after: dict[str, Any], num_turns: int) -> dict
         "adapter_cpu_ms_per_turn": round(1e3 * (after["cpu_seconds"] - before["cpu_seconds"]) / num_turns, 2),
         "transactions": after["transactions"],
         "transaction_ms": round(1e3 * after["transaction_seconds"] / max(after["transactions"], 1), 2),
-        "share_of_transaction_time_in_commit": round(
-            after["commit_seconds"] / max(after["transaction_seconds"], 1e-9), 3
-        ),
     }
 
 
@@ -412,7 +410,7 @@ def _loop(clocks: dict[str, Any]) -> dict[str, Any]:
 async def _long(found: Rig, say: Say) -> dict[str, Any]:
     """One agent alone, 104 turns to 86k tokens: the size of its rows compared with its final stream.
 
-    The CPU time of the last turns is taken without the clock of the event loop, which takes a tenth of it.
+    The CPU time of the last turns is compared with other methods.
     """
     (agent,) = await _agents(found.database, 0, 1, 2_350)
     await agent.turn(found.adapter_port)
@@ -420,11 +418,11 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
     say(f"one long conversation: {LONG_TURNS} turns")
     for _ in range(LONG_TURNS - NUM_LAST - 1):
         await agent.turn(found.adapter_port)
-    clocks = await found.clocks(next_on=False)
+    clocks = await found.clocks()
     counters = await _store_counters(found)
     for _ in range(NUM_LAST):
         await agent.turn(found.adapter_port)
-    last = await found.clocks(next_on=False)
+    last = await found.clocks()
     store = await _store_costs(found, NUM_LAST, counters)
     seen, rows = await found.get(found.engine + "/calls"), await _rows(found)
     async with found.database.begin() as conn:
@@ -443,7 +441,6 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
         "column_bytes": {name: int(size) for name, size in zip(columns, sizes[1:], strict=True)},
         "added_ms": _added(rows, [agent], {agent.session_id: 1}, seen),
         **_work(before, clocks, LONG_TURNS - NUM_LAST - 1),
-        **_loop(clocks),
         "last_turns": {
             "turns": NUM_LAST,
             "prompt_tokens": rows[agent.session_id][-NUM_LAST // 2].prompt_tokens,
@@ -453,16 +450,32 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
     }
 
 
+async def _event_loop(found: Rig, say: Say) -> dict[str, Any]:
+    """How long callbacks block asyncio's event loop while a hundred sessions make calls, 32 at once."""
+    say("the event loop's callbacks")
+    agents = await _agents(found.database, 2, 100, RESULT_CHARS)
+    await found.clocks()
+    await _saturate(found, agents, 6, 32)
+    return _loop(await found.clocks())
+
+
 async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any]:
     async with rig() as found:
-        say("warming up (the output parsers take a while to import)")
-        await _saturate(found, await _agents(found.database, 1, 1, RESULT_CHARS), 2, 1)
+        await _warm_up(found, say)
         (reader,) = await _agents(found.database, 1_000_000, 1, RESULT_CHARS)
-        return {
+        measured = {
             "streaming": await first_texts(found, reader),
             "one_long_conversation": await _long(found, say),
             "load": await _load(found, num_sessions, seconds, say),
         }
+    async with rig("--clocked") as found:
+        await _warm_up(found, say)
+        return measured | {"event_loop": await _event_loop(found, say)}
+
+
+async def _warm_up(found: Rig, say: Say) -> None:
+    say("warming up (the output parsers take a while to import)")
+    await _saturate(found, await _agents(found.database, 1, 1, RESULT_CHARS), 2, 1)
 
 
 def measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import pytest
 import uvicorn
 from sqlalchemy import func, insert, select, text
 
-from adapter.app import create_adapter_app
-from adapter.http_limits import LimitedHttpProtocol
+from adapter.app import create_adapter_app, server_config
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store import sessions
@@ -153,15 +152,7 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
     """Serve the app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
     app = create_adapter_app(settings, database)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-        http=LimitedHttpProtocol,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings))
     # type: ignore[method-assign, assignment]  # signals stay with pytest
     server.capture_signals = contextlib.nullcontext
     task = asyncio.create_task(server.serve())
@@ -179,8 +170,8 @@ async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = (
-        "import asyncio, sys; from adapter.app import serve_adapter; from adapter.settings import AdapterSettings; "
-        "asyncio.run(serve_adapter(AdapterSettings.model_validate_json(sys.argv[1])))"
+        "import sys; from adapter.app import run_adapter; from adapter.settings import AdapterSettings; "
+        "run_adapter(AdapterSettings.model_validate_json(sys.argv[1]))"
     )
     process = subprocess.Popen([sys.executable, "-c", program, settings.model_dump_json()])
     try:
@@ -194,13 +185,13 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
 class Line:
     """A network line between two processes that can be cut. New connections go to `port`.
 
-    `loses_commit_of`: the line is cut instead of passing the answer to the next commit after these bytes were sent.
+    `loses_answer_with`: the line is cut instead of passing the first answer that has these bytes.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.is_whole = True
-        self.loses_commit_of: bytes | None = None
+        self.loses_answer_with: bytes | None = None
         self.open: set[asyncio.StreamWriter] = set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,22 +200,13 @@ class Line:
             return
         there = await asyncio.open_connection("127.0.0.1", self.port)
         self.open |= {writer, there[1]}
-        sent = bytearray()
-        await asyncio.gather(self._send(reader, there[1], sent), self._answer(there[0], writer, sent))
+        await asyncio.gather(self._pass_on(reader, there[1]), self._pass_on(there[0], writer))
 
-    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
-                sent += data if self.loses_commit_of else b""
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                if self.loses_commit_of and b"COMMIT" in bytes(sent).partition(self.loses_commit_of)[2]:
-                    self.loses_commit_of = None
+                if self.loses_answer_with and self.loses_answer_with in data:
+                    self.loses_answer_with = None
                     self.cut()
                     break
                 writer.write(data)

@@ -37,6 +37,8 @@ _WAITING_FOR_LOCK = text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
 ASK: Any = [{"role": "user", "content": "x"}]
+INSERTED = b"\0\0\0\6opened"
+"""A value in the answer of the statement that has inserted a turn."""
 
 
 async def ask(address: str, token: str, headers: dict[str, str] | None = None, messages: Any = ASK) -> Any:
@@ -135,16 +137,15 @@ async def test_writes_in_one_transaction_have_the_same_result_as_alone(database:
 
     async with database.begin() as conn:
         await sessions.close_session(conn, closed.rollout_id, 1)
-        first, twice, late, second = (
-            await turns.write_turns(conn, [new(one) for one in (opened, opened, closed, other)], [], [])
-        ).opened
+    batch = [new(one) for one in (opened, opened, closed, other)]
+    first, twice, late, second = (await turns.write_turns(database, batch, [], [])).opened
     assert first is not None and second is not None and (twice, late) == (None, None)
-    async with database.begin() as conn:
-        of_another_session = [done(second, opened, 1)]
-        assert (await turns.write_turns(conn, [], of_another_session, [])).completed == [False]
-        answers = [done(first, opened, 0), done(second, other, 1)]
-        assert (await turns.write_turns(conn, [], answers, [first])).completed == [True, True]
-        assert (await turns.write_turns(conn, [], answers[:1], [])).completed == [False]
+    of_another_session = [done(second, opened, 1)]
+    assert (await turns.write_turns(database, [], of_another_session, [])).completed == [False]
+    answers = [done(first, opened, 0), done(second, other, 1)]
+    assert (await turns.write_turns(database, [], answers, [])).completed == [True, True]
+    repeated = await turns.write_turns(database, [new(other)], answers[:1], [first])
+    assert (repeated.opened, repeated.completed) == ([None], [False])
     rows = [(await one.turns())[0] for one in (opened, other)]
     assert [row.version_spans for row in rows] == spans and [row.engine_wait_seconds for row in rows] == [0.0, 0.5]
     assert [(row.state, row.delivered) for row in rows] == [("completed", True), ("completed", False)]
@@ -306,13 +307,13 @@ async def test_a_held_call_of_an_unknown_session_ends_with_the_vendors_error(
             streamed = asyncio.create_task(
                 claude.messages.create(model="policy", messages=ASK, max_tokens=5, stream=True)
             )
-            stream = await streamed
+            await let_adapters_run(address)
+            assert not plain.done() and not streamed.done()
             line.mend()
             with pytest.raises(openai.AuthenticationError, match="unknown"):
                 await plain
-            with pytest.raises(anthropic.APIStatusError, match="authentication_error"):
-                async for _ in stream:
-                    pass
+            with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
+                await streamed
 
 
 async def test_a_held_call_whose_client_leaves_while_its_row_is_inserted_is_generated(
@@ -356,7 +357,7 @@ async def test_a_row_whose_insertion_was_not_confirmed_does_not_hold_retries(
         adapter_here(adapter_settings(url, model_dir)) as address,
         adapter_here(adapter_settings(postgres_url, model_dir)) as second,
     ):
-        line.loses_commit_of = b"INSERT INTO turn"
+        line.loses_answer_with = INSERTED
         lost = asyncio.create_task(ask(address, opened.token))
         async with asyncio.timeout(300):
             while line.is_whole or not await opened.turns():
@@ -376,7 +377,7 @@ async def test_a_call_whose_insertion_was_not_confirmed_is_answered(
 ) -> None:
     await engine.say("one")
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
-        line.loses_commit_of = b"INSERT INTO turn"
+        line.loses_answer_with = INSERTED
         held = asyncio.create_task(ask(address, opened.token))
         async with asyncio.timeout(300):
             while line.is_whole or not await opened.turns():
