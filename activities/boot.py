@@ -116,7 +116,9 @@ class BootActivities:
             "min_response_tokens": config.sampling.min_response_tokens,
             "max_turns": config.harness.max_turns,
         }
-        await sessions.open_session(connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits)
+        await sessions.open_session(
+            connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits, config.endpoint
+        )
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:

@@ -108,8 +108,11 @@ class LearnActivities:
     async def find_engines(self, input: RunInput) -> EngineList:
         """Return the engines that must receive new weights; wait until there is one.
 
-        Engines without a recent heartbeat are left out; their wrappers load the newest version when they return.
+        Engines without a recent heartbeat are left out; their wrappers load the newest version when they return. A run
+        that an endpoint answers has no weights, so none must.
         """
+        if (await self.configs.of_run(input.run_id)).endpoint is not None:
+            return EngineList(engine_ids=[])
         while True:
             async with self.database.begin() as connection:
                 found = await engines.list_engines(connection)

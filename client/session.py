@@ -113,11 +113,18 @@ class Client:
         datasets: Sequence[Path] = (),
         new: bool = False,
         say: ReportProgress = _silent,
+        model: str | None = None,
+        key: str | None = None,
+        body: JsonObject | None = None,
     ) -> JsonObject:
-        """Evaluate a config file, RUN, RUN@STEP, or a model directory with `config`, and return a report per
-        temperature: pass@k and pass^k, also by dataset and by family.
+        """Evaluate a config file, RUN, RUN@STEP, or a model directory or an endpoint with `config`, and return a report
+        per temperature: pass@k and pass^k, also by dataset and by family.
+
+        An endpoint is an address with OpenAI's Chat Completions; it needs `model`, and `key` is a reference `${NAME}`.
         """
-        settings = EvaluationSettings(tuple(temperatures), samples, config, tuple(datasets), new)
+        settings = EvaluationSettings(
+            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {})
+        )
         return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
 
     def compare(self, first: str, second: str) -> JsonObject:

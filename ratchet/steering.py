@@ -55,6 +55,7 @@ _FIXED = {
     "init_from": "the run has started from it; start another run",
     "seed": "the task order and the plan rows follow from it",
     "drift": "stored chains were built with it, and one step must not mix both kinds",
+    "endpoint": "one evaluation would mix the answers of two models; start another one",
     "engine": "engines read it when they start, for every run: change the config and run `ratchet up`",
     "datasets": "the run's task order was made from them; start another run, with init_from",
     "harness": "one step would mix rollouts of different agents; start another run, with init_from",
