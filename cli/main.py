@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from cli import (
+    advise,
     agents,
     backup,
     bench,
@@ -75,6 +76,7 @@ COMMANDS = (
     cancel.cancel,
     retry.retry,
     evaluate.evaluate,
+    advise.advise,
     rollout.rollout,
     up.up,
     down.down,

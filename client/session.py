@@ -13,6 +13,7 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
+from client.advice import Advice, advise
 from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
@@ -20,7 +21,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
-from ratchet.store import evaluations, metrics, reports, runs
+from ratchet.store import evaluations, metrics, reports, run_times, runs
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
@@ -221,6 +222,10 @@ class Run:
     def why(self) -> Diagnosis:
         """Say what the run waits for."""
         return run_blocking(diagnose(self.client.stack, self.run_id))
+
+    def advise(self, num_steps: int = 20) -> Advice:
+        """Say where the hours of the newest trained steps went, and which setting would change it most."""
+        return advise(self.client.read(lambda connection: run_times.read_run_times(connection, self.run_id, num_steps)))
 
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
