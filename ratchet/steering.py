@@ -41,6 +41,7 @@ CHANGEABLE = {
     "training.solve_rate_steps": "groups that are made from now on",
     "sampling.temperature": "groups that are made from now on",
     "sandbox.max_boxes": "boxes that boot from now on",
+    "sandbox.adaptive": "boxes that boot from now on",
     "datasets.weight": "groups that are made from now on",
     "evaluation.every": "evaluations that have not begun",
     "evaluation.at": "evaluations that have not begun",
