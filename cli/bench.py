@@ -8,6 +8,9 @@ import typer
 
 def bench(
     name: Annotated[str, typer.Argument(help="Name of a file in tests/benchmarks, without .py.")],
+    more: Annotated[
+        list[str] | None, typer.Argument(help="Further arguments of the benchmark, after `--`: `-- --rollouts 10000`.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Run all repetitions; this can take hours.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry; stdout is always JSON.")] = True,
 ) -> None:
@@ -25,5 +28,5 @@ def bench(
             or f"none ({directory} does not exist; run this in a checkout)"
         )
         raise ConfigError(f"no benchmark {name!r}; available: {known}")
-    sys.argv = [str(path), *(["--full"] if full else [])]
+    sys.argv = [str(path), *(["--full"] if full else []), *(more or [])]
     runpy.run_path(str(path), run_name="__main__")

@@ -95,7 +95,7 @@ class RunTimes:
     evaluations: list[Interval]
 
 
-def _epoch(column: Any) -> ColumnElement[float]:
+def _epoch(column: Any) -> ColumnElement[Any]:
     return func.extract("epoch", column)
 
 

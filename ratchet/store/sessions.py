@@ -287,4 +287,4 @@ async def endpoint_errors(conn: AsyncConnection, run_id: str) -> EndpointErrors 
         )
     )
     count, reason = (await conn.execute(statement)).one()
-    return EndpointErrors(count, reason) if count else None
+    return EndpointErrors(count, reason or "") if count else None
