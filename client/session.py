@@ -6,6 +6,7 @@ They work in notebooks, too, whose event loop is busy: a call then runs on a loo
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,7 +22,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
-from ratchet.store import evaluations, metrics, reports, run_times, runs
+from ratchet.store import evaluations, metrics, reports, run_times, runs, step_mix
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
@@ -200,9 +201,20 @@ class Run:
         """Start no new groups; the run ends when those in flight are trained, or will never be."""
         return self._ask(SteeringAction.DRAIN, reason)
 
-    def stop(self, reason: str = "") -> SteeringAnswer:
-        """End the run after the step that is planned, with a checkpoint."""
-        return self._ask(SteeringAction.STOP, reason)
+    def stop(self, reason: str = "", now: bool = False) -> SteeringAnswer:
+        """End the run after the step that is planned, with a checkpoint.
+
+        `now`: end an evaluation in progress, too, with the verdicts that it has; without it, the run ends after it.
+        """
+        answer = self._ask(SteeringAction.STOP, reason)
+        if not now:
+            return answer
+        client = self.client
+        ended = run_blocking(steering.cancel_evaluations(client.stack, self.run_id, client.by, reason))
+        if not ended:
+            return answer
+        text = f"{answer.text}; evaluations that end with the verdicts that they have: {', '.join(ended)}"
+        return SteeringAnswer(text, changed=True)
 
     def extend(self, steps: int, reason: str = "") -> SteeringAnswer:
         """Add steps; a run that has ended goes on."""
@@ -244,6 +256,11 @@ class Run:
             {**{key: value for key, value in step.items() if key != "metrics"}, **values.get(step["step"], {})}
             for step in planned
         )
+
+    def mix(self) -> Rows:
+        """Return what each step was trained on: one row per step and dataset, and per step and family of tasks."""
+        found = self.client.read(lambda connection: step_mix.step_mix(connection, self.run_id))
+        return Rows(asdict(one) for one in found)
 
     def rollouts(self, limit: int = 100_000) -> Rows:
         """Return the run's rollouts, newest first."""
