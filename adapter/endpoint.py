@@ -3,7 +3,7 @@
     failure                                                         error
     cannot connect, connection lost, silence, an unknown form       EndpointUnavailableError
     any status but 400, 413 and 422, such as 401, 429 and 5xx       EndpointUnavailableError
-    400, 413, 422 because the prompt is too long                    ContextFullError
+    400, 413, 422 because the prompt is too long                    EndpointContextError
     any other 400, 413, 422                                         EngineRejectedError
 
 So a call waits until a person has mended a key or a quota, as it waits for an engine. Only what the server says about
@@ -38,7 +38,7 @@ class EndpointUnavailableError(EngineUnavailableError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class ContextFullError(Exception):
+class EndpointContextError(Exception):
     """The prompt does not fit into the context of the endpoint's model. `num_tokens`, `max_tokens`: None if unknown."""
 
     def __init__(self, message: str) -> None:
@@ -189,7 +189,7 @@ class EndpointClient:
         words = f"{self._endpoint.url} answered {status}" + (f": {reason}" if reason else "")
         if status not in _ABOUT_THE_REQUEST:
             return EndpointUnavailableError(words, _seconds(retry_after))
-        return ContextFullError(reason) if _TOO_LONG.search(text) else EngineRejectedError(words)
+        return EndpointContextError(reason) if _TOO_LONG.search(text) else EngineRejectedError(words)
 
 
 async def check_endpoint(endpoint: EndpointConfig) -> None:
@@ -200,7 +200,7 @@ async def check_endpoint(endpoint: EndpointConfig) -> None:
     request: JsonObject = {"messages": [{"role": "user", "content": "Answer with OK."}], "max_tokens": 16}
     try:
         await client.complete(request)
-    except (EngineRejectedError, ContextFullError) as error:
+    except (EngineRejectedError, EndpointContextError) as error:
         raise ConfigError(f"endpoint: {error}; `endpoint.body` adds or leaves out fields of the requests") from None
     except EndpointUnavailableError as error:
         if re.search(r" answered (401|403|404)\b", str(error)):

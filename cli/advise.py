@@ -1,4 +1,4 @@
-"""`ratchet advise`: where the hours of a run went, and which setting would change it most."""
+"""`ratchet advise`: what the hours of a run were spent on, and which setting would change it most."""
 
 from typing import Annotated, Any
 

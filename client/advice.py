@@ -1,4 +1,4 @@
-"""Where the hours of a run went, what a trained token costs, and which setting would change it most.
+"""The hours of a run by what they were spent on, what a trained token costs, and which setting would change it most.
 
 Every rollout that a step consumed is followed from the moment that its group was made until the weights it has helped
 to make are in the engines; each second of that is given to one phase, so the phases add up to the rollout-hours.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-from ratchet.store.run_times import TRAINED, BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, StepTimes
+from ratchet.store.run_times import TRAINED, BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 from ratchet.types import JsonObject
 
 _OUTLIER = 2.0
@@ -108,7 +108,7 @@ class _Span:
     shares: Mapping[Phase, float]
 
 
-def advise(times: RunTimes) -> Advice:
+def advise_run(times: RunTimes) -> Advice:
     """Add up the phases and name the setting. Without a trained step there is no advice."""
     steps = {one.step: one for one in times.steps}
     advice = Advice(times.run_id, len(steps), len(times.rollouts), 0.0)
@@ -146,7 +146,8 @@ def _conclude(advice: Advice, num_wasted: int) -> None:
     shares = {name: hours / total for name, hours in advice.causes.items()}
     shares[NO_USE] = num_wasted / advice.num_rollouts * (1 - after / total)
     advice.cause = max(shares, key=lambda name: shares[name])
-    advice.setting, advice.share = SETTINGS[advice.cause], shares[advice.cause]
+    advice.setting = SETTINGS[advice.cause]
+    advice.share = shares[advice.cause]
 
 
 def _hours(seconds: Mapping[Phase, float]) -> dict[str, float]:
@@ -192,7 +193,7 @@ class _Account:
         else:
             self.wasted_seconds += sum(self.seconds.values()) - before
 
-    def _add_learner(self, group: GroupTimes, step: StepTimes, size: int, last: RolloutTimes) -> None:
+    def _add_learner(self, group: GroupTimes, step: TrainedStepTimes, size: int, last: RolloutTimes) -> None:
         """From the last verdict of the group to the update of the engines. `last`: the step's last rollout."""
         at = group.ready
         for phase, intervals in (

@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
-from client.advice import Advice, advise
+from client.advice import Advice, advise_run
 from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
@@ -237,7 +237,9 @@ class Run:
 
     def advise(self, num_steps: int = 20) -> Advice:
         """Say where the hours of the newest trained steps went, and which setting would change it most."""
-        return advise(self.client.read(lambda connection: run_times.read_run_times(connection, self.run_id, num_steps)))
+        return advise_run(
+            self.client.read(lambda connection: run_times.read_run_times(connection, self.run_id, num_steps))
+        )
 
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""

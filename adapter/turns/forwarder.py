@@ -16,7 +16,7 @@ import structlog
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, Message, RequestOptions
-from adapter.endpoint import ContextFullError, EndpointAnswer, EndpointClient, EndpointUnavailableError
+from adapter.endpoint import EndpointAnswer, EndpointClient, EndpointContextError, EndpointUnavailableError
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PreparedCall, PromptTooLongError
 from adapter.prompt.request_parser import ParsedRequest
@@ -73,7 +73,7 @@ class TurnForwarder:
                 if has_failed:
                     await self._outage.hold(partial(self._note, session.row.id, None))
                 return self._answer_of(found, prepared, turn_id)
-            except ContextFullError as error:
+            except EndpointContextError as error:
                 limit = error.max_tokens or session.row.limits["max_context_tokens"]
                 num_tokens = max(error.num_tokens or 0, limit + 1)
                 raise PromptTooLongError(num_tokens, limit, prepared.request.options) from error

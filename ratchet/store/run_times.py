@@ -69,7 +69,7 @@ class GroupTimes:
 
 
 @dataclass(slots=True, frozen=True)
-class StepTimes:
+class TrainedStepTimes:
     """A step: when its plan row was written, when it was trained, and how long the engines' update took."""
 
     step: int
@@ -89,7 +89,7 @@ class RunTimes:
     """What is known of the newest steps of a run."""
 
     run_id: str
-    steps: list[StepTimes]
+    steps: list[TrainedStepTimes]
     groups: list[GroupTimes]
     rollouts: list[RolloutTimes]
     evaluations: list[Interval]
@@ -121,7 +121,7 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
     )
 
 
-async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> list[StepTimes]:
+async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> list[TrainedStepTimes]:
     statement = (
         select(
             BatchTable.step, _epoch(BatchTable.planned_at), _epoch(BatchTable.stepped_at), func.max(MetricTable.value)
@@ -138,7 +138,7 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
         .limit(num_steps)
     )
     rows = (await connection.execute(statement)).all()
-    return [StepTimes(row[0], float(row[1]), float(row[2]), float(row[3] or 0.0)) for row in reversed(rows)]
+    return [TrainedStepTimes(row[0], float(row[1]), float(row[2]), float(row[3] or 0.0)) for row in reversed(rows)]
 
 
 async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> list[GroupTimes]:

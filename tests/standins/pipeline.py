@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from ratchet.store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, StepTimes
+from ratchet.store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 
 MADE = 1_000_000.0
 """When the run begins, in seconds since the epoch."""
@@ -109,7 +109,7 @@ class _Simulation:
         ]
         stepped = now + self.settings.learner
         self.make_groups(now)
-        self.at(stepped, lambda time: self.times.steps.append(StepTimes(step, now, time, self.settings.sync)))
+        self.at(stepped, lambda time: self.times.steps.append(TrainedStepTimes(step, now, time, self.settings.sync)))
         self.at(stepped + self.settings.sync, lambda time: self.publish(time, step))
 
     def publish(self, now: float, step: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from adapter.conversation import Message, MessageRun, Preamble, RequestOptions, ToolCall
-from adapter.endpoint import ContextFullError, EndpointClient, EndpointUnavailableError, check_endpoint
+from adapter.endpoint import EndpointClient, EndpointContextError, EndpointUnavailableError, check_endpoint
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.turns.forwarder import chat_request
 from ratchet.config_sections import EndpointConfig
@@ -126,7 +126,7 @@ async def test_what_the_endpoint_says_of_the_request_is_no_outage(status: int) -
 )
 async def test_a_full_context_is_recognised(message: str, counts: tuple[int | None, int | None]) -> None:
     error, _ = await ask((400, {"error": {"message": message}}))
-    assert isinstance(error, ContextFullError) and (error.num_tokens, error.max_tokens) == counts
+    assert isinstance(error, EndpointContextError) and (error.num_tokens, error.max_tokens) == counts
 
 
 async def test_no_message_repeats_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

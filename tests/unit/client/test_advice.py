@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from client.advice import NO_USE, SETTINGS, Phase, advise, spans_of
+from client.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of
 from ratchet.store.run_times import BoxTimes, RolloutTimes, RunTimes
 from tests.standins.pipeline import Pipeline, duration, simulate
 
@@ -48,7 +48,7 @@ def test_the_advice_is_what_would_shorten_the_run_most(cause: str) -> None:
     settings = BOTTLENECKS[cause]
     saved = {one: duration(simulate(settings)) - duration(simulate(without(settings, one))) for one in BOTTLENECKS}
     assert max(saved, key=lambda one: saved[one]) == cause, "the simulation has this bottleneck"
-    found = advise(simulate(settings))
+    found = advise_run(simulate(settings))
     assert found.cause == cause
     assert found.setting and 0.3 < found.share <= 1.0
 
@@ -62,7 +62,7 @@ def test_the_phases_add_up_to_the_life_of_every_rollout() -> None:
         if one.step in steps
     }
     lives = sum(ends[one.group_id] - one.created for one in times.rollouts if one.group_id in ends)
-    found = advise(times)
+    found = advise_run(times)
     assert sum(found.hours.values()) * 3600 == pytest.approx(lives)
     assert sum(found.causes.values()) == pytest.approx(sum(found.hours.values()))
     assert found.num_trained_tokens == 100 * sum(
@@ -82,7 +82,7 @@ def test_a_rollout_that_lost_its_box_and_has_no_times_is_still_whole() -> None:
 
 
 def test_a_run_without_a_trained_step_gets_no_advice() -> None:
-    found = advise(RunTimes("r", [], [], [], []))
+    found = advise_run(RunTimes("r", [], [], [], []))
     assert (found.cause, found.hours, found.as_json()["box_hours_per_million_trained_tokens"]) == ("", {}, None)
 
 
