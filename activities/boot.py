@@ -5,6 +5,7 @@ import random
 import time
 from uuid import UUID
 
+import psutil
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
@@ -16,7 +17,7 @@ from activities.wall_time import require_wall_time
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
-from ratchet.store import rollouts, sandboxes, sessions, tasks
+from ratchet.store import box_cap, rollouts, sandboxes, sessions, tasks
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
@@ -46,7 +47,7 @@ class BootActivities:
         ttl_seconds = box_ttl_seconds(config, self.configs.settings, max_ttl_seconds)
         async with heartbeating():
             new = await self._requested(input, config)
-            row = await self._reserve(input, new, config.sandbox.max_boxes)
+            row = await self._reserve(input, new, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)
             started = time.monotonic()
@@ -88,13 +89,14 @@ class BootActivities:
             connection, input.rollout_id, workflow_id
         )
 
-    async def _reserve(self, input: StageInput, new: NewSandbox, max_boxes: int) -> LedgerRow:
+    async def _reserve(self, input: StageInput, new: NewSandbox, config: RunConfig) -> LedgerRow:
         """Return the row of an earlier try, or a new one as soon as a box is free.
 
         Waits here for a while, because a failed try of the activity costs more than a query. Only one boot per role
         queries the ledger and the others wait behind it, which makes three queries a second instead of fifty.
         """
         max_boots = self.configs.settings.queues["boot"].slots
+        max_boxes = config.sandbox.max_boxes
         earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
         async with self.database.begin() as connection:
             row = await sandboxes.unused_sandbox(connection, *earlier_try)
@@ -105,14 +107,20 @@ class BootActivities:
                 while True:
                     async with self.database.begin() as connection:
                         row = await sandboxes.unused_sandbox(connection, *earlier_try)
+                        if row is None and config.sandbox.adaptive and input.role is SandboxRole.AGENT:
+                            run_id = await rollouts.run_of_rollout(connection, input.rollout_id)
+                            max_boxes = await box_cap.adapt_cap(
+                                connection, run_id, config, new.provider, _free_memory()
+                            )
                         if row is None:
                             row = await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots)
                     if row is not None:
                         return row
                     await asyncio.sleep(random.uniform(0.2, 0.5))
         except TimeoutError:
+            limit = "sandbox.max_boxes" if max_boxes == config.sandbox.max_boxes else "sandbox.adaptive; `ratchet why`"
             raise SandboxBusyError(
-                f"all {max_boxes} boxes (sandbox.max_boxes) are taken, or {max_boots} (queues.boot.slots) are booting",
+                f"all {max_boxes} boxes ({limit}) are taken, or {max_boots} (queues.boot.slots) are booting",
                 retry_after_seconds=5,
             ) from None
 
@@ -128,7 +136,9 @@ class BootActivities:
             "min_response_tokens": config.sampling.min_response_tokens,
             "max_turns": config.harness.max_turns,
         }
-        await sessions.open_session(connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits)
+        await sessions.open_session(
+            connection, input.rollout_id, input.attempt, temperature, MODEL_NAME, limits, config.endpoint
+        )
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
@@ -142,3 +152,9 @@ class BootActivities:
 def _limits(config: SandboxConfig) -> BoxLimits:
     memory_bytes = None if config.memory_mib is None else config.memory_mib << 20
     return BoxLimits(memory_bytes=memory_bytes, num_cpus=config.cpus, max_processes=config.max_processes)
+
+
+def _free_memory() -> float:
+    """Return the share of this machine's memory that is available: in a local stack, the boxes use it, too."""
+    memory = psutil.virtual_memory()
+    return float(memory.available / memory.total)

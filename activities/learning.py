@@ -24,6 +24,7 @@ from ratchet.store import (
     plans,
     run_pause,
     runs,
+    step_mix,
     verdict_report,
 )
 from ratchet.store.database import Database
@@ -69,7 +70,8 @@ class LearnActivities:
             async with asyncio.timeout(_REPORT_SECONDS), self.database.begin() as connection:
                 forks = await fork_report.fork_report(connection, run_id, step)
                 verdicts = await verdict_report.verdict_report(connection, run_id, step)
-                await metrics.record_metrics(connection, run_id, step, forks.numbers() | verdicts.numbers())
+                mixed = step_mix.mix_metrics(await step_mix.step_mix(connection, run_id, step))
+                await metrics.record_metrics(connection, run_id, step, forks.numbers() | verdicts.numbers() | mixed)
         except (TimeoutError, StoreUnavailableError) as error:
             _LOG.warning("forks and verdicts not counted", run=run_id, step=step, reason=str(error))
             return
@@ -111,8 +113,11 @@ class LearnActivities:
     async def find_engines(self, input: RunInput) -> EngineList:
         """Return the engines that must receive new weights; wait until there is one.
 
-        Engines without a recent heartbeat are left out; their wrappers load the newest version when they return.
+        Engines without a recent heartbeat are left out; their wrappers load the newest version when they return. A run
+        that an endpoint answers has no weights, so none must.
         """
+        if (await self.configs.of_run(input.run_id)).endpoint is not None:
+            return EngineList(engine_ids=[])
         while True:
             async with self.database.begin() as connection:
                 found = await engines.list_engines(connection)

@@ -37,8 +37,10 @@ class RolloutChains(NamedTuple):
 async def build_rollout_chains(
     connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig
 ) -> RolloutChains:
-    """Build the chains of an attempt's completed turns; the caller stores them."""
+    """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's turns have no tokens."""
     metas = await turns.load_metas(connection, rollout_id, attempt)
+    if config.endpoint is not None:
+        return RolloutChains([], len(metas), 0)
     built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
     return RolloutChains(built, len(metas), sum(chain.num_trained for chain in built))
 

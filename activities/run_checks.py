@@ -36,7 +36,7 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
         if name is not None and known and name not in known:
             names = ", ".join(sorted(known))
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
-    if config.init_from is None and config.model != TINY:
+    if config.init_from is None and config.model != TINY and config.endpoint is None:
         require_model(model_of(config))
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest
 from activities.run_checks import check_run
+from adapter.endpoint import check_endpoint
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
@@ -36,9 +37,14 @@ async def create_run_from_config(
     async with database.begin() as connection:
         if name != runs.ADHOC:
             await runs.require_no_other_run(connection, run_id)
-        model = await model_directory(connection, config)
-    first = paths.policies() / run_id / "0.e0"
-    files = await asyncio.to_thread(link_version, model, first)
+        model = None if config.endpoint else await model_directory(connection, config)
+    if config.endpoint is not None:
+        await check_endpoint(config.endpoint)
+        first, files = config.endpoint.url, []
+    else:
+        assert model is not None
+        directory = paths.policies() / run_id / "0.e0"
+        first, files = str(directory), await asyncio.to_thread(link_version, model, directory)
     async with database.begin() as connection:
         order = await _import_tasks(connection, config)
         if name != runs.ADHOC:
@@ -46,7 +52,7 @@ async def create_run_from_config(
         await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
         for purpose, ordered in order.items():
             await runs.set_task_order(connection, run_id, purpose, ordered)
-        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
+        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, first, files)
 
 
 async def model_directory(connection: AsyncConnection, config: RunConfig) -> Path:
@@ -58,6 +64,8 @@ async def model_directory(connection: AsyncConnection, config: RunConfig) -> Pat
             raise ConfigError(
                 f"init_from: {config.init_from!r} names no published step; expected a directory or RUN@step"
             )
+        if not version.files:
+            raise ConfigError(f"init_from: run {run_id} was answered by {version.uri}, so it has no weights")
         return Path(version.uri)
     model = Path(config.init_from) if config.init_from else model_of(config)
     if config.model == TINY and config.init_from is None and not model.exists():

@@ -19,11 +19,12 @@ import orjson
 import structlog
 
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall
+from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.structured_output import matches_schema, violation_of
-from adapter.vllm_parsers import ParsedText, VllmParsers
+from adapter.vllm_parsers import ParsedCall, ParsedText, VllmParsers
 from ratchet.store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
@@ -138,6 +139,31 @@ class OutputParser:
             violation = violation_of(message.text, dict(options.output_schema))
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
         return ParsedOutput(message, finish, stop_sequence, reasoning_chars, violation)
+
+    def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
+        """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
+        do; a call that was cut is no JSON.
+        """
+        options = request.options
+        text, stop_sequence = _cut(found.text, options.stop_sequences)
+        stop_sequence = stop_sequence or (
+            found.stop_sequence if found.stop_sequence in options.stop_sequences else None
+        )
+        calls = found.calls if options.tool_choice != "none" else ()
+        called = "".join(f"\n{call.name}({call.arguments})" for call in calls)
+        parsed = ParsedText(
+            found.reasoning, (text + called).strip(), text, tuple(ParsedCall(one.name, one.arguments) for one in calls)
+        )
+        message = _message(parsed, request.preamble.tools, options)
+        finish: Finish = "length" if found.finish == "length" else "stop"
+        if message.tool_calls:
+            finish = "tool_calls"
+        elif stop_sequence is not None:
+            finish = "stop_sequence"
+        violation = None
+        if options.output_schema is not None and not message.tool_calls:
+            violation = violation_of(message.text, dict(options.output_schema))
+        return ParsedOutput(message, finish, stop_sequence if finish == "stop_sequence" else None, 0, violation)
 
     def token_logprobs(self, ids: Ids, logprobs: npt.NDArray[np.float32]) -> tuple[TokenLogprob, ...]:
         """Text and logprob of each sampled token."""

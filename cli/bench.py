@@ -8,6 +8,9 @@ import typer
 
 def bench(
     name: Annotated[str, typer.Argument(help="A benchmark; without one, they are listed.", metavar="[NAME]")] = "",
+    more: Annotated[
+        list[str] | None, typer.Argument(help="Further arguments of the benchmark, after `--`: `-- --rollouts 10000`.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Run all repetitions; this can take hours.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry; stdout is always JSON.")] = True,
 ) -> None:
@@ -28,7 +31,7 @@ def bench(
     path = directory / f"{name}.py"
     if name not in known:
         raise ConfigError(f"no benchmark {name!r}; available: {', '.join(known)}")
-    sys.argv = [str(path), *(["--full"] if full else [])]
+    sys.argv = [str(path), *(["--full"] if full else []), *(more or [])]
     runpy.run_path(str(path), run_name="__main__")
 
 

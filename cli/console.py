@@ -6,6 +6,7 @@ All commands print through these functions, so that `--json` output is never mix
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -64,3 +65,10 @@ def duration_in_words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
+
+
+def answered_by(endpoint: Mapping[str, Any]) -> str:
+    """Return, as the rest of a sentence, which endpoint answers in place of the policy, and what is missing then."""
+    return (
+        f"answered by {endpoint['model']} at {endpoint['url']}: no tokens are captured, so nothing of it can be trained"
+    )

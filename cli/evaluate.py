@@ -1,4 +1,4 @@
-"""`ratchet evaluate`: evaluate a config, a step of a run or a model, and compare two evaluations."""
+"""`ratchet evaluate`: evaluate a config, a step of a run, a model or an endpoint, and compare two evaluations."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +8,19 @@ import typer
 
 def evaluate(
     what: Annotated[
-        str | None, typer.Argument(help="A config file, RUN, RUN@STEP, or a model directory (then with --config).")
+        str | None,
+        typer.Argument(
+            help="A config file, RUN, RUN@STEP, or with --config: a model directory or an endpoint's http address."
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Tasks, agent and limits for a model directory.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Tasks, agent, limits for a model or an endpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="The endpoint's name of the model.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Reference to the endpoint's API key, such as '${OPENAI_API_KEY}'.")
+    ] = None,
+    body: Annotated[
+        str | None, typer.Option(help="JSON fields that each request to the endpoint has besides; null leaves one out.")
+    ] = None,
     dataset: Annotated[list[Path] | None, typer.Option(help="Evaluate these tasks instead. Repeatable.")] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy. Repeatable. Default: 1.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task at each temperature above 0.")] = 1,
@@ -24,6 +34,10 @@ def evaluate(
 
     RUN: an open run is evaluated at its next step boundary. Otherwise a run of zero steps is started; if the command is
     cut, the same command goes on with what has no verdict. Rollouts without a verdict are counted, not failures.
+
+    Endpoint: any server with OpenAI's Chat Completions, such as https://api.openai.com/v1. Its tokens are not captured,
+    so nothing of it can be trained. Calls wait while it is away or busy. The key is looked up by adapter and workers in
+    secrets.env of the state directory, or in their environment.
     """
     from cli.console import print_json, say
     from client import Client
@@ -44,13 +58,32 @@ def evaluate(
         datasets=dataset or [],
         new=new,
         say=say,
+        model=model,
+        key=key,
+        body=_object(body),
     )
     print_json(found) if json else _print_reports(found)
 
 
-def _print_reports(found: dict[str, Any]) -> None:
-    from cli.console import print_table
+def _object(text: str | None) -> dict[str, Any] | None:
+    import json
 
+    from ratchet.errors import ConfigError
+
+    try:
+        value = None if text is None else json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--body: expected a JSON object, found {text!r} ({error})") from None
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"--body: expected a JSON object, found {text!r}")
+    return value
+
+
+def _print_reports(found: dict[str, Any]) -> None:
+    from cli.console import answered_by, print_table
+
+    if found["endpoint"] is not None:
+        print(f"run {found['run_id']} was {answered_by(found['endpoint'])}")
     for label, report in found["evaluations"].items():
         parts = {"all": report, **report["by_dataset"], **report["by_family"]}
         ks = list(report["pass_at_k"])

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cli import (
+    advise,
     agents,
     backup,
     bench,
@@ -29,6 +30,7 @@ from cli import (
     forks,
     images,
     logs,
+    mix,
     pause,
     prune,
     regrade,
@@ -101,6 +103,7 @@ COMMANDS = (
     cancel.cancel,
     retry.retry,
     evaluate.evaluate,
+    advise.advise,
     rollout.rollout,
     up.up,
     down.down,
@@ -110,6 +113,7 @@ COMMANDS = (
     env.env,
     runs.runs,
     watch.watch,
+    mix.mix,
     view.view,
     why.why,
     top.top,

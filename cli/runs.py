@@ -10,7 +10,7 @@ def runs(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List runs, newest first."""
-    from cli.console import print_json, print_table
+    from cli.console import answered_by, print_json, print_table
     from client import Client
     from ratchet.errors import ConfigError
 
@@ -35,6 +35,8 @@ def runs(
     for run in found:
         if run["state_reason"]:
             print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")
+        if run["endpoint"] is not None:
+            print(f"{run['run_id']} is {answered_by(run['endpoint'])}")
         if run["wish"] != "none":
             end = "when what is in flight is settled" if run["stop_at"] is None else f"after step {run['stop_at']}"
             print(f"{run['run_id']} is asked to {run['wish']}: it ends {end}; `ratchet steering {run['run_id']}`")

@@ -28,7 +28,7 @@ def show(
 def _print(story: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from cli.console import print_table
+    from cli.console import answered_by, print_table
 
     console = Console()
     head = story["rollout"]
@@ -39,6 +39,8 @@ def _print(story: dict[str, Any]) -> None:
         f"outcome {head['outcome'] or 'open'}  reward {head['reward']}  exit {head['agent_exit']}  "
         f"({head['outcome_reason']})"
     )
+    if head["endpoint"] is not None:
+        console.print(answered_by(head["endpoint"]))
     console.print("seconds  " + "  ".join(f"{stage} {used:.1f}" for stage, used in head["timings"].items()))
     turns = [
         [

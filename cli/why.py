@@ -50,6 +50,7 @@ def lines_of(found: "Diagnosis") -> list[str]:
     if found.groups:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
         lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")
+    lines += _wrap("boxes: ", found.boxes) if found.boxes else []
     lines += _wrap("learner: ", found.learner) if found.learner else []
     lines += [line for words in found.engines[:_MAX_LINES] for line in _wrap("", words)]
     for name, words in list(found.parts.items())[:_MAX_LINES]:

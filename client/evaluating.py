@@ -1,4 +1,4 @@
-"""Evaluate a config, a step of a run or a model directory, and compare two evaluations.
+"""Evaluate a config, a step of a run, a model directory or an endpoint, and compare two evaluations.
 
 An open run is evaluated by itself, at its next step boundary. Anything else becomes a run of zero steps, which the same
 workflow prepares, pauses, resumes and ends; so an evaluation that is cut goes on, and runs only what has no verdict.
@@ -6,7 +6,7 @@ workflow prepares, pauses, resumes and ends; so an evaluation that is cut goes o
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,8 +30,10 @@ _POLL_SECONDS = 1.0
 
 @dataclass(slots=True, frozen=True)
 class EvaluationSettings:
-    """What is evaluated how. `config`: gives tasks, harness and limits for a model directory. `datasets`: instead of
-    the config's. `new`: do not continue an unfinished evaluation with the same settings.
+    """What is evaluated how. `config`: gives tasks, harness and limits for a model directory or an endpoint.
+    `datasets`: instead of the config's. `new`: do not continue an unfinished evaluation with the same settings.
+
+    `model`, `key`, `body`: of an endpoint, see `EndpointConfig`.
     """
 
     temperatures: tuple[float, ...] = (1.0,)
@@ -39,6 +41,9 @@ class EvaluationSettings:
     config: Path | None = None
     datasets: tuple[Path, ...] = ()
     new: bool = False
+    model: str | None = None
+    key: str | None = None
+    body: JsonObject = field(default_factory=dict)
 
 
 async def run_evaluation(
@@ -46,21 +51,25 @@ async def run_evaluation(
 ) -> JsonObject:
     """Evaluate and return the run's id and a report per evaluation.
 
-    Raises ConfigError if `what` is none of the three, cannot be evaluated now, or if the run is paused meanwhile.
+    Raises ConfigError if `what` is none of the four, cannot be evaluated now, or if the run is paused meanwhile.
     """
+    if what.startswith(("http://", "https://")):
+        return await _evaluate_config(stack, endpoint_config(what, settings), str(settings.model), settings, say)
+    if settings.model is not None or settings.key is not None or settings.body:
+        raise ConfigError(f"--model, --key and --body are those of an endpoint, and {what} is no http address")
     path = Path(what)
     if path.is_file():
         return await _evaluate_config(stack, load_config(path), path.stem, settings, say)
     if (path / "config.json").is_file():
         if settings.config is None:
             raise ConfigError(f"{what} is a model directory: name the config with its tasks and agent by --config")
-        config = load_config(settings.config, [f"model={path.resolve()}"])
+        config = load_config(settings.config, [f"model={path.resolve()}", "endpoint=null"])
         return await _evaluate_config(stack, config, path.resolve().name, settings, say)
     run_id, _, step = what.rpartition("@") if "@" in what else (what, "", "")
     async with stack.database() as database, database.begin() as connection:
         row = await runs.get_run(connection, run_id)
     if row is None or (step and not step.isdigit()):
-        raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP and no model directory")
+        raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP, no model directory and no http address")
     if row.state in (RunState.RUNNING, RunState.PAUSED):
         if step:  # the run may have trained another step by the time that it is evaluated
             raise ConfigError(
@@ -69,8 +78,21 @@ async def run_evaluation(
             )
         return await _evaluate_open_run(stack, row, settings, by, say)
     config = RunConfig.model_validate(row.config, extra="ignore")
-    config = config.model_copy(update={"init_from": f"{run_id}@{step or row.step}"})
+    if config.endpoint is None:
+        config = config.model_copy(update={"init_from": f"{run_id}@{step or row.step}"})
     return await _evaluate_config(stack, config, f"{run_id}-step{step or row.step}", settings, say)
+
+
+def endpoint_config(url: str, settings: EvaluationSettings) -> RunConfig:
+    """Return the config of `--config` with this endpoint. Raises ConfigError if something is missing."""
+    if settings.config is None:
+        raise ConfigError(f"{url} is an endpoint: name the config with its tasks and agent by --config")
+    if settings.model is None:
+        raise ConfigError(f"{url} is an endpoint: name the model that it should answer with by --model")
+    values = load_config(settings.config).model_dump(mode="json")
+    values["endpoint"] = {"url": url, "model": settings.model, "key": settings.key, "body": settings.body}
+    values["training"] |= {"steps": 0}
+    return resolve_config(values, "the evaluation's config", Path.cwd())
 
 
 async def _evaluate_config(
@@ -139,6 +161,9 @@ async def _evaluate_open_run(
 async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None = None) -> JsonObject:
     """Return a report per evaluation of a run, of all or of these labels."""
     async with stack.database() as database, database.begin() as connection:
+        run = await runs.get_run(connection, run_id)
+        assert run is not None
+        endpoint = run.resolved_config.endpoint
         rows = await evaluations.list_evaluations(connection, run_id)
         reports = {
             row["label"]: {
@@ -152,7 +177,12 @@ async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None =
             for row in rows
             if labels is None or row["label"] in labels
         }
-    return {"run_id": run_id, "evaluations": reports}
+    return {
+        "run_id": run_id,
+        "endpoint": None if endpoint is None else {"url": endpoint.url, "model": endpoint.model},
+        "tokens_captured": endpoint is None,
+        "evaluations": reports,
+    }
 
 
 async def compare_evaluations(stack: Stack, first: str, second: str) -> JsonObject:

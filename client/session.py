@@ -14,6 +14,7 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
+from client.advice import Advice, advise_run
 from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
@@ -21,7 +22,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
-from ratchet.store import evaluations, metrics, reports, runs
+from ratchet.store import evaluations, metrics, reports, run_times, runs, step_mix
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
@@ -115,11 +116,18 @@ class Client:
         datasets: Sequence[Path] = (),
         new: bool = False,
         say: ReportProgress = _silent,
+        model: str | None = None,
+        key: str | None = None,
+        body: JsonObject | None = None,
     ) -> JsonObject:
-        """Evaluate a config file, RUN, RUN@STEP, or a model directory with `config`, and return a report per
-        temperature: pass@k and pass^k, also by dataset and by family.
+        """Evaluate a config file, RUN, RUN@STEP, or a model directory or an endpoint with `config`, and return a report
+        per temperature: pass@k and pass^k, also by dataset and by family.
+
+        An endpoint is an address with OpenAI's Chat Completions; it needs `model`, and `key` is a reference `${NAME}`.
         """
-        settings = EvaluationSettings(tuple(temperatures), samples, config, tuple(datasets), new)
+        settings = EvaluationSettings(
+            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {})
+        )
         return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
 
     def compare(self, first: str, second: str) -> JsonObject:
@@ -198,9 +206,20 @@ class Run:
         """Start no new groups; the run ends when those in flight are trained, or will never be."""
         return self._ask(SteeringAction.DRAIN, reason)
 
-    def stop(self, reason: str = "") -> SteeringAnswer:
-        """End the run after the step that is planned, with a checkpoint."""
-        return self._ask(SteeringAction.STOP, reason)
+    def stop(self, reason: str = "", now: bool = False) -> SteeringAnswer:
+        """End the run after the step that is planned, with a checkpoint.
+
+        `now`: end an evaluation in progress, too, with the verdicts that it has; without it, the run ends after it.
+        """
+        answer = self._ask(SteeringAction.STOP, reason)
+        if not now:
+            return answer
+        client = self.client
+        ended = run_blocking(steering.cancel_evaluations(client.stack, self.run_id, client.by, reason))
+        if not ended:
+            return answer
+        text = f"{answer.text}; evaluations that end with the verdicts that they have: {', '.join(ended)}"
+        return SteeringAnswer(text, changed=True)
 
     def extend(self, steps: int, reason: str = "") -> SteeringAnswer:
         """Add steps; a run that has ended goes on."""
@@ -221,6 +240,12 @@ class Run:
         """Say what the run waits for."""
         return run_blocking(diagnose(self.client.stack, self.run_id))
 
+    def advise(self, num_steps: int = 20) -> Advice:
+        """Say where the hours of the newest trained steps went, and which setting would change it most."""
+        return advise_run(
+            self.client.read(lambda connection: run_times.read_run_times(connection, self.run_id, num_steps))
+        )
+
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
 
@@ -238,6 +263,11 @@ class Run:
             {**{key: value for key, value in step.items() if key != "metrics"}, **values.get(step["step"], {})}
             for step in planned
         )
+
+    def mix(self) -> Rows:
+        """Return what each step was trained on: one row per step and dataset, and per step and family of tasks."""
+        found = self.client.read(lambda connection: step_mix.step_mix(connection, self.run_id))
+        return Rows(asdict(one) for one in found)
 
     def rollouts(self, limit: int = 100_000) -> Rows:
         """Return the run's rollouts, newest first."""

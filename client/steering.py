@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 from activities import steering
 from ratchet.errors import MachineError
 from ratchet.steering_payloads import SteerRunInput
-from ratchet.store import runs
+from ratchet.store import evaluations, runs
 from ratchet.store.steering import SteeringAnswer
 from ratchet.temporal_client import start_train_run
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
@@ -110,6 +110,16 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
     elif answer.changed:
         await _wake(stack, settings, run_id)
     return answer
+
+
+async def cancel_evaluations(stack: Stack, run_id: str, by: str, reason: str = "") -> list[str]:
+    """End the run's evaluations that have begun, with the verdicts that they have; return their labels."""
+    async with stack.database() as database, database.begin() as connection:
+        begun = await evaluations.begun_evaluations(connection, run_id)
+    labels = [one.label for one in begun if not one.has_ended]
+    for label in labels:
+        await steer_target(stack, SteeringAction.CANCEL, f"evaluate/{run_id}/{label}", by, reason)
+    return labels
 
 
 async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> SteeringAnswer:

@@ -14,6 +14,7 @@ from ratchet.config_sections import (
     ADVANTAGES,
     LOSS_PRESET_VALUES,
     DatasetConfig,
+    EndpointConfig,
     EngineConfig,
     EvaluationConfig,
     GradingConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "LOSS_PRESET_VALUES",
     "TINY",
     "DatasetConfig",
+    "EndpointConfig",
     "EngineConfig",
     "EvaluationConfig",
     "GradingConfig",
@@ -61,6 +63,8 @@ class RunConfig(Section):
     own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""
     engine: EngineConfig = EngineConfig()
     """How vLLM serves the policy."""
+    endpoint: EndpointConfig | None = None
+    """Server that answers the agents of an evaluation instead of the policy. None, the default, means the policy."""
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
     """Datasets of the run; at least one with `use: train`, unless `training.steps` is 0."""
     harness: HarnessConfig = HarnessConfig()
@@ -108,6 +112,11 @@ class RunConfig(Section):
                 )
         if not any(one.use == "train" and one.weight != 0 for one in self.datasets) and self.training.steps:
             raise ValueError("datasets: at least one needs use: train, with a weight above 0")
+        if self.endpoint is not None and self.training.steps:
+            raise ValueError(
+                "endpoint: the tokens of an endpoint are not captured, so nothing can be trained on them; "
+                "training.steps must be 0"
+            )
         if self.sampling.max_response_tokens > self.sampling.max_context_tokens:
             raise ValueError("sampling.max_response_tokens is above sampling.max_context_tokens")
         if self.training.min_graded is not None and self.training.min_graded > self.training.group_size:

@@ -1,8 +1,9 @@
 """The sections of a run's config: each setting once, with its unit, its effect and the reason for its default."""
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ratchet.types import TurnKind
 
@@ -47,6 +48,36 @@ class EngineConfig(Section):
     """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
+
+
+class EndpointConfig(Section):
+    """A server with OpenAI's Chat Completions that answers the agents instead of the policy.
+
+    Its tokens are not known, so a run with an endpoint only evaluates: nothing of it can be trained.
+    """
+
+    url: str
+    """Base address, to which `/chat/completions` is appended: usually it ends with `/v1`."""
+    model: str
+    """Name of the model in requests."""
+    key: str | None = None
+    """Reference `${NAME}` to the API key, which adapters and workers look up in secrets.env of the state directory or
+    in their environment, so that the key is not stored. None, the default, sends no key."""
+    body: dict[str, Any] = {}
+    """Fields that are added to each request, or replace the adapter's, such as `reasoning_effort`; null leaves a field
+    out. Empty by default."""
+    silent_seconds: Seconds = 600
+    """Time without a byte of the answer after which a call is made again. 600 s lets a model think for long."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected an address that begins with http:// or https://")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("an address is stored with the run, so name the key by `key: ${NAME}`, not in the address")
+        return url.rstrip("/")
 
 
 class DatasetConfig(Section):
@@ -110,6 +141,10 @@ class SandboxConfig(Section):
     max_boxes: Annotated[int, Field(ge=2)] = 48
     """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
     below the agent slots of temporal.yaml."""
+    adaptive: bool = False
+    """Whether fewer agents run at once while engines, sandbox service or memory are full. True begins with a quarter of
+    max_boxes and grows while nothing is full (`ratchet why` shows the present number and its cause). False, the
+    default, always allows max_boxes, which is best if it is known to fit."""
     memory_mib: Annotated[int, Field(ge=64)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
     this limit and the next two."""

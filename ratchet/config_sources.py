@@ -145,6 +145,8 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
         if argument.partition("=")[0] in _DISTRIBUTION_ARGUMENTS:
             raise ConfigError(f"{source}: engine.args: {argument} is refused: {_NOT_RENORMALISED}")
     secrets.require_references(f"{source}: harness.extra_env", config.harness.extra_env)
+    if config.endpoint is not None and config.endpoint.key is not None:
+        secrets.require_reference(f"{source}: endpoint.key", "NAME", config.endpoint.key)
 
     def absolute(path: str) -> str:
         expanded = Path(path).expanduser()

@@ -26,12 +26,17 @@ _used: set[str] = set()
 def require_references(key: str, values: Mapping[str, str]) -> None:
     """Raise ConfigError for a value that is written out instead of a reference. The message does not repeat it."""
     for name, value in values.items():
-        if not _REFERENCE.fullmatch(value):
-            raise ConfigError(
-                f"{key}.{name}: configs are stored in Postgres and in Temporal's histories, so write ${{{name}}} here, "
-                f"and the value as {name}=… into {paths.home() / 'secrets.env'} or the workers' environment "
-                "(`ratchet resume` continues a run that was started with the value)"
-            )
+        require_reference(f"{key}.{name}", name, value)
+
+
+def require_reference(key: str, name: str, value: str) -> None:
+    """Raise ConfigError for a value that is written out. `name`: that of a reference, for the message."""
+    if not _REFERENCE.fullmatch(value):
+        raise ConfigError(
+            f"{key}: configs are stored in Postgres and in Temporal's histories, so write ${{{name}}} here, "
+            f"and the value as {name}=… into {paths.home() / 'secrets.env'} or the workers' environment "
+            "(`ratchet resume` continues a run that was started with the value)"
+        )
 
 
 def references_only(values: Mapping[str, str]) -> dict[str, str]:

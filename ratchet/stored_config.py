@@ -32,6 +32,10 @@ def known_digests(config: RunConfig) -> list[str]:
     for key, default in (("images", "placeholder"), ("restore_reasoning", None)):
         if values["engine"][key] == default:
             del values["engine"][key]
+    if not config.sandbox.adaptive:
+        del values["sandbox"]["adaptive"]
+    if config.endpoint is None:
+        del values["endpoint"]
     if config.evaluation.every is None:
         del values["evaluation"]["every"]
     for dataset in values["datasets"]:

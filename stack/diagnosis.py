@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.store import engines, learners, open_rollouts, plans, runs
+from ratchet.store import box_cap, engines, learners, open_rollouts, plans, runs, sessions
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import WorkflowState, describe_workflow
@@ -46,7 +46,8 @@ class RetriedActivity:
 class Diagnosis:
     """What was found. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not answer.
 
-    `groups`: number by state. `notes`: what could not be looked at.
+    `groups`: number by state. `boxes`: the adaptive limit of boxes and its cause. `endpoint`: why calls wait for
+    the endpoint of an evaluation. `notes`: what could not be looked at.
     """
 
     run_id: str
@@ -60,6 +61,8 @@ class Diagnosis:
     groups: dict[str, int] = field(default_factory=dict)
     groups_per_step: int = 0
     learner: str = ""
+    endpoint: str = ""
+    boxes: str = ""
     engines: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedTask] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)
@@ -107,7 +110,8 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     row = await runs.get_run(connection, found.run_id)
     if row is None:
         raise ConfigError(f"there is no run {found.run_id!r}; `ratchet runs` lists those that there are")
-    training = read_stored_config(row.config).training
+    config = read_stored_config(row.config)
+    training = config.training
     found.state = row.state
     found.reason = row.state_reason
     found.wish = row.wish
@@ -117,6 +121,11 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
     found.groups = await runs.count_groups(connection, found.run_id)
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
+    cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None
+    if cap is not None:
+        found.boxes = f"at most {cap.limit} of {config.sandbox.max_boxes}: {cap.cause}"
+    if (waiting := await sessions.endpoint_errors(connection, found.run_id)) is not None:
+        found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
     if learner is not None:
@@ -176,6 +185,8 @@ def _answer(found: Diagnosis) -> str:
         return f"a person has asked it to {found.wish}; `ratchet steering {found.run_id}` says who"
     if found.reason:  # a running run: why it starts no new groups
         return found.reason
+    if found.endpoint:
+        return found.endpoint
     if found.retried:
         first = found.retried[0]
         return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"

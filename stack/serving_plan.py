@@ -28,7 +28,12 @@ def load_plan(stack: Stack) -> ServingPlan:
 
 
 def wants_other(stack: Stack, config: RunConfig) -> bool:
-    """Return whether engine and adapter must be restarted to serve `config`. Creates and checks nothing."""
+    """Return whether engine and adapter must be restarted to serve `config`. Creates and checks nothing.
+
+    The adapter of any model passes calls on to an endpoint.
+    """
+    if config.endpoint is not None:
+        return False
     wanted = ServingPlan(config=config, model_path=model_of(config))
     return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
 

@@ -25,7 +25,7 @@ from stack import docker_egress, postgres
 from stack.connections import too_many_connections
 from stack.parts import Stack, require_space
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
-from stack.serving_plan import prepare_plan, wants_other, write_plan
+from stack.serving_plan import load_plan, prepare_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
 from stack.temporal_server import settle_temporal_kind
 
@@ -55,7 +55,9 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     other = wants_other(stack, config)
     if other and not fresh:
         asyncio.run(_require_idle(stack))
-    plan = prepare_plan(config, say)
+    # The adapter of any model passes calls on to an endpoint.
+    is_served = config.endpoint is not None and stack.plan_path.is_file()
+    plan = load_plan(stack) if is_served else prepare_plan(config, say)
     if not stack.is_external("TEMPORAL_ADDRESS"):
         settle_temporal_kind(stack.home, say)
     if fresh:

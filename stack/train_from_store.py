@@ -36,6 +36,10 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
         model = await model_directory(connection, config)
     if source is None:
         raise ConfigError(f"--from-store: run {source_run_id!r} does not exist; `ratchet runs` lists those that do")
+    if source.resolved_config.endpoint is not None:
+        raise ConfigError(
+            f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured"
+        )
     _require_same_tokenizer(Path(source.model_path), model, source_run_id)
     first = paths.policies() / run_id / "0.e0"
     files = await asyncio.to_thread(link_version, model, first)

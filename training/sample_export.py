@@ -178,6 +178,8 @@ async def export_run(
     run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one_or_none()
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
+    if run.config.get("endpoint"):
+        raise ConfigError(f"run {run_id} was answered by an endpoint, whose tokens are not captured")
     await retention.require_turns(connection, run_id)
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
     decode = _decoder(Path(run.model_path))

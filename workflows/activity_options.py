@@ -226,3 +226,12 @@ def failed_seconds(error: ActivityError, options: Mapping[str, StageOptions]) ->
     if isinstance(inner, TimeoutError) and inner.type is TimeoutType.START_TO_CLOSE:
         return options[error.activity_type].start_to_close_seconds if error.activity_type in options else 0.0
     return 0.0
+
+
+def pause_reason(error: Exception) -> str:
+    """Return why a run is paused, as one sentence."""
+    if isinstance(error, ActivityError):
+        return f"{error.activity_type} failed: {failure_cause(error).message}"
+    if isinstance(error, ChildWorkflowError):
+        return f"{error.workflow_id} failed: {failure_cause(error).message}"
+    return " ".join(str(error).split())

@@ -5,7 +5,11 @@ next decision. A validator refuses what can be refused without the store, so tha
 update works as long as the workflow runs; `ratchet` asks Postgres directly and works at any time.
 """
 
-from collections.abc import Awaitable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -86,6 +90,24 @@ class SteeredRun:
 
     def is_paused(self) -> bool:
         return self.view is not None and self.view.state is RunState.PAUSED
+
+    async def look_until(
+        self, ended: "asyncio.Future[Any]", poll_seconds: float, look: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Look at each signal, and once per poll, until the future has ended. It is cancelled if a look fails: the run
+        is then paused, and waits for the same thing again.
+        """
+        try:
+            while not ended.done():
+                with contextlib.suppress(TimeoutError):
+                    await workflow.wait_condition(
+                        lambda: self.woken or ended.done(), timeout=timedelta(seconds=poll_seconds)
+                    )
+                if not ended.done():
+                    await look()
+        finally:
+            if not ended.done():
+                ended.cancel()
 
     def wait_for(self, plan: RunPlan, what: str) -> None:
         """Show what the workflow waits for from now on."""

@@ -53,6 +53,7 @@ with workflow.unsafe.imports_passed_through():
         FIRST_STAGE,
         child_options,
         failure_cause,
+        pause_reason,
         run_activity,
         run_activity_even_if_cancelled,
         search_attributes,
@@ -124,7 +125,7 @@ class TrainRun(SteeredRun):
                 # Executions that began before this version fail instead, so that their histories replay.
                 if is_cancelled_exception(error) or not workflow.patched("errors-pause"):
                     raise
-                await self._pause(plan, _reason(error))
+                await self._pause(plan, pause_reason(error))
 
     async def _pause(self, plan: RunPlan, reason: str) -> None:
         """Pause the run in Postgres and wait a while. The caller then tries again, and pauses again if it has to."""
@@ -293,11 +294,21 @@ class TrainRun(SteeredRun):
             await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
         self.wait_for(plan, f"the learner's step {planned.step}")
-        done = await run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
-        if not done.trained:
+        training = asyncio.ensure_future(
+            run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
+        )
+        if workflow.patched("groups-during-step"):
+            await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
+        if not (await training).trained:
             return False
         await self._sync(plan, planned.step)
         return True
+
+    async def _make_groups(self, plan: RunPlan) -> None:
+        """Make and start groups while the learner works: those that end without signal make room for others."""
+        view = await self._advance(plan)
+        if view.state is RunState.RUNNING and not is_stopped(view):
+            await self._start_groups(plan, view)
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
@@ -387,12 +398,3 @@ def _retrieve_exception(handle: Any) -> None:
     """Mark a group's failure as seen; otherwise the event loop logs it, although Postgres is what counts."""
     if not handle.cancelled():
         handle.exception()
-
-
-def _reason(error: Exception) -> str:
-    """Return why a run is paused, as one sentence."""
-    if isinstance(error, ActivityError):
-        return f"{error.activity_type} failed: {failure_cause(error).message}"
-    if isinstance(error, ChildWorkflowError):
-        return f"{error.workflow_id} failed: {failure_cause(error).message}"
-    return " ".join(str(error).split())

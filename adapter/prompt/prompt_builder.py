@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import structlog
 
 from adapter.conversation import MessageRun, RequestOptions
@@ -35,6 +36,7 @@ from ratchet.store.arrays import Ids
 from ratchet.types import ForkCause, TurnKind
 
 _LOG = structlog.get_logger("ratchet.adapter")
+_NO_IDS = np.empty(0, np.int32)
 _THREAD_FROM_CHARS = 8_000
 """Shorter texts behind a stored stream are tokenised on the event loop, in a few milliseconds: a thread costs more."""
 _THREAD_FROM_BYTES = 32_000
@@ -152,6 +154,8 @@ class PromptBuilder:
 
         Raises InvalidRequestError, UnknownModelError, TemplateRefusedError, PromptTooLongError, StoreUnavailableError.
         """
+        if session.row.endpoint is not None:
+            return await self._prepare_forward(session, body, dialect, headers)
         tokenized = await self._tokenize_request(session, body, dialect, headers)
         options = tokenized.request.options
         limits = session.row.limits
@@ -162,8 +166,57 @@ class PromptBuilder:
         return self._place(session, tokenized, min(left, limits["max_response_tokens"], options.max_tokens or left))
 
     async def count(self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
-        """Return the number of tokens of the prompt that this call would send, sampled ids included."""
+        """Return the number of tokens of the prompt that this call would send, sampled ids included.
+
+        For an endpoint it is an estimate, made with the served model's own template and tokenizer.
+        """
+        if session.row.endpoint is not None:
+            request = await self._parse_forward(session, body, dialect, headers)
+            return len(await asyncio.to_thread(self._renderer.full, request.preamble, request.runs))
         return (await self._tokenize_request(session, body, dialect, headers)).num_tokens
+
+    async def _prepare_forward(
+        self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> PreparedCall:
+        """Prepare a call that an endpoint answers: a whole history, and no tokens."""
+        request = await self._parse_forward(session, body, dialect, headers)
+        options = request.options
+        tree = session.tree
+        newest = tree.newest_answer(request.runs, request.keys, options.lane)
+        stored = None if newest is None else _StoredPrefix(newest.turn_id, newest.run_index, reusable=False)
+        most = session.row.limits["max_response_tokens"]
+        return PreparedCall(
+            request=request,
+            kind=kind_of(options, request.preamble.system, request.runs),
+            stream=TokenStream.of(_NO_IDS),
+            attach_point=AttachPoint(None, 0),
+            fork_cause=None,
+            thinks=False,
+            after_turn_id=None if stored is None else stored.turn_id,
+            new_runs=_runs_after(request, stored),
+            new_keys=[*(key for key in request.keys[:-1] if key not in tree.known_keys), request.keys[-1]],
+            max_tokens=min(most, options.max_tokens or most),
+            engine_id=None,
+        )
+
+    async def _parse_forward(
+        self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
+    ) -> ParsedRequest:
+        """Parse the whole request and check it."""
+        request = await self._parse(session, body, dialect, headers, whole=True)
+        if not session.loaded or _is_answered_elsewhere(session, request):
+            await self._sessions.load(session)
+        self._check(session, request)
+        return request
+
+    def _check(self, session: LiveSession, request: ParsedRequest) -> None:
+        """Raise UnknownModelError or InvalidRequestError for a request that cannot be served."""
+        model = request.options.model
+        if model not in ("", session.row.model):
+            raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
+        validate_history(request.runs, request.num_skipped)
+        if self._refuses_media:
+            refuse_media(request.runs)
 
     def _place(self, session: LiveSession, tokenized: _TokenizedRequest, max_tokens: int) -> PreparedCall:
         """Find the prompt's place in the tree as it is now.
@@ -216,15 +269,10 @@ class PromptBuilder:
         if request.num_skipped and (stored is None or not stored.reusable):
             request = await self._parse(session, body, dialect, headers, whole=True)
             stored = self._find_stored_prefix(session, request)
-        model = request.options.model
-        if model not in ("", session.row.model):
-            raise UnknownModelError(f"model {model!r} is not served here; use {session.row.model!r}")
         limits = session.row.limits
         if len(request.runs) > limits["max_context_tokens"]:  # each run has a token at least: nothing is rendered
             raise PromptTooLongError(len(request.runs), limits["max_context_tokens"], request.options)
-        validate_history(request.runs, request.num_skipped)
-        if self._refuses_media:
-            refuse_media(request.runs)
+        self._check(session, request)
         num_chars = sum(len(message.text) for run in _runs_after(request, stored) for message in run.messages)
         try:
             if stored is not None and stored.reusable and num_chars < _THREAD_FROM_CHARS:

@@ -67,7 +67,7 @@ class SessionCache:
         session = self._sessions.get(row.id)
         if session is None:
             tree = TurnTree()
-            restore = tree.with_reasoning if self.restores else None
+            restore = tree.with_reasoning if self.restores and row.endpoint is None else None
             repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids)
             parser = IncrementalParser(self._preambles, repairs)
             session = self._sessions[row.id] = LiveSession(row, parser, tree)

@@ -111,7 +111,9 @@ class Capture:
         self._outage = outage
         self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
-        generator = TurnGenerator(database, renderer, outputs, router, self._writer, self._waits, outage)
+        generator = self._generator = TurnGenerator(
+            database, renderer, outputs, router, self._writer, self._waits, outage
+        )
         self._registry = TurnRegistry(
             process_id, settings.lease_seconds, database, self._writer, self._lease, self._waits, outage, generator
         )
@@ -182,6 +184,7 @@ class Capture:
         await self._lease.close()
         self._waits.close()
         self._registry.cancel_all()
+        await self._generator.close()
 
 
 def _retrieve_exception(task: "asyncio.Task[Answer]") -> None:

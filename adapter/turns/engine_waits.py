@@ -26,6 +26,7 @@ _COUNT_SECONDS = 1.0
 class _GeneratingTurn:
     session_id: int
     engine_id: int | None = None
+    forwarded: bool = False
     waited_seconds: float = 0.0
 
 
@@ -49,6 +50,17 @@ class EngineWaits:
         """Record the engine that works on the call; None: the call waits for one."""
         if turn_id in self._generating:
             self._generating[turn_id].engine_id = engine_id
+
+    def set_forwarded(self, turn_id: int, forwarded: bool) -> None:
+        """Record whether an endpoint works on the call."""
+        if turn_id in self._generating:
+            self._generating[turn_id].forwarded = forwarded
+
+    def credit(self, turn_id: int, seconds: float) -> None:
+        """Count the time of a try that failed as waiting, too."""
+        if (turn := self._generating.get(turn_id)) is not None:
+            turn.waited_seconds += seconds
+            self._unstored[turn.session_id] = self._unstored.get(turn.session_id, 0.0) + seconds
 
     def remove(self, turn_id: int) -> float:
         """Return the seconds that the call has waited, and count no more."""
@@ -82,7 +94,8 @@ class EngineWaits:
     def _add(self, seconds: float) -> None:
         waiting: set[int] = set()
         for turn in self._generating.values():
-            if turn.engine_id is None or not self._router.serves(turn.engine_id):
+            is_served = turn.engine_id is not None and self._router.serves(turn.engine_id)
+            if not turn.forwarded and not is_served:
                 turn.waited_seconds += seconds
                 waiting.add(turn.session_id)
         for session_id in waiting:

@@ -27,6 +27,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
+from adapter.turns.forwarder import NO_TOKENS, TurnForwarder
 from adapter.turns.records import completed_turn, stored_answer
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
@@ -48,6 +49,16 @@ _LOG = structlog.get_logger("ratchet.adapter")
 class _SampledOutput:
     generation: Generation
     engine_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _AnsweredCall:
+    """An answer and its tokens, which an endpoint's answer has not. `ended`: the ids end the answer."""
+
+    answer: Answer
+    generation: Generation
+    engine_id: int | None
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +115,18 @@ class TurnGenerator:
         self._writer = writer
         self._waits = waits
         self._outage = outage
+        self._forwarder = TurnForwarder(database, outputs, waits, outage)
 
-    def live_answer(self, prepared: PreparedCall) -> LiveAnswer | None:
+    async def close(self) -> None:
+        await self._forwarder.close()
+
+    def live_answer(self, session: LiveSession, prepared: PreparedCall) -> LiveAnswer | None:
         """Return what the turn's streams show while it is sampled.
 
-        None if the client asked for no stream, or if nothing can be shown.
+        None if the client asked for no stream, or if nothing can be shown; an endpoint's answer is shown whole.
         """
+        if session.row.endpoint is not None:
+            return None
         return self._outputs.live_answer(prepared.request) if prepared.request.options.stream else None
 
     async def generate(
@@ -132,6 +149,32 @@ class TurnGenerator:
         self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
     ) -> Answer:
         started = time.monotonic()
+        if session.row.endpoint is not None:
+            answer = await self._forwarder.answer(session, prepared, turn_id)
+            answered = _AnsweredCall(answer, replace(NO_TOKENS, finish_reason=answer.finish), None, ended=True)
+        else:
+            answered = await self._answer_by_engine(session, prepared, turn_id, live)
+        answer = answered.answer
+        completed = completed_turn(
+            session.row, answer, answered.generation, answered.engine_id, self._waits.remove(turn_id)
+        )
+        if await self._outage.hold(lambda: self._writer.complete(completed)):
+            ids = answered.generation.token_ids
+            thinks = prepared.thinks or answer.thinks
+            growth = TurnGrowth(prepared.new_keys, answer.message, prepared.lane, prepared.kind, answered.ended, thinks)
+            session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
+            _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
+            return answer
+        # Another process completed or aborted the call, the session was sealed, or this process committed and the
+        # confirmation was lost.
+        known = await self._outage.hold(lambda: self._known(turn_id))
+        if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
+            raise UnauthorisedError
+        return stored_answer(known)
+
+    async def _answer_by_engine(
+        self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
+    ) -> _AnsweredCall:
         sampled = await self._sample(session, prepared, turn_id, live)
         sampled = replace(sampled, generation=await self._cut(prepared, sampled.generation))
         if not sampled.generation.logprobs_valid:
@@ -143,23 +186,7 @@ class TurnGenerator:
         ids = sampled.generation.token_ids
         answer = await self._parse(prepared, turn_id, sampled.generation)
         self._outputs.check_live(live, answer.message)
-        completed = completed_turn(
-            session.row, answer, sampled.generation, sampled.engine_id, self._waits.remove(turn_id)
-        )
-        if await self._outage.hold(lambda: self._writer.complete(completed)):
-            thinks = prepared.thinks or answer.thinks
-            growth = TurnGrowth(
-                prepared.new_keys, answer.message, prepared.lane, prepared.kind, self._renderer.ended(ids), thinks
-            )
-            session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
-            _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
-            return answer
-        # Another process completed or aborted the call, the session was sealed, or this process committed and the
-        # confirmation was lost.
-        known = await self._outage.hold(lambda: self._known(turn_id))
-        if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
-            raise UnauthorisedError
-        return stored_answer(known)
+        return _AnsweredCall(answer, sampled.generation, sampled.engine_id, self._renderer.ended(ids))
 
     async def _cut(self, prepared: PreparedCall, generation: Generation) -> Generation:
         """Drop what was sampled behind a stop sequence: an engine that decodes several tokens at once may go on."""

@@ -38,7 +38,7 @@ def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: 
 
 
 def completed_turn(
-    row: SessionRow, answer: Answer, generation: Generation, engine_id: int, waited_seconds: float
+    row: SessionRow, answer: Answer, generation: Generation, engine_id: int | None, waited_seconds: float
 ) -> CompletedTurn:
     """Return the columns of a completed call. `waited_seconds`: time of the call in which no engine worked on it."""
     return CompletedTurn(

@@ -124,7 +124,7 @@ class TurnRegistry:
 
     def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
         """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
-        live = self._generator.live_answer(prepared)
+        live = self._generator.live_answer(session, prepared)
         running = RunningTurn(asyncio.create_task(self._generator.generate(session, prepared, turn_id, live)), live)
         self._running[turn_id] = running
         session.num_calls += 1

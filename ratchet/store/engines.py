@@ -211,6 +211,7 @@ async def newest_published_policies(conn: AsyncConnection) -> list[PublishedPoli
         RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_(None)
+        & RunTable.config["endpoint"].astext.is_(None)
     )
     open_run = trains & (PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
     joined = select(PolicyVersionTable).join(RunTable, RunTable.run_id == PolicyVersionTable.run_id).where(open_run)

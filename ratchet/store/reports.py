@@ -55,6 +55,7 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.best_rate,
             RunTable.created_at,
             RunTable.ended_at,
+            RunTable.config["endpoint"].label("endpoint"),
             cast(RunTable.config["training"]["steps"].astext, Integer).label("steps"),
             func.coalesce(counts.c.rollouts, 0).label("rollouts"),
             func.coalesce(counts.c.ended, 0).label("ended"),
@@ -63,7 +64,13 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
         .outerjoin(counts, counts.c.run_id == RunTable.run_id)
         .order_by(RunTable.created_at.desc())
     )
-    return [dict(row._mapping) for row in await connection.execute(statement)]
+    rows = [dict(row._mapping) for row in await connection.execute(statement)]
+    return [row | {"endpoint": _named(row["endpoint"])} for row in rows]
+
+
+def _named(endpoint: JsonObject | None) -> JsonObject | None:
+    """Return what people are told of an endpoint, None if the policy answers."""
+    return {"url": endpoint["url"], "model": endpoint["model"]} if endpoint else None
 
 
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
@@ -137,7 +144,11 @@ async def read_rollout(connection: AsyncConnection, rollout_id: int) -> JsonObje
         statement = select(*columns).where(rollout == rollout_id).order_by(order)
         return [dict(row._mapping) for row in await connection.execute(statement)]
 
-    head = select(*RolloutTable.__table__.c, TaskTable.label.label("task")).join(TaskTable)
+    head = (
+        select(*RolloutTable.__table__.c, TaskTable.label.label("task"), RunTable.config["endpoint"].label("endpoint"))
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .join(RunTable, RunTable.run_id == RolloutTable.run_id)
+    )
     report: JsonObject = {
         "rollout": dict((await connection.execute(head.where(RolloutTable.id == rollout_id))).one()._mapping),
         "attempts": await rows(_ATTEMPT_COLUMNS, AttemptTable.rollout_id, AttemptTable.n),
@@ -147,6 +158,7 @@ async def read_rollout(connection: AsyncConnection, rollout_id: int) -> JsonObje
         "boxes": await rows(_BOX_COLUMNS, SandboxTable.rollout_id, SandboxTable.id),
         "chains": await rows(_CHAIN_COLUMNS, ChainTable.rollout_id, ChainTable.no),
     }
+    report["rollout"]["endpoint"] = _named(report["rollout"]["endpoint"])
     for name, column in (("attempts", "transcript"), ("patches", "diff"), ("grades", "log")):
         for row in report[name]:
             row[column] = unpack_text(row[column]) if row[column] is not None else None

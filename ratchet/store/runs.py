@@ -68,16 +68,18 @@ class NewRun:
 
     @classmethod
     def of_config(
-        cls, run_id: str, name: str, config: RunConfig, model: Path, source_run_id: str | None = None
+        cls, run_id: str, name: str, config: RunConfig, model: Path | None, source_run_id: str | None = None
     ) -> Self:
-        """Take the row's values from a resolved config. `name`: the config's name, `model`: the model's directory."""
+        """Take the row's values from a resolved config. `name`: the config's name. `model`: the model's directory, None
+        if an endpoint answers.
+        """
         return cls(
             run_id=run_id,
             config=config.model_dump(mode="json"),
             config_digest=config_digest(config),
             config_name=name,
             seed=config.seed,
-            model_path=str(model),
+            model_path="" if model is None else str(model),
             init_from=config.init_from,
             source_run_id=source_run_id,
         )

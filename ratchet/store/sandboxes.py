@@ -135,6 +135,18 @@ async def reserve_sandbox(
     return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**asdict(new)).returning(*_COLUMNS))).one())
 
 
+def places_of_agents(max_boxes: int) -> int:
+    """Return how many of the boxes agents may have; the others are reserved for grading."""
+    return max_boxes - max(1, max_boxes // 10)
+
+
+async def count_places(connection: AsyncConnection, provider: str) -> int:
+    """Return how many boxes are in use, and places of rollouts between their agent's and their grading box."""
+    held = select(func.count()).where(SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
+    taken = (await connection.execute(held)).scalar_one()
+    return int(taken + (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one())
+
+
 async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int) -> bool:
     booting = (SandboxTable.state == SandboxState.CREATING) & SandboxTable.boot_error.is_(None)
     held = select(func.count(), func.count().filter(booting)).where(
@@ -143,7 +155,7 @@ async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int
     taken, num_booting = (await connection.execute(held)).one()
     if new.role is not SandboxRole.AGENT:
         return bool(num_booting < max_boots and taken < max_boxes)
-    allowed = max_boxes - max(1, max_boxes // 10)
+    allowed = places_of_agents(max_boxes)
     if num_booting >= max_boots or taken >= allowed:
         return False  # without the second count, which takes longer
     return bool(taken + (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one() < allowed)

@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import BigInteger, LargeBinary
 
+from ratchet.config_sections import EndpointConfig
 from ratchet.errors import FencedError
 from ratchet.store.adapters import adapters_away_seconds
 from ratchet.store.schema import EngineTable, RolloutTable, SessionTable, SessionTokenTable, TurnTable
@@ -47,6 +48,7 @@ class SessionRow:
     temperature: float
     model: str
     limits: SessionLimits
+    endpoint: EndpointConfig | None = None
 
 
 AttemptKey = tuple[int, int]
@@ -85,16 +87,24 @@ def request_id(turn_id: int) -> str:
 
 
 async def open_session(
-    conn: AsyncConnection, rollout_id: int, attempt: int, temperature: float, model: str, limits: SessionLimits
+    conn: AsyncConnection,
+    rollout_id: int,
+    attempt: int,
+    temperature: float,
+    model: str,
+    limits: SessionLimits,
+    endpoint: EndpointConfig | None = None,
 ) -> int:
     """Return the id of this attempt's session, inserting it if missing; an existing one keeps its values and state."""
-    values = {
+    values: dict[str, Any] = {
         "rollout_id": rollout_id,
         "attempt": attempt,
         "temperature": temperature,
         "model": model,
         "limits": limits,
     }
+    if endpoint is not None:
+        values["endpoint"] = endpoint.model_dump(mode="json")
     statement = insert(SessionTable).values(**values)
     same = statement.on_conflict_do_update(
         index_elements=["rollout_id", "attempt"], set_={"attempt": statement.excluded.attempt}
@@ -136,6 +146,7 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
                 SessionTable.temperature,
                 SessionTable.model,
                 SessionTable.limits,
+                SessionTable.endpoint,
             )
             .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
             .where(SessionTokenTable.token_hash == digest)
@@ -144,7 +155,14 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     if row is None:
         return None
     return SessionRow(
-        row.id, row.rollout_id, row.attempt, SessionState(row.state), row.temperature, row.model, row.limits
+        row.id,
+        row.rollout_id,
+        row.attempt,
+        SessionState(row.state),
+        row.temperature,
+        row.model,
+        row.limits,
+        None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore"),
     )
 
 
@@ -246,3 +264,33 @@ async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwa
     differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
     statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)
     await conn.execute(statement.values(provenance=RolloutTable.provenance.concat(cast(noted, JSONB))))
+
+
+async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:
+    """Record why the session's endpoint did not answer the last call; None: it did."""
+    differs = SessionTable.endpoint_error.is_distinct_from(reason)
+    statement = update(SessionTable).where(SessionTable.id == session_id, differs)
+    await conn.execute(statement.values(endpoint_error=reason))
+
+
+class EndpointErrors(NamedTuple):
+    """How many open sessions wait for their endpoint, and why one of them does."""
+
+    num_waiting: int
+    reason: str
+
+
+async def endpoint_errors(conn: AsyncConnection, run_id: str) -> EndpointErrors | None:
+    """Return what the run's open sessions wait for; None if none waits for an endpoint."""
+    statement = (
+        select(func.count(), func.max(SessionTable.endpoint_error))
+        .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
+        .where(
+            RolloutTable.run_id == run_id,
+            RolloutTable.outcome.is_(None),
+            SessionTable.state == SessionState.OPEN,
+            SessionTable.endpoint_error.is_not(None),
+        )
+    )
+    count, reason = (await conn.execute(statement)).one()
+    return EndpointErrors(count, reason or "") if count else None

@@ -161,6 +161,8 @@ class SessionTable(Base):
     """The adapter's session for one attempt. All its tokens are valid until it is closed.
 
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
+    `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy. `endpoint_error`:
+    why that server did not answer the last call, NULL if it did.
     """
 
     __tablename__ = "session"
@@ -173,6 +175,8 @@ class SessionTable(Base):
     limits: Mapped[dict[str, Any]]
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     away_before: Mapped[float | None]
+    endpoint: Mapped[dict[str, Any] | None]
+    endpoint_error: Mapped[str | None]
     created_at: Mapped[datetime] = now()
     closed_at: Mapped[datetime | None]
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)

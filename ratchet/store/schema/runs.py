@@ -62,7 +62,8 @@ class RunTable(Base):
 
     `wish` and `stop_at`: how a person wants the run to end, and the step after which it does, if it is not the config's
     last (`ratchet.store.steering`). `best_step` and `best_rate`: step and mean reward of the best evaluation, whose
-    weights are kept (`ratchet.store.evaluations`). `pruned_at`, `archived_to`, `archived_at`: see
+    weights are kept (`ratchet.store.evaluations`). `box_cap`, `box_cap_cause`, `box_cap_at`: the adaptive limit of
+    boxes, why, and since when (`ratchet.store.box_cap`). `pruned_at`, `archived_to`, `archived_at`: see
     `ratchet.store.retention`."""
 
     __tablename__ = "run"
@@ -72,6 +73,9 @@ class RunTable(Base):
     wish: Mapped[str] = mapped_column(server_default="none")
     wish_update_id: Mapped[str | None]
     stop_at: Mapped[int | None]
+    box_cap: Mapped[int | None]
+    box_cap_cause: Mapped[str | None]
+    box_cap_at: Mapped[datetime | None]
     best_step: Mapped[int | None]
     best_rate: Mapped[float | None]
     config: Mapped[dict[str, Any]]

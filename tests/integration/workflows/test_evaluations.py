@@ -18,6 +18,7 @@ from ratchet.store.schema import RolloutTable
 from ratchet.types import Purpose, SteeringAction
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK
+from tests.standins.chat_engine import ChatEngine, refuses, says
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,7 +31,7 @@ class Evaluated:
         self.run_id = f"evaluated-{uuid4().hex[:8]}"
         self.handle = loop.client.get_workflow_handle(f"run/{self.run_id}")
 
-    async def begin(self, steps: int, at: list[str]) -> None:
+    async def begin(self, steps: int, at: list[str], **more: Any) -> None:
         await self.loop.script(*["I give up."] * 8, hold=self.run_id)
         path = self.loop.dataset(**TASK, eval_cmd="true")
         config = {
@@ -40,6 +41,7 @@ class Evaluated:
             "training": {"steps": steps, "groups_per_step": 1, "group_size": 2, "max_replacements": 0},
             "limits": {"agent_seconds": 120, "eval_seconds": 20},
             "evaluation": {"at": at, "temperatures": [1.0], "samples": 2},
+            **more,
         }
         await self.loop.client.start_workflow("TrainRun", {"config": config}, id=self.handle.id, task_queue="control")
 
@@ -121,6 +123,22 @@ async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Eva
     assert (same["difference"]["mean"], same["p_value"]) == (0.0, 1.0)
     with pytest.raises(ConfigError, match="it has start-t1"):
         await evaluating.compare_evaluations(loop.stack, evaluated.run_id, f"{evaluated.run_id}:end-t1")
+
+
+async def test_an_endpoint_is_evaluated_by_the_same_agents_boxes_and_graders(evaluated: Evaluated, loop: Loop) -> None:
+    """It refuses the first calls, which are made again, and its rollouts have verdicts and no tokens."""
+    with ChatEngine([refuses(429), refuses(503), refuses(503), says("I give up.")]) as server:
+        endpoint = {"url": f"http://127.0.0.1:{server.port}/v1", "model": "big"}
+        await evaluated.begin(steps=0, at=["start"], endpoint=endpoint)
+        assert await loop.result(evaluated.handle) == evaluated.run_id
+    found = await evaluating.read_reports(loop.stack, evaluated.run_id)
+    report = found["evaluations"]["start-t1"]
+    assert (report["verdicts"], report["without_verdict"], report["solved"]) == (2, 0, 2)
+    assert (found["endpoint"], found["tokens_captured"]) == (endpoint, False)
+    statement = select(RolloutTable.num_turns, RolloutTable.num_chains, RolloutTable.num_trained_tokens)
+    async with loop.database.begin() as connection:
+        rows = list(await connection.execute(statement.where(RolloutTable.run_id == evaluated.run_id)))
+    assert [tuple(row) for row in rows] == [(1, 0, 0)] * 2
 
 
 async def test_an_open_run_is_evaluated_at_its_next_step_boundary(evaluated: Evaluated, loop: Loop) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import client
-from client.evaluating import EvaluationSettings, evaluation_config
-from ratchet.config import RunConfig
+from client.evaluating import EvaluationSettings, endpoint_config, evaluation_config
+from ratchet.config import EndpointConfig, RunConfig
+from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 
 
@@ -46,6 +47,18 @@ def test_without_held_out_tasks_all_are_evaluated(paths: list[Path]) -> None:
 def test_named_datasets_replace_those_of_the_config(paths: list[Path]) -> None:
     config = wanted([{"path": str(paths[0])}], datasets=(paths[1],))
     assert [(one.path, one.use) for one in config.datasets] == [(str(paths[1]), "eval")]
+
+
+def test_an_endpoint_needs_a_config_and_the_name_of_its_model(tmp_path: Path, paths: list[Path]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("datasets: [{path: heldout.jsonl, use: eval}]\ntraining: {steps: 0}\n")
+    url = "https://api.example.org/v1"
+    for settings, missing in (({"model": "m"}, "--config"), ({"config": file}, "--model")):
+        with pytest.raises(ConfigError, match=missing):
+            endpoint_config(url, EvaluationSettings(**settings))  # type: ignore[arg-type]
+    found = endpoint_config(url, EvaluationSettings(config=file, model="m", key="${KEY}", body={"top_p": 0.9}))
+    assert found.endpoint == EndpointConfig(url=url, model="m", key="${KEY}", body={"top_p": 0.9})
+    assert evaluation_config(found, EvaluationSettings()).endpoint == found.endpoint
 
 
 def test_the_client_is_imported_by_its_public_name() -> None:

@@ -7,6 +7,7 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
+from ratchet.steering import with_values
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
 from ratchet.temporal_settings import QUEUES, load_temporal_settings
 
@@ -144,3 +145,16 @@ def test_temporal_settings_refuse_unknown_keys(tmp_path: Path) -> None:
     wrong.write_text(text + "\nsurprise: 1\n")
     with pytest.raises(ConfigError, match="surprise: there is no such key"):
         load_temporal_settings(wrong)
+
+
+def test_an_endpoint_only_evaluates(path: Path) -> None:
+    endpoint = ["endpoint.url=https://api.example.org/v1", "endpoint.model=m"]
+    with pytest.raises(ConfigError, match="nothing can be trained"):
+        load_config(path, endpoint, {})
+    config = load_config(path, [*endpoint, "training.steps=0", "endpoint.key='${SOME_KEY}'"], {})
+    assert config.endpoint is not None and config.endpoint.key == "${SOME_KEY}"
+    with pytest.raises(ConfigError, match="nothing can be trained"):
+        with_values(config.model_dump(mode="json"), {"training.steps": 1})  # as `ratchet extend` does
+    with pytest.raises(ConfigError, match=r"endpoint\.key: configs are stored") as refused:
+        load_config(path, [*endpoint, "training.steps=0", "endpoint.key=sk-literal"], {})
+    assert "sk-literal" not in str(refused.value)

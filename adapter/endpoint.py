@@ -1,0 +1,232 @@
+"""The HTTP client of a server with OpenAI's Chat Completions, which answers an evaluation instead of the policy.
+
+    failure                                                         error
+    cannot connect, connection lost, silence, an unknown form       EndpointUnavailableError
+    any status but 400, 413 and 422, such as 401, 429 and 5xx       EndpointUnavailableError
+    400, 413, 422 because the prompt is too long                    EndpointContextError
+    any other 400, 413, 422                                         EngineRejectedError
+
+So a call waits until a person has mended a key or a quota, as it waits for an engine. Only what the server says about
+the request itself is told to the agent.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from ratchet import secrets
+from ratchet.config_sections import EndpointConfig
+from ratchet.errors import ConfigError, EngineRejectedError, EngineUnavailableError
+from ratchet.types import JsonObject
+
+_ABOUT_THE_REQUEST = (400, 413, 422)
+_TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|maximum context|prompt is too long|too many tokens", re.I)
+_TOKEN_COUNT = re.compile(r"\b\d{3,}\b")
+_REASON_CHARS = 300
+_CONNECT_SECONDS = 10.0
+
+
+class EndpointUnavailableError(EngineUnavailableError):
+    """The endpoint does not answer now. `retry_after_seconds`: its own hint, None if it gave none."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(secrets.without_secrets(message))
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EndpointContextError(Exception):
+    """The prompt does not fit into the context of the endpoint's model. `num_tokens`, `max_tokens`: None if unknown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        counts = [int(one) for one in _TOKEN_COUNT.findall(message)]
+        self.num_tokens = max(counts, default=None)
+        self.max_tokens = min(counts) if len(counts) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """A tool call of an endpoint's answer. `arguments`: JSON text, not validated."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAnswer:
+    """An answer of an endpoint. `finish`: its finish reason. `stop_sequence`: the one that ended it, if it says so.
+
+    The counts of tokens are the endpoint's own, 0 if it gives none.
+    """
+
+    text: str
+    reasoning: str
+    calls: tuple[EndpointCall, ...]
+    finish: str
+    stop_sequence: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _GrowingCall:
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class _GrowingAnswer:
+    """An answer that comes as chunks, or whole as one of them."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: dict[int, _GrowingCall] = field(default_factory=dict)
+    finish: str | None = None
+    stop_sequence: str | None = None
+    usage: JsonObject = field(default_factory=dict)
+
+    def add(self, chunk: Mapping[str, Any]) -> None:
+        """Add a chunk. Raises KeyError, TypeError, ValueError or AttributeError for another form."""
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk["choices"][:1]:  # empty in a chunk with the usage alone
+            part = choice.get("delta") or choice.get("message") or {}
+            self.text += part.get("content") or ""
+            self.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
+            for number, call in enumerate(part.get("tool_calls") or []):
+                growing = self.calls.setdefault(int(call.get("index", number)), _GrowingCall())
+                growing.name += call["function"].get("name") or ""
+                growing.arguments += call["function"].get("arguments") or ""
+            self.finish = choice.get("finish_reason") or self.finish
+            if isinstance(stop := choice.get("stop_reason"), str):
+                self.stop_sequence = stop
+
+    def answer(self) -> EndpointAnswer:
+        assert self.finish is not None
+        usage = self.usage
+        return EndpointAnswer(
+            text=self.text,
+            reasoning=self.reasoning,
+            calls=tuple(EndpointCall(one.name, one.arguments) for _, one in sorted(self.calls.items())),
+            finish=self.finish,
+            stop_sequence=self.stop_sequence,
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
+            cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
+            reasoning_tokens=int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0),
+        )
+
+
+class EndpointClient:
+    """Client of one endpoint. Safe to share between tasks of one event loop."""
+
+    def __init__(self, endpoint: EndpointConfig) -> None:
+        self._endpoint = endpoint
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(endpoint.silent_seconds, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=5),
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def complete(self, request: JsonObject) -> EndpointAnswer:
+        """Ask for one answer, as a stream, so that no server between may take a long one for silence.
+
+        `request`: the body without the model's name. Raises as in the table above, and ConfigError if the key has no
+        value here.
+        """
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        merged = {"model": self._endpoint.model, **request, **streamed, **self._endpoint.body}
+        body = orjson.dumps({name: value for name, value in merged.items() if value is not None})
+        url = f"{self._endpoint.url}/chat/completions"
+        try:
+            async with self._http.stream("POST", url, content=body, headers=self._headers()) as reply:
+                if reply.status_code >= 300:
+                    await reply.aread()
+                    raise self._error_of(reply.status_code, reply.text, reply.headers.get("retry-after"))
+                return await self._read(reply)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EndpointUnavailableError(f"{self._endpoint.url}: {_words(error)}") from error
+
+    async def _read(self, reply: httpx.Response) -> EndpointAnswer:
+        growing = _GrowingAnswer()
+        try:
+            if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+                growing.add(self._checked(orjson.loads(await reply.aread())))
+            else:
+                async for line in reply.aiter_lines():
+                    value = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and value != "[DONE]":
+                        growing.add(self._checked(orjson.loads(value)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EndpointUnavailableError(f"{self._endpoint.url} answered in an unknown form: {error!r}") from error
+        if growing.finish is None:
+            raise EndpointUnavailableError(f"{self._endpoint.url}: the answer ended before it was complete")
+        return growing.answer()
+
+    def _checked(self, chunk: Any) -> JsonObject:
+        """Return the chunk. Raises for one that is an error in the middle of a stream."""
+        if isinstance(chunk, dict) and (error := chunk.get("error")):
+            code = error.get("code") if isinstance(error, dict) else None
+            raise self._error_of(code if isinstance(code, int) else 500, orjson.dumps(error).decode(), None)
+        return dict(chunk)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        if self._endpoint.key is not None:
+            key = secrets.with_secrets("endpoint", {"key": self._endpoint.key})["key"]
+            headers["authorization"] = f"Bearer {key}"
+        return headers
+
+    def _error_of(self, status: int, text: str, retry_after: str | None) -> Exception:
+        reason = secrets.without_secrets(" ".join(_message_of(text).split()))[:_REASON_CHARS]
+        words = f"{self._endpoint.url} answered {status}" + (f": {reason}" if reason else "")
+        if status not in _ABOUT_THE_REQUEST:
+            return EndpointUnavailableError(words, _seconds(retry_after))
+        return EndpointContextError(reason) if _TOO_LONG.search(text) else EngineRejectedError(words)
+
+
+async def check_endpoint(endpoint: EndpointConfig) -> None:
+    """Ask for one short answer. Raises ConfigError if address, model or key are wrong; an endpoint that is only busy
+    or away passes, because the rollouts wait for it.
+    """
+    client = EndpointClient(endpoint)
+    request: JsonObject = {"messages": [{"role": "user", "content": "Answer with OK."}], "max_tokens": 16}
+    try:
+        await client.complete(request)
+    except (EngineRejectedError, EndpointContextError) as error:
+        raise ConfigError(f"endpoint: {error}; `endpoint.body` adds or leaves out fields of the requests") from None
+    except EndpointUnavailableError as error:
+        if re.search(r" answered (401|403|404)\b", str(error)):
+            raise ConfigError(f"endpoint: {error}; check endpoint.url, endpoint.model and endpoint.key") from None
+    finally:
+        await client.close()
+
+
+def _message_of(text: str) -> str:
+    """Return the sentence in a body of OpenAI's or a similar form, else the body."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    while isinstance(value, dict) and (inner := value.get("error") or value.get("message") or value.get("detail")):
+        value = inner
+    return value if isinstance(value, str) else text
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds of a retry-after header; None for a date or nonsense."""
+    try:
+        return max(0.0, float(retry_after)) if retry_after else None
+    except ValueError:
+        return None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

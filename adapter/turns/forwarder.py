@@ -1,0 +1,165 @@
+"""Answer a turn by an endpoint: the conversation goes out as Chat Completions, and a message comes back.
+
+Turns of endpoints have no tokens: their rows have empty arrays and no valid logprobs, so nothing of them can be
+trained. All else is as for the policy: the row is inserted before the call and completed before the answer is sent, and
+a repeated request finds it.
+"""
+
+import asyncio
+import random
+import time
+from functools import partial
+
+import numpy as np
+import orjson
+import structlog
+
+from adapter.auth import UnauthorisedError
+from adapter.conversation import Answer, Message, RequestOptions
+from adapter.endpoint import EndpointAnswer, EndpointClient, EndpointContextError, EndpointUnavailableError
+from adapter.output_parser import OutputParser
+from adapter.prompt.prompt_builder import PreparedCall, PromptTooLongError
+from adapter.prompt.request_parser import ParsedRequest
+from adapter.prompt.session_cache import LiveSession
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
+from engine.generation import Generation
+from ratchet.config_sections import EndpointConfig
+from ratchet.errors import ConfigError
+from ratchet.store import sessions, turns
+from ratchet.store.database import Database
+from ratchet.store.turns import KnownCall
+from ratchet.types import JsonObject, TurnState
+
+_LOG = structlog.get_logger("ratchet.adapter")
+_FIRST_DELAY_SECONDS = 1.0
+_MAX_DELAY_SECONDS = 60.0
+_MAX_STOPS = 4
+"""More stop sequences are refused by OpenAI; the adapter cuts at all of them in any case."""
+
+NO_TOKENS = Generation(np.empty(0, np.int32), np.empty(0, np.float32), [], "stop")
+"""The tokens of an endpoint's answer."""
+
+
+class TurnForwarder:
+    def __init__(self, database: Database, outputs: OutputParser, waits: EngineWaits, outage: StoreOutage) -> None:
+        self._database = database
+        self._outputs = outputs
+        self._waits = waits
+        self._outage = outage
+        self._clients: dict[str, EndpointClient] = {}
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def answer(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
+        """Ask the session's endpoint until it answers, however long it is away.
+
+        Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full, and
+        EngineRejectedError if the endpoint refuses the request itself.
+        """
+        endpoint = session.row.endpoint
+        assert endpoint is not None
+        client = self._client(endpoint)
+        body = chat_request(prepared.request, session.row.temperature, prepared.max_tokens)
+        delay_seconds = _FIRST_DELAY_SECONDS
+        has_failed = False
+        while True:
+            began = time.monotonic()
+            self._waits.set_forwarded(turn_id, True)
+            try:
+                found = await client.complete(body)
+                if has_failed:
+                    await self._outage.hold(partial(self._note, session.row.id, None))
+                return self._answer_of(found, prepared, turn_id)
+            except EndpointContextError as error:
+                limit = error.max_tokens or session.row.limits["max_context_tokens"]
+                num_tokens = max(error.num_tokens or 0, limit + 1)
+                raise PromptTooLongError(num_tokens, limit, prepared.request.options) from error
+            except (EndpointUnavailableError, ConfigError) as error:
+                self._waits.set_forwarded(turn_id, False)
+                self._waits.credit(turn_id, time.monotonic() - began)
+                has_failed = True
+                hint = error.retry_after_seconds if isinstance(error, EndpointUnavailableError) else None
+                pause_seconds = min(_MAX_DELAY_SECONDS, max(delay_seconds, hint or 0.0)) * random.uniform(1.0, 1.2)
+                _LOG.warning("endpoint asked again", turn=turn_id, reason=str(error), seconds=round(pause_seconds, 1))
+                await self._outage.hold(partial(self._note, session.row.id, str(error)))
+            finally:
+                self._waits.set_forwarded(turn_id, False)
+            await asyncio.sleep(pause_seconds)
+            delay_seconds = min(_MAX_DELAY_SECONDS, delay_seconds * 2)
+            known = await self._outage.hold(partial(self._known, turn_id))
+            if known is None or known.state is TurnState.ABORTED:
+                raise UnauthorisedError
+
+    def _client(self, endpoint: EndpointConfig) -> EndpointClient:
+        key = endpoint.model_dump_json()
+        if key not in self._clients:
+            self._clients[key] = EndpointClient(endpoint)
+        return self._clients[key]
+
+    def _answer_of(self, found: EndpointAnswer, prepared: PreparedCall, turn_id: int) -> Answer:
+        output = self._outputs.parse_endpoint(found, prepared.request)
+        return Answer(
+            turn_id,
+            output.message,
+            output.finish,
+            found.prompt_tokens,
+            found.completion_tokens,
+            int(time.time()),
+            found.cached_tokens,
+            output.stop_sequence,
+            reasoning_tokens=found.reasoning_tokens,
+            violation=output.violation,
+        )
+
+    async def _note(self, session_id: int, reason: str | None) -> None:
+        async with self._database.begin() as conn:
+            await sessions.note_endpoint_error(conn, session_id, reason)
+
+    async def _known(self, turn_id: int) -> KnownCall | None:
+        async with self._database.begin() as conn:
+            return await turns.get_call(conn, turn_id)
+
+
+def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) -> JsonObject:
+    """Return the body of the request that asks for the same answer in Chat Completions, without the model's name.
+
+    Temperature and limit of tokens are the run's, as for the policy.
+    """
+    options = request.options
+    history = [*request.preamble.messages(), *(message for run in request.runs for message in run.messages)]
+    body: JsonObject = {
+        "messages": [_wire_message(message) for message in history],
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+    }
+    if request.preamble.tools:
+        body["tools"] = list(request.preamble.tools)
+        body |= _tool_options(options)
+    if options.stop_sequences:
+        body["stop"] = list(options.stop_sequences[:_MAX_STOPS])
+    if options.output_schema is not None:
+        schema = {"name": "answer", "schema": dict(options.output_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def _tool_options(options: RequestOptions) -> JsonObject:
+    found: JsonObject = {}
+    if options.tool_choice in ("none", "required"):
+        found["tool_choice"] = options.tool_choice
+    elif options.tool_choice != "auto":
+        found["tool_choice"] = {"type": "function", "function": {"name": options.tool_choice}}
+    if not options.parallel_calls:
+        found["parallel_tool_calls"] = False
+    return found
+
+
+def _wire_message(message: Message) -> JsonObject:
+    """Return a message in OpenAI's form, in which arguments are JSON text."""
+    wire = message.for_template()
+    for call in wire.get("tool_calls", []):
+        call["function"]["arguments"] = orjson.dumps(call["function"]["arguments"]).decode()
+    return wire

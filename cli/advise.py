@@ -1,0 +1,51 @@
+"""`ratchet advise`: what the hours of a run were spent on, and which setting would change it most."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def advise(
+    run: Annotated[str | None, typer.Argument(help="The run; by default the newest.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Look at so many of the newest trained steps.")] = 20,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Say where the rollout-hours of a run went, what a trained token costs, and which setting would change it most.
+
+    Everything is computed from what the store has: boxes, model calls, rollouts, groups and plan rows.
+    """
+    from cli.console import print_json
+    from client import Client
+
+    found = Client().run(run).advise(steps).as_json()
+    print_json(found) if json else _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from cli.console import print_table
+
+    if not found["rollout_hours"]:
+        print(f"run {found['run_id']} has trained no step yet; `ratchet why {found['run_id']}` says what it waits for")
+        return
+    total = sum(found["rollout_hours"].values())
+    names = sorted(found["rollout_hours"], key=lambda name: -found["rollout_hours"][name])
+    rows = [
+        [
+            name,
+            f"{found['rollout_hours'][name]:.2f}",
+            f"{found['rollout_hours'][name] / total:.0%}",
+            f"{found['rollout_hours_by_cause'].get(name, 0.0) / total:.0%}",
+        ]
+        for name in names
+    ]
+    title = f"{found['run_id']}: {found['rollouts']} rollouts of {found['steps']} steps, {found['wall_hours']:.2f} h"
+    print_table(title, ["phase", "rollout-hours", "share", "waits counted for their cause"], rows)
+    print(f"{found['wasted_rollout_hours'] / total:.0%} of the rollout-hours are of groups that no step trained")
+    if found["wall_hours_per_million_trained_tokens"] is not None:
+        print(
+            f"{found['trained_tokens']} trained tokens; per million: "
+            f"{found['wall_hours_per_million_trained_tokens']:.2f} h of the run, "
+            f"{found['box_hours_per_million_trained_tokens']:.1f} box-hours; "
+            f"{found['sampled_tokens_per_trained_token']:.2f} sampled tokens per trained token"
+        )
+    print(f"most is due to {found['cause']} ({found['share']:.0%}). What changes it: {found['setting']}")
