@@ -262,10 +262,12 @@ async def test_an_unavailable_store_loses_nothing(
 async def test_the_vendors_clients_wait_under_pings_while_the_store_is_away(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, database: Database
 ) -> None:
-    """A session that the adapter has never seen, and no retry of the SDKs."""
+    """A session whose token is known, and no retry of the SDKs."""
     opened = await open_rollout(database)
     await engine.say("one", "two", "three")
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
+        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}) as http:
+            assert (await http.get("/v1/models")).status_code == 200
         line.cut()
         async with (
             chat_client(address, opened.token) as chat,
@@ -285,7 +287,7 @@ async def test_the_vendors_clients_wait_under_pings_while_the_store_is_away(
             answers = [asyncio.create_task(of_messages()), asyncio.create_task(of_responses())]
             async with http.stream("POST", "/v1/messages", json={"messages": ASK, "stream": True}) as reply:
                 lines = reply.aiter_lines()
-                async for line_of_stream in lines:  # it is pinged before anything is known of its session
+                async for line_of_stream in lines:  # it is pinged before its call has begun
                     if line_of_stream.startswith(": "):
                         break
                 line.mend()

@@ -7,6 +7,7 @@ Mistakes in the order of locks and cancellations cannot be found by reading the 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import rollouts, turns
 from ratchet.store.database import Database
+from ratchet.types import TurnKind
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_durability import ASK, ask
 
@@ -128,3 +130,70 @@ async def test_a_client_that_disconnects_during_the_insert_leaves_a_turn_for_its
         await engine.release("gate")
         assert (await first).status_code == 401
     assert len((await engine.seen())["calls"]) == 2
+
+
+def _new_turn(opened: Opened) -> turns.NewTurn:
+    return turns.NewTurn(
+        session_id=opened.session_id,
+        rollout_id=opened.rollout_id,
+        attempt=1,
+        lane="",
+        digest=b"digest",
+        ordinal=0,
+        kind=TurnKind.MAIN,
+        parent_turn_id=None,
+        kept_tokens=0,
+        fork_cause=None,
+        dialect="chat",
+        prompt_tokens=1,
+        suffix_ids=b"1234",
+        temperature=1.0,
+        request=b"request",
+        engine_id=None,
+        lease_owner="me",
+    )
+
+
+def _completed(opened: Opened, turn_id: int) -> turns.CompletedTurn:
+    return turns.CompletedTurn(
+        id=turn_id,
+        session_id=opened.session_id,
+        sampled_ids=b"1234",
+        logprobs=b"1234",
+        num_sampled=1,
+        logprobs_valid=True,
+        version_spans=[],
+        finish_reason="stop",
+        answer=b"answer",
+        engine_id=None,
+        engine_wait_seconds=0.0,
+    )
+
+
+async def test_a_write_sees_what_was_committed_while_it_waited(opened: Opened, database: Database) -> None:
+    """The statement reads the rows as they were when it began; a locked row is read again once it is free."""
+    (turn_id,) = (await turns.write_turns(database, [_new_turn(opened)], [], [])).opened
+    assert turn_id is not None
+    async with asyncio.timeout(900):
+        async with database.begin() as conn:
+            await turns.attach_client(conn, turn_id, "another process")
+            writing = asyncio.create_task(turns.write_turns(database, [], [_completed(opened, turn_id)], []))
+            await wait_for_a_lock(database)
+        assert (await writing).completed == [True]
+        assert [(row.state, row.lease_owner) for row in await opened.turns()] == [("completed", "another process")]
+
+
+async def test_a_write_that_waited_for_a_seal_writes_nothing(opened: Opened, database: Database) -> None:
+    (turn_id,) = (await turns.write_turns(database, [_new_turn(opened)], [], [])).opened
+    assert turn_id is not None
+    completed = [_completed(opened, turn_id)]
+    again = [replace(_new_turn(opened), ordinal=1)]
+    async with asyncio.timeout(900):
+        async with locked_by_finalise(opened):
+            busy = await turns.write_turns(database, again, completed, [])
+            assert (busy.opened, busy.completed, busy.busy) == ([None], [False], {opened.session_id})
+            writing = asyncio.create_task(turns.write_turns(database, again, completed, [], wait=True))
+            await wait_for_a_lock(database)
+        written = await writing
+    assert (written.opened, written.completed, written.busy) == ([None], [False], frozenset())
+    assert [row.state for row in await opened.turns()] == ["aborted"]
