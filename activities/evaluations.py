@@ -16,9 +16,8 @@ from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose
 
-
 MEMBERS_PER_EXECUTION = 1000
-"""So many rollouts of an evaluation are returned at once: a result of 50,000 would be above Temporal's limit of 2 MB."""
+"""So many rollouts of an evaluation are returned at once: 50,000 in one result exceed the 2 MB of a payload."""
 
 
 class EvaluationActivities:
