@@ -16,6 +16,9 @@ from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose
 
+MEMBERS_PER_EXECUTION = 1000
+"""So many rollouts of an evaluation are returned at once: 50,000 in one result exceed the 2 MB of a payload."""
+
 
 class EvaluationActivities:
     """Begin and end one evaluation."""
@@ -27,7 +30,7 @@ class EvaluationActivities:
 
     @activity_stage("begin_evaluation")
     async def begin_evaluation(self, input: EvaluateInput) -> EvaluateMembers:
-        """Make a group per held-out task at the first call, and return the members that have no reward yet."""
+        """Make a group per held-out task at the first call, and return members that have no reward yet."""
         config = await self.configs.of_run(input.run_id)
         plan = input.evaluation
         async with self.database.begin() as connection:
@@ -36,9 +39,12 @@ class EvaluationActivities:
             new = NewEvaluation(input.run_id, **plan.model_dump(), policy_version=version.version)
             if await evaluations.begin_evaluation(connection, new):
                 await _make_groups(connection, input.run_id, plan, config)
-            members = await evaluations.open_evaluation_members(connection, input.run_id, plan.label)
+            members = await evaluations.open_evaluation_members(
+                connection, input.run_id, plan.label, limit=MEMBERS_PER_EXECUTION + 1
+            )
         return EvaluateMembers(
-            members=members,
+            members=members[:MEMBERS_PER_EXECUTION],
+            more=len(members) > MEMBERS_PER_EXECUTION,
             harness=config.harness.name,
             window=config.sandbox.max_boxes,
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),

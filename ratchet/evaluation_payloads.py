@@ -19,12 +19,16 @@ class StartedMember(Payload):
 
 
 class EvaluateMembers(Payload):
-    """The rollouts of an evaluation that have no reward yet; at most `window` of them run at once."""
+    """Rollouts of an evaluation that have no reward yet; at most `window` of them run at once.
+
+    `more`: there are others, which the next execution of the workflow gets.
+    """
 
     members: list[StartedMember]
     harness: str
     window: int
     stages: dict[str, StageOptions]
+    more: bool = False
 
 
 class EvaluateResult(Payload):

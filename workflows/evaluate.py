@@ -20,7 +20,8 @@ with workflow.unsafe.imports_passed_through():
 class Evaluate:
     """Runs the members of one evaluation, at most `window` at a time.
 
-    If its history becomes long, it starts no more members, waits for those in flight, and continues as new.
+    If its history becomes long, or there are more members than one execution gets, it waits for those in flight and
+    continues as new.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Evaluate:
         plan = await run_activity(EvaluationActivities.begin_evaluation, input, FIRST_STAGE)
         window = asyncio.Semaphore(plan.window)
         await asyncio.gather(*(self._run_member(input, plan, member, window) for member in plan.members))
-        if self.num_left:
+        if self.num_left or plan.more:
             workflow.continue_as_new(input)
         return await run_activity(EvaluationActivities.end_evaluation, input, plan.stages["record"])
 

@@ -252,14 +252,17 @@ def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:
     )
 
 
-async def open_evaluation_members(connection: AsyncConnection, run_id: str, label: str) -> list[StartedMember]:
-    """Return the members that have no reward and no replacement."""
+async def open_evaluation_members(
+    connection: AsyncConnection, run_id: str, label: str, limit: int | None = None
+) -> list[StartedMember]:
+    """Return the members that have no reward and no replacement, at most `limit`, the oldest first."""
     statement = (
         select(RolloutTable.id, RolloutTable.workflow_id, TaskTable.label)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .where(_groups_of(run_id, label), groups.wants_running())
         .order_by(RolloutTable.id)
+        .limit(limit)
     )
     rows = await connection.execute(statement)
     return [StartedMember(rollout_id=row[0], workflow_id=row[1], task=row[2]) for row in rows]

@@ -32,9 +32,10 @@ KEYS = {
 
 
 class Rollouts:
-    """Counts the claims of each rollout."""
+    """Counts the claims of each rollout. `page`: so many members are returned at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: int) -> None:
+        self.page = page
         self.claims: Counter[int] = Counter()
         self.begins = 0
         self.stages = load_temporal_settings().all_stages(1, 1)
@@ -43,8 +44,8 @@ class Rollouts:
     async def begin(self, input: EvaluateInput) -> EvaluateMembers:
         self.begins += 1
         left = [number for number in range(1, NUM_MEMBERS + 1) if not self.claims[number]]
-        members = [StartedMember(rollout_id=one, workflow_id=f"rollout/{one}", task="t") for one in left]
-        return EvaluateMembers(members=members, harness="h", window=4, stages=self.stages)
+        members = [StartedMember(rollout_id=one, workflow_id=f"rollout/{one}", task="t") for one in left[: self.page]]
+        return EvaluateMembers(members=members, harness="h", window=4, stages=self.stages, more=len(left) > self.page)
 
     @activity.defn(name="claim")
     async def claim(self, input: RolloutInput) -> Claim:
@@ -73,9 +74,11 @@ class Rollouts:
         return EvaluateResult(label="l", num_rollouts=NUM_MEMBERS, num_graded=len(self.claims), solve_rate=1.0)
 
 
-async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once() -> None:
-    rollouts = Rollouts()
-    suggest = ["--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={SUGGEST_AFTER}"]
+@pytest.mark.parametrize(("page", "suggest_after"), [(NUM_MEMBERS, SUGGEST_AFTER), (15, 4096)])
+async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(page: int, suggest_after: int) -> None:
+    """Because its history is long, or because there are more members than one execution gets."""
+    rollouts = Rollouts(page)
+    suggest = ["--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={suggest_after}"]
     attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
     async with (
         await WorkflowEnvironment.start_local(
@@ -100,4 +103,4 @@ async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once() -
     assert result.num_graded == NUM_MEMBERS
     assert set(rollouts.claims.values()) == {1}
     assert rollouts.begins > 2, "it has continued as new"
-    assert len(last.events) < 2 * SUGGEST_AFTER
+    assert len(last.events) < max(2 * SUGGEST_AFTER, 10 * page)
