@@ -22,7 +22,7 @@ async def test_no_page_reads_a_whole_table(store: Database, model: Path) -> None
     filled = await fill_run(store, "small-run", model)
     async with store.engine.connect() as plain:
         await (await plain.execution_options(isolation_level="AUTOCOMMIT")).exec_driver_sql("ANALYZE")
-    pages = [*pages_of(filled), f"/rollouts?run={filled.run_id}&flagged=true", "/rollouts"]
+    pages = [*pages_of(filled), f"/rollouts?run={filled.run_id}&flagged=true", "/rollouts", "/metrics"]
     await require_indexes(store, pages)
     await fake_statistics(store)
     await require_indexes(store, pages)

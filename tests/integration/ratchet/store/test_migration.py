@@ -59,7 +59,7 @@ def _current(url: str) -> str | None:
     return asyncio.run(read())
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", "0006", "0007"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"])
 async def test_a_database_of_an_earlier_version_is_migrated_and_back(url: str, revision: str) -> None:
     await to_revision(url, revision)
     async with Database(url, pool_size=1) as database:
