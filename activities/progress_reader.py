@@ -42,7 +42,8 @@ class ProgressReader:
         try:
             while self._asked:
                 await asyncio.sleep(_GATHER_SECONDS)
-                asked, self._asked = self._asked, {}
+                asked = self._asked
+                self._asked = {}
                 await self._answer(asked)
         finally:
             self._reading = None
@@ -54,7 +55,7 @@ class ProgressReader:
         except BaseException as error:
             for answer in asked.values():
                 answer.set_exception(error)
-                answer.exception()  # it is no mistake if nobody waits any more
+                answer.exception()  # it is no mistake if all who asked have left
             if not isinstance(error, Exception):
                 raise
             return

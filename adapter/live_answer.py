@@ -189,7 +189,7 @@ class LiveAnswer:
         """Show what is certain of the hidden text; return whether another part has begun."""
         if self._part is _Part.REST:
             return False
-        # What was searched before has no mark, except in its end, where one may have begun.
+        # What was searched before has no mark, but one may have begun in its end.
         found = self._matcher.mark.search(self._hidden, max(0, self._num_searched - self._matcher.longest))
         self._num_searched = 0 if found is not None else len(self._hidden)
         end = len(self._hidden) - self._num_open() if found is None else found.start()

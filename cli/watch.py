@@ -45,7 +45,7 @@ def watch(
 
 
 @dataclass(slots=True, frozen=True)
-class Estimate:
+class TimeLeft:
     """How long the remaining steps take if they take as long as the newest ones. `seconds`: None without two steps."""
 
     done: int
@@ -53,13 +53,13 @@ class Estimate:
     seconds: float | None
 
 
-def estimate(step: int, num_steps: int, stepped_at: list[float]) -> Estimate:
-    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first."""
+def time_left(step: int, num_steps: int, stepped_at: list[float]) -> TimeLeft:
+    """TimeLeft from the moments (seconds) at which the newest steps were trained, oldest first."""
     newest = stepped_at[-_STEPS_FOR_ESTIMATE - 1 :]
     if len(newest) < 2:
-        return Estimate(step, num_steps, None)
+        return TimeLeft(step, num_steps, None)
     per_step = (newest[-1] - newest[0]) / (len(newest) - 1)
-    return Estimate(step, num_steps, per_step * max(0, num_steps - step))
+    return TimeLeft(step, num_steps, per_step * max(0, num_steps - step))
 
 
 def _screen(run: "Run") -> "RenderableType":
@@ -80,7 +80,7 @@ def _screen(run: "Run") -> "RenderableType":
     found = run.why()
     metrics, moments = run.client.read(read)
     return Group(
-        _progress_bar(estimate(found.step, found.num_steps, moments)),
+        _progress_bar(time_left(found.step, found.num_steps, moments)),
         Text("\n".join(lines_of(found))),
         Text(),
         _steps_table(metrics),
@@ -88,7 +88,7 @@ def _screen(run: "Run") -> "RenderableType":
     )
 
 
-def _progress_bar(found: Estimate) -> "RenderableType":
+def _progress_bar(found: TimeLeft) -> "RenderableType":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 

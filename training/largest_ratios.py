@@ -1,4 +1,4 @@
-"""The trained tokens of a step whose ratios are furthest from 1: where a spike of the loss came from.
+"""The trained tokens of a step whose ratios are furthest from 1, which explain a spike of the loss.
 
 Every rank keeps a few of its tokens, bin by bin; after the step, the ranks' tokens are merged. The cost does not grow
 with the step.

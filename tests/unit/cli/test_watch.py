@@ -2,18 +2,18 @@
 
 import pytest
 
-from cli.watch import estimate
+from cli.watch import time_left
 
 
 def test_estimate_is_the_pace_of_the_newest_steps() -> None:
     slow_then_fast = [0.0, 100.0, 110.0, 120.0, 130.0, 140.0, 150.0]
-    assert estimate(7, 10, slow_then_fast).seconds == pytest.approx(30.0)
+    assert time_left(7, 10, slow_then_fast).seconds == pytest.approx(30.0)
 
 
-def test_one_step_gives_no_estimate() -> None:
-    assert estimate(1, 10, [5.0]).seconds is None
-    assert estimate(0, 10, []).seconds is None
+def test_one_step_gives_no_time_left() -> None:
+    assert time_left(1, 10, [5.0]).seconds is None
+    assert time_left(0, 10, []).seconds is None
 
 
 def test_nothing_is_left_at_the_end() -> None:
-    assert estimate(10, 10, [0.0, 10.0]).seconds == 0.0
+    assert time_left(10, 10, [0.0, 10.0]).seconds == 0.0
