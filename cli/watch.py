@@ -54,7 +54,7 @@ class TimeLeft:
 
 
 def time_left(step: int, num_steps: int, stepped_at: list[float]) -> TimeLeft:
-    """TimeLeft from the moments (seconds) at which the newest steps were trained, oldest first."""
+    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first."""
     newest = stepped_at[-_STEPS_FOR_ESTIMATE - 1 :]
     if len(newest) < 2:
         return TimeLeft(step, num_steps, None)
