@@ -33,7 +33,7 @@ train: setup
 check: environment
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy && $(RUN)/lint-imports
 	@$(RUN)/python scripts/house.py --list
-	@$(RUN)/python scripts/glossary.py --check
+	@$(RUN)/python scripts/generate_pages.py --check
 
 # Sizes, names and prose of the product's packages against the limits of CONTRIBUTING.md.
 house: environment
@@ -41,7 +41,7 @@ house: environment
 
 # Pages that are generated from the code.
 docs: environment
-	@$(RUN)/python scripts/glossary.py
+	@$(RUN)/python scripts/generate_pages.py
 
 test: setup
 	@$(RUN)/pytest -n 2 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
