@@ -78,12 +78,12 @@ def config_page() -> str:
     lines = [
         "# Configuration of a run",
         "",
-        "Generated from `ratchet/config.py` and `ratchet/config_sections.py` by `make docs`. A key is set in the YAML",
-        "file, by `--set training.steps=20`, or by `RATCHET_TRAINING__STEPS=20`; `ratchet config FILE` prints the result",
-        "with every default. Settings of workflows and queues are in `temporal.yaml`.",
+        "Generated from `ratchet/config.py` and `ratchet/config_sections.py` by `make docs`. A key is set in the",
+        "YAML file, by `--set training.steps=20`, or by `RATCHET_TRAINING__STEPS=20`; `ratchet config FILE` prints",
+        "the result with every default. Settings of workflows and queues are in `temporal.yaml`.",
         "",
-        "The column *while running* says what `ratchet set RUN KEY=VALUE` acts on. Keys without an entry stay as they are",
-        "until the run ends; `ratchet set` says why.",
+        "The column *while running* says what `ratchet set RUN KEY=VALUE` acts on. Keys without an entry stay as they",
+        "are until the run ends; `ratchet set` says why.",
     ]
     sections = {"": RunConfig} | {
         name: found for name, one in RunConfig.model_fields.items() if (found := _section(one))
