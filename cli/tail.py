@@ -42,14 +42,15 @@ def tail(
     async def look(connection: AsyncConnection) -> tuple[RolloutHead | None, list["TurnContent"]]:
         # The outcome is read before the turns, so that the last turns of an ended rollout are among them.
         head = await read_rollout_head(connection, rollout_id)
-        return head, await read_turn_contents(connection, rollout_id, _TURNS_PER_LOOK, turns.after)
+        limit = _TURNS_PER_LOOK + turns.num_ahead
+        return head, await read_turn_contents(connection, rollout_id, limit, turns.after)
 
     while True:
         head, found = query(look)
         assert head is not None
         for line in turns.lines_of(found, is_last=head.outcome is not None):
             print(line, flush=True)
-        if len(found) == _TURNS_PER_LOOK and turns.after == found[-1].id:
+        if len(found) >= _TURNS_PER_LOOK and turns.after == found[-1].id:
             continue
         if head.outcome is not None or not follow:
             reward = "no reward" if head.reward is None else f"reward {head.reward:g}"
@@ -67,6 +68,11 @@ class TurnPrinter:
         self._number = 0
         self._printed: set[int] = set()
         self._announced: set[int] = set()
+
+    @property
+    def num_ahead(self) -> int:
+        """How many turns behind `after` have been printed or announced: those after a call that has not ended."""
+        return len(self._printed | self._announced)
 
     def lines_of(self, turns: list["TurnContent"], is_last: bool = False) -> list[str]:
         """Return the lines of turns that have ended since the last call, and of calls that have begun.
@@ -93,6 +99,7 @@ class TurnPrinter:
             if is_gapless:
                 self.after = turn.id
                 self._printed.discard(turn.id)
+                self._announced.discard(turn.id)
         return lines
 
     def _turn(self, turn: "TurnView") -> list[str]:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 
 
@@ -77,23 +77,40 @@ def load_checkpoint(
 ) -> None:
     """Load a checkpoint into the model, optimiser and schedule; reshard it if the number of ranks has changed.
 
-    A collective of all ranks. Raises ValueError if it is no checkpoint of this model (another architecture, vocabulary
-    or optimiser state), and DamagedCheckpointError on every rank if its files cannot be read.
+    A collective of all ranks, and every rank raises the same kind of error. Raises ValueError if it is no checkpoint of
+    this model (another architecture, vocabulary or optimiser state), DamagedCheckpointError if its files cannot be
+    read, OSError if only some ranks find its metadata: their directory is another one, which says nothing about the
+    checkpoint.
     """
     state = _state_dict(model, optimiser, schedule)
-    _require_same_tensors(state, uri)
+    _require_same_tensors(state, _read_metadata(uri), uri)
     with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
     schedule.load_state_dict(state["schedule"])
 
 
-def _require_same_tensors(state: Mapping[str, Any], uri: str) -> None:
-    """Compare names and shapes before any tensor is read, so that a model is never loaded in part."""
+def _read_metadata(uri: str) -> Metadata:
+    """Return the checkpoint's metadata. A collective: the ranks agree whether it can be read."""
+    found: Metadata | None = None
+    reason = ""
     try:
-        stored = FileSystemReader(uri).read_metadata().state_dict_metadata
+        found = FileSystemReader(uri).read_metadata()
     except Exception as error:  # it is a pickle, so that damage can raise anything
-        raise DamagedCheckpointError(f"{uri} is no complete checkpoint: {error!r:.200}") from None
+        reason = f"{error!r:.200}"
+    reasons = [""] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    failed = [f"rank {rank}: {one}" for rank, one in enumerate(reasons) if one]
+    if found is None and len(failed) == len(reasons):
+        raise DamagedCheckpointError(f"{uri} is no complete checkpoint: {reason}")
+    if failed or found is None:
+        raise OSError(f"{uri} cannot be read by {len(failed)} of {len(reasons)} ranks: {failed[0]}")
+    return found
+
+
+def _require_same_tensors(state: Mapping[str, Any], metadata: Metadata, uri: str) -> None:
+    """Compare names and shapes before any tensor is read, so that a model is never loaded in part."""
+    stored = metadata.state_dict_metadata
     expected = {
         name: value.shape
         for name, value in flatten_state_dict(dict(state))[0].items()

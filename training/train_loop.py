@@ -63,6 +63,7 @@ from training.rank_runtime import (
 _LOG = structlog.get_logger()
 
 _POLL_SECONDS = 0.2
+_READ_TRIES, _READ_PAUSE_SECONDS = 3, 2.0
 
 
 def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] = lambda point, step: None) -> None:
@@ -157,17 +158,31 @@ class TrainLoop:
         reasons = []
         for step, uri in found:
             _warn_if_size_changed(self.context, [row for row in rows if row.step == step])
-            try:
-                self.learner.load(uri)
-            except DamagedCheckpointError as error:
-                _LOG.error("a checkpoint is damaged", run=lease.run_id, step=step, reason=str(error))
-                reasons.append(str(error))
+            damage = self._try_to_load(uri)
+            if damage:
+                _LOG.error("a checkpoint is damaged", run=lease.run_id, step=step, reason=damage)
+                reasons.append(damage)
                 continue
             if step != lease.step:
                 move = partial(learner_commits.fall_back, lease=lease, step=step, uri=uri)
                 self.context.ranks.transaction(move)
             return replace(lease, step=step, uri=uri)
         raise ValueError(f"none of the {len(found)} checkpoints can be read: {reasons[0]}")
+
+    def _try_to_load(self, uri: str) -> str:
+        """Load a checkpoint; return what is damaged, empty if nothing is. A collective: every rank returns the same.
+
+        It is read several times before it counts as damaged, because a file system may fail for a moment.
+        """
+        for number in range(_READ_TRIES):
+            if number:
+                time.sleep(_READ_PAUSE_SECONDS)
+            try:
+                self.learner.load(uri)
+                return ""
+            except DamagedCheckpointError as error:
+                damage = str(error)
+        return damage
 
     def run(self) -> None:
         """Train from the checkpoint to the last step, which a person may move while the run goes on.

@@ -4,6 +4,8 @@ The values are read at each request, so nothing is lost if the viewer starts aga
 store does not answer, the other values are still served. Alert rules: `deploy/prometheus/alerts.yaml`.
 """
 
+import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +23,8 @@ from ratchet.store.views.monitoring import STEP_METRICS, Monitored, read_monitor
 from ratchet.types import EngineState, SandboxState
 
 prometheus_route = APIRouter()
+_STORE_SECONDS = 5.0
+"""How long a silent store is waited for: less than Prometheus waits for an answer, which is 10 s by default."""
 Values = Mapping[tuple[str, ...], float]
 """Values by label values."""
 
@@ -38,11 +42,9 @@ class _Found(Collector):
 @prometheus_route.get("/metrics")
 async def metrics(request: Request) -> Response:
     found = None
-    try:
-        async with request.app.state.store.read() as connection:
+    with contextlib.suppress(StoreUnavailableError, TimeoutError):  # which the first metric says
+        async with asyncio.timeout(_STORE_SECONDS), request.app.state.store.read() as connection:
             found = await read_monitored(connection)
-    except StoreUnavailableError:
-        pass  # which the first metric says
     families = [_gauge("ratchet_store_answering", "1 if Postgres answered this request.", {(): found is not None})]
     if found is not None:
         families += [*_of_runs(found), *_of_boxes(found)]
@@ -147,13 +149,13 @@ def _of_parts(home: Path) -> list[GaugeMetricFamily]:
     try:
         written = json.loads((home / "health.json").read_text())
         age_seconds = time.time() - float(written["written_at"])
-        answering: Values = {(str(part["name"]),): part["state"] == "answering" for part in written["parts"]}
+        states: Values = {(str(part["name"]), str(part["state"])): 1 for part in written["parts"]}
         restarts: Values = {(str(part["name"]),): int(part["restarts"]) for part in written["parts"]}
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [
         _gauge("ratchet_watcher_age_seconds", "Time since the watcher looked at the parts.", {(): age_seconds}),
-        _gauge("ratchet_part_answering", "1 if the newest probe of the part succeeded.", answering, ("part",)),
+        _gauge("ratchet_part_state", "1 for the state of each part.", states, ("part", "state")),
         _gauge("ratchet_part_restarts", "Restarts since `ratchet up`.", restarts, ("part",)),
     ]
 

@@ -77,7 +77,8 @@ async def test_the_store_the_parts_and_the_disk_are_shown(
     assert found["ratchet_oldest_member_seconds"][run] >= 7 * 3600
     assert found["ratchet_boxes_without_owner"][()] == 1
     assert found["ratchet_engines"][(("state", "quarantined"),)] == 1
-    assert found["ratchet_part_answering"] == {(("part", "gateway"),): 1, (("part", "worker"),): 0}
+    states = {(("part", "gateway"), ("state", "answering")): 1, (("part", "worker"), ("state", "stopped")): 1}
+    assert found["ratchet_part_state"] == states
     assert found["ratchet_part_restarts"][(("part", "worker"),)] == 2
     assert found["ratchet_watcher_age_seconds"][()] > 1000
     assert 0 < found["ratchet_disk_free_ratio"][()] < 1

@@ -28,6 +28,15 @@ def test_each_turn_is_printed_once_when_it_has_ended() -> None:
     assert sum(line.startswith("──") for line in then) == 1 and printer.after == 3
 
 
+def test_a_long_call_does_not_hide_what_comes_after_it() -> None:
+    printer = TurnPrinter(None)
+    later = [turn(number, lane="sub") for number in range(2, 72)]
+    printer.lines_of([turn(1, "in_flight"), *later])
+    assert printer.num_ahead == 71 and printer.after == 0
+    printer.lines_of([turn(1), *later])
+    assert printer.num_ahead == 0 and printer.after == 71
+
+
 def test_turns_without_an_answer_are_printed_when_the_rollout_has_ended() -> None:
     printer = TurnPrinter(None)
     lines = printer.lines_of([turn(1, "in_flight")], is_last=True)
