@@ -308,7 +308,7 @@ class EngineClient:
         """Raise EngineRejectedError for an output that is not in vLLM's form."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise EngineRejectedError(
                 f"engine {self.address} answered {GENERATE} in an unknown form: {error!r}"
             ) from error
@@ -326,7 +326,7 @@ class EngineClient:
         headers = {"content-type": "application/json"} if content is not None else {}
         if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
             headers["connection"] = "close"
-        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=timeout_seconds)
+        timeout = aiohttp.ClientTimeout(connect=_CONNECT_SECONDS, sock_read=timeout_seconds)  # DNS, too
         try:
             async with self._session().request(
                 method, self.address + path, data=content, params=params, headers=headers, timeout=timeout
