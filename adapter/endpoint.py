@@ -107,6 +107,7 @@ class _GrowingAnswer:
                 self.stop_sequence = stop
 
     def answer(self) -> EndpointAnswer:
+        """Return the answer. Raises as `add` does, for counts of another form."""
         assert self.finish is not None
         usage = self.usage
         return EndpointAnswer(
@@ -164,11 +165,11 @@ class EndpointClient:
                     value = line.removeprefix("data:").strip()
                     if line.startswith("data:") and value != "[DONE]":
                         growing.add(self._checked(orjson.loads(value)))
+            if growing.finish is None:
+                raise EndpointUnavailableError(f"{self._endpoint.url}: the answer ended before it was complete")
+            return growing.answer()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EndpointUnavailableError(f"{self._endpoint.url} answered in an unknown form: {error!r}") from error
-        if growing.finish is None:
-            raise EndpointUnavailableError(f"{self._endpoint.url}: the answer ended before it was complete")
-        return growing.answer()
 
     def _checked(self, chunk: Any) -> JsonObject:
         """Return the chunk. Raises for one that is an error in the middle of a stream."""

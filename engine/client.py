@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import BytesIO
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,8 @@ ROUTES = (
 _CONNECT_SECONDS = 5.0
 _KEPT_SECONDS = 2.0
 """For which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
+_PIECES_FROM_BYTES = 1 << 20
+"""Larger bodies are written in pieces, so that one does not hold the event loop; aiohttp warns of one that is not."""
 _STREAM_INTERVAL_TOKENS = 8
 """Tokens per chunk of a stream, so that a chunk's cost is shared; the first token comes alone."""
 
@@ -308,7 +311,7 @@ class EngineClient:
         """Raise EngineRejectedError for an output that is not in vLLM's form."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise EngineRejectedError(
                 f"engine {self.address} answered {GENERATE} in an unknown form: {error!r}"
             ) from error
@@ -326,10 +329,11 @@ class EngineClient:
         headers = {"content-type": "application/json"} if content is not None else {}
         if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
             headers["connection"] = "close"
-        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=timeout_seconds)
+        timeout = aiohttp.ClientTimeout(connect=_CONNECT_SECONDS, sock_read=timeout_seconds)  # DNS, too
+        data = content if content is None or len(content) <= _PIECES_FROM_BYTES else BytesIO(content)
         try:
             async with self._session().request(
-                method, self.address + path, data=content, params=params, headers=headers, timeout=timeout
+                method, self.address + path, data=data, params=params, headers=headers, timeout=timeout
             ) as reply:
                 yield reply
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -329,6 +329,8 @@ async def test_a_held_call_whose_client_leaves_while_its_row_is_inserted_is_gene
         adapter_here(adapter_settings(url, model_dir)) as address,
         adapter_here(settings) as second,
     ):
+        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}) as http:
+            assert (await http.get("/v1/models")).status_code == 200  # only a known session gets comments
         line.cut()
         async with asyncio.timeout(300), opened.database.begin() as conn:
             await conn.execute(text("SELECT FROM session WHERE id = :id FOR UPDATE"), {"id": opened.session_id})

@@ -104,7 +104,19 @@ async def test_a_failure_of_the_endpoint_is_waited_for(answer: Answer) -> None:
     assert isinstance(error, EndpointUnavailableError)
 
 
-@pytest.mark.parametrize("answer", [(200, {"choices": [{"index": 0}]}), (200, {"what": 1}), (200, {"choices": [1]})])
+ENDED = [{"message": {"content": "a"}, "finish_reason": "stop"}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, {"choices": [{"index": 0}]}),
+        (200, {"what": 1}),
+        (200, {"choices": [1]}),
+        (200, {"choices": ENDED, "usage": {"prompt_tokens": "many"}}),
+        (200, {"choices": ENDED, "usage": [1]}),
+    ],
+)
 async def test_an_answer_in_an_unknown_form_is_no_answer_of_the_model(answer: Answer) -> None:
     error, _ = await ask(answer)
     assert isinstance(error, EndpointUnavailableError)

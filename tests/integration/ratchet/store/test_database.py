@@ -168,3 +168,37 @@ async def _num_sleeping(database: Database) -> int:
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(3600)%' AND state = 'active'"
     async with database.begin() as connection:
         return int((await connection.execute(text(sleeping))).scalar_one())
+
+
+async def test_a_statement_of_its_own_is_committed_and_leaves_no_transaction(postgres_url: str) -> None:
+    async with Database(postgres_url, pool_size=1) as database, Database(postgres_url) as other:
+        ((pid,),) = await database.fetch("SELECT pg_backend_pid() FROM set_config('application_name', $1, false)", "x")
+        ((state, name),) = await other.fetch("SELECT state, application_name FROM pg_stat_activity WHERE pid = $1", pid)
+        assert (state, name) == ("idle", "x")
+
+
+async def test_errors_of_a_statement_of_its_own_are_sorted_as_those_of_a_transaction(database: Database) -> None:
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await database.fetch("SELECT 1 / $1::int", 0)
+    with pytest.raises(asyncpg.DataError):
+        await database.fetch("SELECT $1::int", 2**40)
+    with pytest.raises(StoreUnavailableError, match="no_such_column"):
+        await database.fetch("SELECT no_such_column FROM run")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await database.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert [tuple(row) for row in await database.fetch("SELECT 1")] == [(1,)]
+
+
+async def test_a_cancelled_statement_of_its_own_ends_and_its_connection_is_not_used_again(postgres_url: str) -> None:
+    async with Database(postgres_url, pool_size=1) as database, Database(postgres_url) as other, asyncio.timeout(60):
+        for _ in range(3):  # more than the pool has
+            asked = asyncio.create_task(database.fetch("SELECT pg_sleep(3600) AS of_a_killed_process"))
+            while not await _num_sleeping(other):
+                await asyncio.sleep(0.05)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            assert [tuple(row) for row in await database.fetch("SELECT 1")] == [(1,)]
+            while await _num_sleeping(other):
+                await asyncio.sleep(0.05)
