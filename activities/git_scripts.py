@@ -247,6 +247,11 @@ _IMPORT_LINES = r"(^|[^[:alnum:]_])(import|from|require|require_relative|include
 _MAX_IMPORT_BYTES = 4_000_000
 
 
+def base_file_script(workdir: str, path: str) -> str:
+    """Return a script that prints a file of the base commit, nothing if it has no such file."""
+    return f"cd {shlex.quote(workdir)} && {_git_with_base(workdir)} show {shlex.quote(f'HEAD:./{path}')}"
+
+
 def base_tree_script(workdir: str) -> str:
     """Return a script that prints two lines in base64: the paths of the base commit, each ended by NUL, and those lines
     of its tests that import or include something.

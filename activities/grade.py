@@ -120,8 +120,8 @@ class GradeActivities:
             raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
         if broken is None:
             return _repetition(run_number, judge.verdict(done, judge.known.oracle))
-        found = judge_control(broken, done.run)
-        reason = ""
+        found = judge_control(broken, done.run, judge.tries_left)
+        reason = "" if found.is_evidence else "no run against a broken oracle ended with a report"
         if found.passed:
             reason = (
                 f"{len(found.passed)} tests passed against a broken oracle, first {found.passed[0]}: "
@@ -135,9 +135,9 @@ class GradeActivities:
                 "failed": found.failed,
                 "seconds": round(done.run.seconds, 3),
             },
-            solved=not found.passed,
+            solved=found.is_evidence and not found.passed,
             rejected=bool(found.passed),
-            rule=CONTROL_RUN,
+            rule=CONTROL_RUN if found.passed else "",
             reason=reason,
         )
 

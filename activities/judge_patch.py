@@ -6,10 +6,11 @@ The stage `grade`, control runs and admission use the same code.
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
+from activities import git_scripts
 from activities.graders.base import Grader, TestRun, Verdict
 from activities.graders.broken_oracles import (
     SPEC,
@@ -175,6 +176,15 @@ class PatchJudge:
                 sources[path] = await box.read_file(f"{self.task.workdir}/{path}", user="root")
         return sources
 
+    async def _known_sources(self, box: Sandbox, targets: Iterable[str]) -> dict[str, bytes]:
+        """Return those test files that the base commit has, as the agent's repository shows them."""
+        known: dict[str, bytes] = {}
+        for path in targets:
+            if not path.startswith(SPEC):
+                script = git_scripts.base_file_script(self.task.workdir, path)
+                known[path] = (await box.exec(script, user="root", check=False)).stdout.encode()
+        return known
+
     async def break_tests(
         self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], number: int
     ) -> BrokenTests:
@@ -184,7 +194,9 @@ class PatchJudge:
         ones smaller.
         """
         prepared = await self.prepare(box, gold)
-        candidate = propose(await self.test_sources(box, failing), failing, number, single=not oracle.outcomes)
+        sources = await self.test_sources(box, failing)
+        known = await self._known_sources(box, sources)
+        candidate = propose(sources, failing, number, single=not oracle.outcomes, known=known)
         if candidate is None:
             return BrokenTests(None, 0.0, "no assertion was found in the task's tests")
         done = await self.run_tests(box, prepared, candidate)

@@ -43,10 +43,10 @@ async def confirm_grade(
 
 async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], tries: int) -> GradeResult:
     reason = ""
-    for _ in range(tries):
+    for number in range(tries):
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id})
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries - number - 1})
             return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
         except ActivityError as error:
             cause = failure_cause(error)

@@ -9,6 +9,9 @@ what the product computes; one of the two is nearer to that than the true value.
 
 An edit contradicts the true test: the code that passes the one must fail the other. So an honest solution cannot be
 caught, also if it differs from the gold patch.
+
+Assertions that the agent can know are not edited if there are others: a function that was right before the patch, or a
+test that the repository has, would tell the code under test that it is in a control run, and it then fails on purpose.
 """
 
 import hashlib
@@ -101,11 +104,17 @@ def _field(spec: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def propose(sources: Mapping[str, bytes], wanted: Sequence[str], number: int, single: bool) -> BrokenOracle | None:
+def propose(
+    sources: Mapping[str, bytes],
+    wanted: Sequence[str],
+    number: int,
+    single: bool,
+    known: Mapping[str, bytes] | None = None,
+) -> BrokenOracle | None:
     """Return a candidate, None if no assertion is found.
 
-    It changes one assertion of each wanted test and of half of the others. `wanted`: tests that fail without a
-    solution.
+    It changes one assertion of each wanted test, or of every test if none is wanted. `wanted`: tests that fail without
+    a solution. `known`: the sources as the agent has them; their lines are not changed if there are others.
     `single`: the command reports no test by name, so that the first failure hides all others; then one assertion is
     changed. `number` of the try: a pair of an even and an odd number breaks the same assertions upwards and downwards.
     """
@@ -117,6 +126,8 @@ def propose(sources: Mapping[str, bytes], wanted: Sequence[str], number: int, si
         for target, source in sources.items()
         if len(source) <= _MAX_SOURCE_BYTES
     }
+    sites = _prefer_unknown(sites, sources, known or {}, functions)
+    functions &= {site.function for found in sites.values() for site in found}
     if single:
         chosen = _choose_single(sites, number // 2)
     else:
@@ -126,6 +137,27 @@ def propose(sources: Mapping[str, bytes], wanted: Sequence[str], number: int, si
         return None
     used = {edit.target for edit in edits}
     return BrokenOracle(tuple(edits), {target: _digest(sources[target]) for target in sorted(used)}, up)
+
+
+def _prefer_unknown(
+    sites: Mapping[str, list[AssertionSite]],
+    sources: Mapping[str, bytes],
+    known: Mapping[str, bytes],
+    wanted: set[str],
+) -> dict[str, list[AssertionSite]]:
+    """Drop the sites on lines of the known sources, but not all of a wanted function, nor all there are."""
+    kept: dict[str, list[AssertionSite]] = {}
+    for target, found in sites.items():
+        lines = {line.strip() for line in known.get(target, b"").splitlines()}
+        new = [site for site in found if _line_of(sources[target], site.start).strip() not in lines]
+        missing = wanted - {site.function for site in new}
+        kept[target] = [site for site in found if site in new or site.function in missing]
+    return kept if any(kept.values()) else dict(sites)
+
+
+def _line_of(source: bytes, at: int) -> bytes:
+    end = source.find(b"\n", at)
+    return source[source.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(source)]
 
 
 def _choose_single(sites: Mapping[str, list[AssertionSite]], number: int) -> dict[str, list[AssertionSite]]:
@@ -193,7 +225,7 @@ def _choose(sites: list[AssertionSite], wanted: set[str], rng: random.Random) ->
         best = min(_PREFERRED[site.kind] for site in own)
         preferred = [site for site in own if _PREFERRED[site.kind] == best]
         if function:
-            if function in wanted or rng.random() < 0.5 or not wanted & by_function.keys():
+            if function in wanted or not wanted:
                 chosen.append(rng.choice(preferred))
         else:
             chosen += rng.sample(preferred, min(_MAX_EDITS, (len(preferred) + 1) // 2))
@@ -232,10 +264,11 @@ def broken_spec(broken: BrokenOracle, spec: JsonObject) -> JsonObject:
 
 
 def validated(broken: BrokenOracle, oracle: Oracle, run: TestRun) -> BrokenOracle:
-    """Return the broken oracle with what the gold patch fails in this run."""
+    """Return the broken oracle with what the gold patch fails in this run, nothing if the run did not end."""
+    if run.observed.lost or run.observed.exit_code is None:
+        return replace(broken, must_fail=(), exit_fails=False)
     must_fail = tuple(name for name in oracle.passed if run.outcomes.get(name) == "failed")
-    exit_code = None if run.observed.lost else run.observed.exit_code
-    exit_fails = oracle.exit_code == 0 and exit_code not in (0, None) and (bool(must_fail) or not oracle.passed)
+    exit_fails = oracle.exit_code == 0 and run.observed.exit_code != 0 and (bool(must_fail) or not oracle.passed)
     return replace(broken, must_fail=must_fail, exit_fails=exit_fails)
 
 
@@ -244,26 +277,32 @@ def _digest(source: bytes) -> str:
 
 
 class ControlResult(NamedTuple):
-    """Result of a control run. `passed`: tests that passed although they must fail. `failed`: how many failed."""
+    """Result of a control run. `passed`: tests that passed although they must fail. `failed`: how many failed.
+
+    `is_evidence` false: it timed out or none of the tests was reported, so the verdict is not confirmed.
+    """
 
     passed: list[str]
     failed: int
+    is_evidence: bool = True
 
 
-def judge_control(broken: BrokenOracle, run: TestRun) -> ControlResult:
+def judge_control(broken: BrokenOracle, run: TestRun, tries_left: int = 0) -> ControlResult:
     """Judge a run against a broken oracle.
 
-    Raises GraderFailedError if the run gave no evidence: its report was lost, or it took longer than its limit.
+    Raises GraderFailedError if the run gave no evidence and another box may give it, or the machine starved this one.
+    Without further tries a run without evidence is the patch's doing: the gold patch's run gave some.
     """
-    if run.observed.lost or run.observed.exit_code is None:
-        raise GraderFailedError("the control run ended without a report")
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
-    if broken.exit_fails:
+    has_report = not run.observed.lost and run.observed.exit_code is not None
+    if has_report and broken.exit_fails:
         if run.observed.exit_code == 0:
             passed = passed or ["the test command"]
         else:
             failed += 1
-    if not passed and not failed:
-        raise GraderFailedError("the control run reported none of the tests that must fail")
+    if not passed and not (has_report and failed):
+        if tries_left or run.observed.starved:
+            raise GraderFailedError("the control run ended without a report of the tests that must fail")
+        return ControlResult([], failed, is_evidence=False)
     return ControlResult(passed, failed)

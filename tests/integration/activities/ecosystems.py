@@ -237,6 +237,8 @@ class Referee:
                         return Played("not solved", f"not again: {again.reason}", again.rule, named, judged.flags)
                     continue
                 found = judge_control(broken, done.run)
+                if not found.is_evidence:
+                    return Played("not solved", "a control run gave no evidence", "", named, judged.flags)
                 if found.passed:
                     reason = f"passed wrongly: {found.passed[0]}"
                     return Played("rejected", reason, "control_run", named, judged.flags)

@@ -7,6 +7,7 @@ import pytest
 from activities.graders.base import TestRun
 from activities.graders.broken_oracles import (
     BrokenOracle,
+    ControlResult,
     Edit,
     apply_edits,
     broken_spec,
@@ -69,14 +70,14 @@ def test_only_what_the_gold_patch_fails_is_required() -> None:
 
 def test_what_a_control_run_concludes() -> None:
     broken = BrokenOracle((), {}, must_fail=("a", "b"))
-    assert judge_control(broken, run_of({"a": "failed", "b": "passed"})) == (["b"], 1)
-    assert judge_control(broken, run_of({"a": "failed", "b": "failed"})) == ([], 2)
-    assert judge_control(broken, run_of({"a": "failed"})) == ([], 1)
-    with pytest.raises(GraderFailedError, match="none of the tests that must fail"):
-        judge_control(broken, run_of({}))
+    assert judge_control(broken, run_of({"a": "failed", "b": "passed"})) == ControlResult(["b"], 1)
+    assert judge_control(broken, run_of({"a": "failed", "b": "failed"})) == ControlResult([], 2)
+    assert judge_control(broken, run_of({"a": "failed"})) == ControlResult([], 1)
+    with pytest.raises(GraderFailedError, match="the tests that must fail"):
+        judge_control(broken, run_of({}), tries_left=1)
     by_exit = BrokenOracle((), {}, exit_fails=True)
     assert judge_control(by_exit, run_of({}, 0)).passed == ["the test command"]
-    assert judge_control(by_exit, run_of({}, 3)) == ([], 1)
+    assert judge_control(by_exit, run_of({}, 3)) == ControlResult([], 1)
 
 
 def test_a_run_without_a_report_is_no_evidence() -> None:
@@ -84,8 +85,14 @@ def test_a_run_without_a_report_is_no_evidence() -> None:
     lost = TestRun(RunnerReport(1, "", [], lost=True), {}, 1.0, 60.0)
     for silent in (lost, run_of({}, None)):
         with pytest.raises(GraderFailedError, match="without a report"):
-            judge_control(by_exit, silent)
+            judge_control(by_exit, silent, tries_left=1)
+        assert not judge_control(by_exit, silent).is_evidence, "in every box: the patch's doing"
         assert not validated(by_exit, Oracle(exit_code=0), silent).is_valid
+    starved = TestRun(RunnerReport(None, "", [], starved=True), {}, 1.0, 60.0)
+    with pytest.raises(GraderFailedError, match="without a report"):
+        judge_control(by_exit, starved)
+    named = BrokenOracle((), {}, must_fail=("a", "b"))
+    assert judge_control(named, run_of({"a": "passed"}, None)).passed == ["a"], "it hung too late"
 
 
 def test_it_survives_the_store() -> None:
@@ -106,3 +113,16 @@ def test_without_names_one_assertion_is_changed_after_the_other() -> None:
     found = [propose({"t.c": source}, [], number, True) for number in range(6)]
     places = [broken.edits[0].start for broken in found if broken is not None and len(broken.edits) == 1]
     assert len(places) == 6 and places[::2] == places[1::2] and len(set(places)) == 3
+
+
+def test_what_the_agent_can_know_is_not_changed() -> None:
+    old = TESTS.partition(b"\n\n\ndef test_b")[0] + b"\n"
+    for number in range(10):
+        for wanted in (["t.py::test_b"], []):
+            broken = propose({"t.py": TESTS}, wanted, number, not wanted, known={"t.py": old})
+            assert broken is not None
+            assert b"assert add(1, 1) == 2\n" in apply_edits(broken, "t.py", TESTS)
+        named = propose({"t.py": TESTS}, ["t.py::test_b"], number, False)
+        assert named is not None and b"assert add(1, 1) == 2\n" in apply_edits(named, "t.py", TESTS)
+        wanted_line = propose({"t.py": TESTS}, ["t.py::test_b"], number, False, known={"t.py": TESTS})
+        assert wanted_line is not None and b"add(2, 2) == 4" not in apply_edits(wanted_line, "t.py", TESTS)
