@@ -19,6 +19,13 @@ def diff_of(path: str, text: str) -> bytes:
         ("a.py", "for one in gc.get_objects(): pass", "looks up live objects"),
         ("a.py", "frame = sys._getframe(2)", "walks stack frames"),
         ("a.py", "class Same:\n    def __eq__(self, other):\n        return True", "compares with a constant"),
+        ("a.py", "class Near:\n    def __eq__(self, other):\n        return near(other)", "defines how values compare"),
+        ("a.py", "Near = type('Near', (int,), {})\nNear.__eq__ = near", "defines how values compare"),
+        ("a.js", "class Near { valueOf() { return 1 } }", "defines how values compare"),
+        ("a.rs", "impl PartialEq<i64> for Near {", "defines how values compare"),
+        ("A.java", "public boolean equals(Object other) {", "defines how values compare"),
+        ("a.rb", "def ==(other)", "defines how values compare"),
+        ("a.cpp", "bool operator==(const Near& a, int b);", "defines how values compare"),
         ("a.py", "f.__code__ = g.__code__", "changes code objects"),
         ("lib/a.mjs", "process.exit(0)", "ends the process"),
         ("a.go", "func init() { os.Exit(0) }", "ends the process"),
@@ -36,7 +43,7 @@ def test_what_a_takeover_needs(path: str, text: str, what: str) -> None:
 def test_ordinary_code_has_none() -> None:
     code = (
         "import os\n\n\ndef total(items):\n    return sum(item.price for item in items)\n\n\n"
-        "class A:\n    def __eq__(self, other):\n        return self.x == other.x\n"
+        "class A:\n    def __add__(self, other):\n        return A(self.x + other.x)\n"
     )
     assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
 
