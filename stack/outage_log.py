@@ -41,6 +41,7 @@ class OutageLog:
                 del self._seen[name]
 
     def _extend(self, name: str, began_at: float, ended_at: float) -> None:
+        ended_at = max(began_at, ended_at)  # the clock may have been set back
         outage = Outage(name, datetime.fromtimestamp(began_at, UTC), datetime.fromtimestamp(ended_at, UTC))
         self._seen[name] = outage
         self._unwritten[name, outage.began_at] = outage

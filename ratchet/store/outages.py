@@ -20,7 +20,7 @@ WITH had AS (
   SELECT range_agg(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) AS box, min(live_at) AS since
   FROM sandbox WHERE rollout_id = :rollout_id AND workflow_id = :workflow_id AND live_at IS NOT NULL
 ), away AS (
-  SELECT range_agg(tstzrange(began_at, ended_at)) AS part FROM outage WHERE ended_at > (SELECT since FROM had)
+  SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS part FROM outage WHERE ended_at > (SELECT since FROM had)
 )
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
 FROM had, away, unnest(had.box - coalesce(away.part, '{}'::tstzmultirange)) AS span

@@ -83,6 +83,15 @@ async def test_outages_are_left_out_however_they_overlap(database: Database, rol
     assert await hours(database, rollout) == 6 - 1 - 3
 
 
+async def test_an_outage_that_ends_before_it_begins_has_no_length(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    """The clock of a watcher was set back."""
+    await box(database, rollout, 10, None)
+    await away(database, "worker", 6, 8)
+    assert await hours(database, rollout) == 10
+
+
 async def test_an_outages_end_moves_on_and_never_back(database: Database, rollout: tuple[int, str]) -> None:
     await box(database, rollout, 10, None)
     async with database.begin() as connection:
