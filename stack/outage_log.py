@@ -16,7 +16,6 @@ from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 
 NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "worker")
-_WRITE_SECONDS = 5.0
 
 
 class OutageLog:
@@ -48,7 +47,7 @@ class OutageLog:
 
     @property
     def is_due(self) -> bool:
-        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= _WRITE_SECONDS
+        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= outages.WRITE_SECONDS
 
     async def write(self) -> None:
         """Write what was seen. Raises StoreUnavailableError, after which the next call writes it."""

@@ -10,6 +10,7 @@ from datetime import datetime
 from sqlalchemy import func, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.elements import ColumnElement
 
 from ratchet.store.adapters import adapters_away_seconds
 from ratchet.store.schema import OutageTable, SessionTable
@@ -30,7 +31,7 @@ SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
 FROM had, away, unnest(had.box - coalesce(away.part, '{}'::tstzmultirange)) AS span
 """)
 
-_RECORDED_AWAY = literal_column("""(
+_RECORDED_AWAY: ColumnElement[float] = literal_column("""(
   SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
   FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = session.id) AS first_token,
   LATERAL (
