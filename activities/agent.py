@@ -18,7 +18,7 @@ from activities.run_configs import RunConfigs
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
-from activities.wall_time import require_wall_time, seconds_left
+from activities.wall_time import require_wall_time
 from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
@@ -62,14 +62,15 @@ class AgentActivities:
     async def agent(self, input: StageInput) -> AgentResult:
         """Start the program unless it was started, wait for its end and return how it ended.
 
-        Raises SandboxGoneError if the box dies, GuardSpentError if the program does not end at the guard.
+        Raises SandboxGoneError if the box dies, GuardSpentError if the guard ends the program before its budget is
+        used or if the program does not end at the guard.
         """
         started = time.monotonic()
         try:
             return await self._run_agent(input)
         except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
-            async with self.database.begin() as connection:
-                await require_wall_time(connection, self.configs, input, _GRACE_SECONDS)
+            async with heartbeating():
+                await require_wall_time(self.database, self.configs, input, _GRACE_SECONDS)
             raise
         except SandboxGoneError as error:
             # Not the time for which the agent waited for an engine or an adapter.
@@ -95,6 +96,10 @@ class AgentActivities:
             await harness.install(box, spec)
             await harness.start(box, spec, input.attempt, token)
             ended = await self._wait_until_guard(box, harness, input)
+            if ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds < config.limits.agent_seconds:
+                # It stalled, or the guard ended it, maybe in an earlier try: lost boxes have used its time, and its
+                # work gets no verdict.
+                await require_wall_time(self.database, self.configs, input)
         progress = await self._session_progress(input)
         starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
         exit = AgentExit.STARVED if starved else ended.kind
@@ -106,7 +111,7 @@ class AgentActivities:
         return AgentResult(agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds)
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, input: StageInput) -> ExitReport:
-        """Wait for the end of the agent; at the guard it is ended as at its deadline, so that its diff is graded.
+        """Wait for the end of the agent; at the guard it is ended as at its deadline.
 
         Raises GuardSpentError if it does not end in spite of that.
         """
@@ -116,9 +121,7 @@ class AgentActivities:
             while not (await asyncio.wait({waiting}, timeout=pause_seconds))[0]:
                 pause_seconds = _WATCH_SECONDS
                 with contextlib.suppress(StoreUnavailableError):
-                    async with self.database.begin() as connection:
-                        await require_wall_time(connection, self.configs, input, _GRACE_SECONDS)
-                        left = await seconds_left(connection, self.configs, input)
+                    left = await require_wall_time(self.database, self.configs, input, _GRACE_SECONDS)
                     pause_seconds = max(_WATCH_SECONDS, left)
                     if left <= 0:
                         _LOG.warning("agent ended at the guard", rollout_id=input.rollout_id)

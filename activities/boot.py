@@ -46,6 +46,8 @@ class BootActivities:
         max_ttl_seconds = self.provider.capabilities.max_ttl_seconds
         ttl_seconds = box_ttl_seconds(config, self.configs.settings, max_ttl_seconds)
         async with heartbeating():
+            if await self._is_further_box(input):
+                await require_wall_time(self.database, self.configs, input)
             new = await self._requested(input, config)
             row = await self._reserve(input, new, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
@@ -67,8 +69,6 @@ class BootActivities:
         info = activity.info()
         assert info.workflow_id is not None and info.workflow_run_id is not None
         async with self.database.begin() as connection:
-            if await self._is_further_box(connection, input, info.workflow_id):
-                await require_wall_time(connection, self.configs, input)
             if input.role is SandboxRole.AGENT:
                 await self._open_attempt(connection, input, info.workflow_run_id, config)
             image = await tasks.image_of_rollout(connection, input.rollout_id)
@@ -81,13 +81,16 @@ class BootActivities:
             image=image,
         )
 
-    async def _is_further_box(self, connection: AsyncConnection, input: StageInput, workflow_id: str) -> bool:
+    async def _is_further_box(self, input: StageInput) -> bool:
         """Return whether another box of this role has failed. A solved verdict's control run gets its box."""
         if input.role is SandboxRole.AGENT:
             return input.attempt > 1
-        return input.grade_id is None and await sandboxes.has_used_grading_box(
-            connection, input.rollout_id, workflow_id
-        )
+        if input.grade_id is not None:
+            return False
+        workflow_id = activity.info().workflow_id
+        assert workflow_id is not None
+        async with self.database.begin() as connection:
+            return await sandboxes.has_used_grading_box(connection, input.rollout_id, workflow_id)
 
     async def _reserve(self, input: StageInput, new: NewSandbox, config: RunConfig) -> LedgerRow:
         """Return the row of an earlier try, or a new one as soon as a box is free.

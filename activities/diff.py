@@ -74,8 +74,7 @@ class DiffActivities:
             if stored is not None:
                 return stored
             if activity.info().attempt > 1:  # the first try gets its time in any case
-                async with self.database.begin() as connection:
-                    await require_wall_time(connection, self.configs, input)
+                await require_wall_time(self.database, self.configs, input)
             context = await StageContext.load(self.database, self.configs, input)
             harness = self.harnesses[context.config.harness.name]
             async with connected_box(self.provider, context.provider_id) as box:

@@ -4,7 +4,8 @@ The sum of what its stages report is compared by the workflow before each furthe
 It is read from the ledger of boxes, so a workflow or a worker that dies loses nothing of it.
 """
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from asyncio import sleep
+
 from temporalio import activity
 
 from activities.box_lifecycle import guard_seconds
@@ -12,20 +13,30 @@ from activities.run_configs import RunConfigs
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
 from ratchet.store import outages
-
-
-async def seconds_left(connection: AsyncConnection, configs: RunConfigs, input: StageInput) -> float:
-    """Return the rest of the guard in seconds of wall time with a box; negative if it is exceeded."""
-    workflow_id = activity.info().workflow_id
-    assert workflow_id is not None
-    guard = guard_seconds(await configs.of_rollout(input.rollout_id), configs.settings)
-    return guard - await outages.seconds_with_a_box(connection, input.rollout_id, workflow_id)
+from ratchet.store.database import Database
 
 
 async def require_wall_time(
-    connection: AsyncConnection, configs: RunConfigs, input: StageInput, grace_seconds: float = 0.0
-) -> None:
-    """Raise GuardSpentError if the guard is exceeded by more than the grace."""
-    left = await seconds_left(connection, configs, input)
+    database: Database, configs: RunConfigs, input: StageInput, grace_seconds: float = 0.0
+) -> float:
+    """Return the rest of the guard in seconds of wall time with a box; it is negative within the grace.
+
+    Raises GuardSpentError if the guard is exceeded by more than the grace. An outage of Postgres is written only after
+    it, so a guard that seems exceeded is read again once the watcher has had the time to write. The caller sends
+    heartbeats meanwhile, and holds no transaction.
+    """
+    left = await _seconds_left(database, configs, input)
+    if left <= 0:
+        await sleep(2 * outages.WRITE_SECONDS)
+        left = await _seconds_left(database, configs, input)
     if left < -grace_seconds:
         raise GuardSpentError(f"the rollout has had boxes for {-left:.0f} s more than its guard, outages not counted")
+    return left
+
+
+async def _seconds_left(database: Database, configs: RunConfigs, input: StageInput) -> float:
+    workflow_id = activity.info().workflow_id
+    assert workflow_id is not None
+    guard = guard_seconds(await configs.of_rollout(input.rollout_id), configs.settings)
+    async with database.begin() as connection:
+        return guard - await outages.seconds_with_a_box(connection, input.rollout_id, workflow_id)

@@ -16,7 +16,6 @@ from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 
 NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "worker")
-_WRITE_SECONDS = 5.0
 
 
 class OutageLog:
@@ -41,13 +40,14 @@ class OutageLog:
                 del self._seen[name]
 
     def _extend(self, name: str, began_at: float, ended_at: float) -> None:
+        ended_at = max(began_at, ended_at)  # the clock may have been set back
         outage = Outage(name, datetime.fromtimestamp(began_at, UTC), datetime.fromtimestamp(ended_at, UTC))
         self._seen[name] = outage
         self._unwritten[name, outage.began_at] = outage
 
     @property
     def is_due(self) -> bool:
-        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= _WRITE_SECONDS
+        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= outages.WRITE_SECONDS
 
     async def write(self) -> None:
         """Write what was seen. Raises StoreUnavailableError, after which the next call writes it."""

@@ -137,7 +137,7 @@ class Rollout:
                     raise
                 self._count_failed_try(claim, error)
                 reason = cause.message
-                if cause.kind == GUARD_SPENT:
+                if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("infra_failed", reason) from None
                 patch_id = None
             if patch_id is not None:
@@ -203,7 +203,7 @@ class Rollout:
                     raise
                 self._count_failed_try(claim, error)
                 reason = cause.message
-                if cause.kind == GUARD_SPENT:
+                if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("grader_failed", reason) from None
                 await self._release(claim)
         raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")

@@ -7,24 +7,39 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.elements import ColumnElement
 
 from ratchet.store.adapters import adapters_away_seconds
 from ratchet.store.schema import OutageTable, SessionTable
 from ratchet.types import SessionState
+
+WRITE_SECONDS = 5.0
+"""How often the watcher writes what it has seen of outages."""
 
 _WITH_A_BOX = text("""
 WITH had AS (
   SELECT range_agg(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) AS box, min(live_at) AS since
   FROM sandbox WHERE rollout_id = :rollout_id AND workflow_id = :workflow_id AND live_at IS NOT NULL
 ), away AS (
-  SELECT range_agg(tstzrange(began_at, ended_at)) AS part FROM outage WHERE ended_at > (SELECT since FROM had)
+  SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS part
+  FROM outage WHERE ended_at > (SELECT since FROM had)
 )
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
 FROM had, away, unnest(had.box - coalesce(away.part, '{}'::tstzmultirange)) AS span
 """)
+
+_RECORDED_AWAY: ColumnElement[float] = literal_column("""(
+  SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
+  FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = session.id) AS first_token,
+  LATERAL (
+    SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
+    FROM outage WHERE part IN ('adapter', 'postgres') AND ended_at > at
+  ) AS recorded
+)""")
+"""The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,13 +61,17 @@ async def record_outages(connection: AsyncConnection, outages: Collection[Outage
 async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> float:
     """Return for how long the workflow has had a box for this rollout, outside of outages and waits.
 
-    Waits are those that its agents' budgets do not count either: for an engine, and for an adapter while the session is
-    open. Time for which a box is requested does not count: the service has no room for it, or is away.
+    Waits are those that its agents' budgets do not count either: for an engine, and for an adapter while a session is
+    open. What the table `outage` has of the time without an adapter is left out once, and stays so when the session is
+    closed; the rest of it is known only while the session is open. Time for which a box is requested does not count:
+    the service has no room for it, or is away.
     """
     arguments = {"rollout_id": rollout_id, "workflow_id": workflow_id}
     had = float((await connection.execute(_WITH_A_BOX, arguments)).scalar_one())
     since_first_token = adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
-    away = func.sum(func.greatest(0.0, since_first_token)).filter(SessionTable.state == SessionState.OPEN)
+    unrecorded = func.greatest(0.0, since_first_token - _RECORDED_AWAY)
+    # Of several open sessions, the oldest one has the time of the others.
+    away = func.max(unrecorded).filter(SessionTable.state == SessionState.OPEN)
     waited = func.coalesce(func.sum(SessionTable.engine_wait_seconds), 0.0) + func.coalesce(away, 0.0)
     waits = (await connection.execute(select(waited).where(SessionTable.rollout_id == rollout_id))).scalar_one()
     return max(0.0, had - float(waits))

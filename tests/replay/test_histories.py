@@ -94,6 +94,22 @@ async def test_a_wish_that_an_earlier_version_read_is_obeyed_as_by_it(
     await Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter).replay_workflow(history)
 
 
+@pytest.mark.parametrize("name", ["rollout.boxes_lost.json.gz", "rollout.grading_retried.json.gz"])
+async def test_a_spent_guard_is_followed_by_another_box_as_in_an_earlier_version(name: str) -> None:
+    """Commit b528aed knew no GuardSpentError: it took any failure of a stage for that of a box."""
+    recorded = json.loads(gzip.decompress((Path(__file__).parent / "histories" / name).read_bytes()))
+    failures = [
+        event["activityTaskFailedEventAttributes"]["failure"]["applicationFailureInfo"]
+        for event in recorded["history"]["events"]
+        if "activityTaskFailedEventAttributes" in event
+    ]
+    assert failures
+    for failure in failures:
+        failure["type"] = "GuardSpentError"
+    history = WorkflowHistory.from_json(recorded["workflow_id"], recorded["history"])
+    await Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter).replay_workflow(history)
+
+
 def test_every_workflow_has_a_history() -> None:
     assert {path.name.partition(".")[0].replace("_", "") for path in HISTORIES} == {
         workflow.__name__.lower() for workflow in WORKFLOWS

@@ -54,6 +54,14 @@ async def test_an_outage_lasts_from_the_last_answer_to_the_next_one(stack: Stack
     assert await recorded(database) == [("gateway", 10.0, 34.5)]
 
 
+async def test_an_outage_has_no_negative_length_if_the_clock_is_set_back(stack: Stack, database: Database) -> None:
+    health, log = part("gateway"), OutageLog(stack)
+    health.see_failure("slow", 5.0)
+    log.see({"gateway": health}, 5.0)
+    await log.write()
+    assert await recorded(database) == [("gateway", 10.0, 10.0)]
+
+
 async def test_an_outage_of_postgres_is_written_afterwards(
     stack: Stack, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,14 @@ from sqlalchemy import func, insert, select, update
 from ratchet.store import outages
 from ratchet.store.database import Database
 from ratchet.store.outages import Outage
-from ratchet.store.schema import InstallationTable, OutageTable, RolloutTable, SandboxTable, SessionTable
+from ratchet.store.schema import (
+    InstallationTable,
+    OutageTable,
+    RolloutTable,
+    SandboxTable,
+    SessionTable,
+    SessionTokenTable,
+)
 from tests.integration.training.records import make_config, make_group, make_run
 
 HOUR = 3600.0
@@ -83,6 +90,13 @@ async def test_outages_are_left_out_however_they_overlap(database: Database, rol
     assert await hours(database, rollout) == 6 - 1 - 3
 
 
+async def test_an_outage_that_ends_before_it_begins_has_no_length(database: Database, rollout: tuple[int, str]) -> None:
+    """The clock of a watcher was set back."""
+    await box(database, rollout, 10, None)
+    await away(database, "worker", 6, 8)
+    assert await hours(database, rollout) == 10
+
+
 async def test_an_outages_end_moves_on_and_never_back(database: Database, rollout: tuple[int, str]) -> None:
     await box(database, rollout, 10, None)
     async with database.begin() as connection:
@@ -105,3 +119,29 @@ async def test_what_agents_wait_for_is_left_out(database: Database, rollout: tup
     async with database.begin() as connection:
         await connection.execute(mine.values(state="open", away_before=0))
     assert await hours(database, rollout) == 5
+
+
+async def test_time_without_an_adapter_counts_once_and_stays_so_when_the_session_is_closed(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    """The adapters were away for four hours, which the watcher records one after the other."""
+    await box(database, rollout, 10, None)
+    mine = update(SessionTable).where(SessionTable.rollout_id == rollout[0])
+    async with database.begin() as connection:
+        here = {"adapter_away_seconds": 4 * HOUR, "adapter_seen_at": func.now() + timedelta(hours=1)}
+        await connection.execute(insert(InstallationTable).values(here))
+        session = (await connection.execute(mine.values(state="open", away_before=0).returning(SessionTable.id))).one()
+        token = {"token_hash": b"t", "session_id": session.id, "created_at": func.now() - timedelta(hours=9)}
+        await connection.execute(insert(SessionTokenTable).values(token))
+    assert await hours(database, rollout) == 6
+    await away(database, "adapter", 8, 6)
+    await away(database, "postgres", 7, 5)
+    assert await hours(database, rollout) == 10 - 3 - 1  # one hour was not recorded
+    await away(database, "adapter", 4, 3)
+    assert await hours(database, rollout) == 6
+    await away(database, "gateway", 2, 1)  # calls went on meanwhile
+    await away(database, "postgres", 11, 9.5)
+    assert await hours(database, rollout) == 6 - 1 - 0.5
+    async with database.begin() as connection:
+        await connection.execute(mine.values(state="closed"))
+    assert await hours(database, rollout) == 6 - 1 - 0.5

@@ -1,0 +1,38 @@
+"""The guard on wall time, asked before the watcher has written an outage that is over."""
+
+import dataclasses
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities import wall_time
+from activities.run_configs import RunConfigs
+from ratchet.errors import GuardSpentError
+from ratchet.payloads import StageInput
+from ratchet.store.database import Database
+from ratchet.temporal_settings import load_temporal_settings
+from tests.integration.ratchet.store.test_outages import HOUR, away, box, rollout
+
+__all__ = ["rollout"]
+
+
+async def test_an_outage_that_is_written_late_does_not_count(
+    database: Database, rollout: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage of Postgres is written after it; what is exceeded in spite of it ends the rollout."""
+    await box(database, rollout, 10, None)
+    ended = iter([9.95, 0.5])  # the watcher writes while the guard waits: too little, then enough
+
+    async def watcher_writes(seconds: float) -> None:
+        await away(database, "postgres", 10, next(ended))
+
+    monkeypatch.setattr(wall_time, "sleep", watcher_writes)
+    environment = ActivityEnvironment()
+    environment.info = dataclasses.replace(environment.info, workflow_id=rollout[1])
+    configs = RunConfigs(database, load_temporal_settings())
+    input = StageInput(rollout_id=rollout[0], attempt=1)
+    with pytest.raises(GuardSpentError):
+        await environment.run(wall_time.require_wall_time, database, configs, input)
+    assert 0 < await environment.run(wall_time.require_wall_time, database, configs, input) < HOUR
+    with pytest.raises(StopIteration):
+        next(ended)
