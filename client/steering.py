@@ -16,7 +16,7 @@ from uuid import uuid4
 from temporalio.service import RPCError
 
 from activities import steering
-from ratchet.errors import MachineError
+from ratchet.errors import ConfigError, MachineError
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.store import evaluations, runs
 from ratchet.store.steering import SteeringAnswer
@@ -113,13 +113,27 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
 
 
 async def cancel_evaluations(stack: Stack, run_id: str, by: str, reason: str = "") -> list[str]:
-    """End the run's evaluations that have begun, with the verdicts that they have; return their labels."""
+    """End the run's evaluations that have begun, with the verdicts that they have; return their labels.
+
+    One that ends by itself meanwhile is no error.
+    """
+    cancelled = []
+    for label in await _open_evaluations(stack, run_id):
+        try:
+            await steer_target(stack, SteeringAction.CANCEL, f"evaluate/{run_id}/{label}", by, reason)
+        except ConfigError:
+            if label in await _open_evaluations(stack, run_id):
+                raise
+        else:
+            cancelled.append(label)
+    return cancelled
+
+
+async def _open_evaluations(stack: Stack, run_id: str) -> list[str]:
+    """Return the labels of the run's evaluations that have begun and not ended."""
     async with stack.database() as database, database.begin() as connection:
         begun = await evaluations.begun_evaluations(connection, run_id)
-    labels = [one.label for one in begun if not one.has_ended]
-    for label in labels:
-        await steer_target(stack, SteeringAction.CANCEL, f"evaluate/{run_id}/{label}", by, reason)
-    return labels
+    return [one.label for one in begun if not one.has_ended]
 
 
 async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> SteeringAnswer:

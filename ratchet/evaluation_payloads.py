@@ -4,10 +4,15 @@ from ratchet.payloads import EvaluationPlan, Payload, StageOptions
 
 
 class EvaluateInput(Payload):
-    """Argument of the Evaluate workflow; the policy version must not change before it ends."""
+    """Argument of the Evaluate workflow; the policy version must not change before it ends.
+
+    `after`: the rollouts up to this id have had their turn. Workflows of versions that get all rollouts at once, and
+    end after them, send None.
+    """
 
     run_id: str
     evaluation: EvaluationPlan
+    after: int | None = None
 
 
 class StartedMember(Payload):
@@ -19,9 +24,9 @@ class StartedMember(Payload):
 
 
 class EvaluateMembers(Payload):
-    """Rollouts of an evaluation that have no reward yet; at most `window` of them run at once.
+    """Rollouts of an evaluation that have no reward yet, in the order of their ids; at most `window` run at once.
 
-    `more`: there are others, which the next execution of the workflow gets.
+    `more`: there are others with higher ids, which the next execution of the workflow gets.
     """
 
     members: list[StartedMember]

@@ -21,20 +21,24 @@ class Evaluate:
     """Runs the members of one evaluation, at most `window` at a time.
 
     If its history becomes long, or there are more members than one execution gets, it waits for those in flight and
-    continues as new.
+    continues as new after the last one that it has begun. So each member has one turn, and the evaluation ends also if
+    members have ended without a verdict and get no replacement.
     """
 
     def __init__(self) -> None:
+        self.after = 0
         self.num_left = 0
         self.num_ended = 0
 
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
+        self.after = input.after or 0
+        input = input.model_copy(update={"after": self.after})
         plan = await run_activity(EvaluationActivities.begin_evaluation, input, FIRST_STAGE)
         window = asyncio.Semaphore(plan.window)
         await asyncio.gather(*(self._run_member(input, plan, member, window) for member in plan.members))
         if self.num_left or plan.more:
-            workflow.continue_as_new(input)
+            workflow.continue_as_new(input.model_copy(update={"after": self.after}))
         return await run_activity(EvaluationActivities.end_evaluation, input, plan.stages["record"])
 
     async def _run_member(
@@ -44,6 +48,7 @@ class Evaluate:
             if workflow.info().is_continue_as_new_suggested() and workflow.patched("evaluate-in-parts"):
                 self.num_left += 1
                 return
+            self.after = member.rollout_id  # members begin in order, because the semaphore is fair
             step = input.evaluation.step
             record = plan.stages["record"]
             first = GroupMember(member.rollout_id, member.workflow_id)

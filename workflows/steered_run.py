@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -30,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
         TargetInput,
     )
     from ratchet.types import RunState, SteeringAction, Wish
-    from workflows.activity_options import FIRST_STAGE, RUN, STEP, failure_cause, run_activity
+    from workflows.activity_options import FIRST_STAGE, RUN, STEP, ResultT, failure_cause, run_activity
 
 _UNKNOWN = "a Temporal client"
 _STEER_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 30})
@@ -92,19 +91,23 @@ class SteeredRun:
         return self.view is not None and self.view.state is RunState.PAUSED
 
     async def look_until(
-        self, ended: "asyncio.Future[Any]", poll_seconds: float, look: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Look at each signal, and once per poll, until the future has ended. It is cancelled if a look fails: the run
-        is then paused, and waits for the same thing again.
+        self, waiting: Awaitable[ResultT], poll_seconds: float, look: Callable[[], Awaitable[None]]
+    ) -> ResultT:
+        """Look at each signal, and once per poll, until what is waited for has ended; return its result. It is
+        cancelled if a look fails: the run is then paused, and waits for the same thing again.
+
+        The wait may take days, and each look adds to the history. So a paused run looks only at signals, and nothing is
+        looked at when the history is long enough to continue as new after the wait.
         """
+        ended = asyncio.ensure_future(waiting)
         try:
-            while not ended.done():
+            while not ended.done() and not workflow.info().is_continue_as_new_suggested():
+                timeout = None if self.is_paused() else timedelta(seconds=poll_seconds)
                 with contextlib.suppress(TimeoutError):
-                    await workflow.wait_condition(
-                        lambda: self.woken or ended.done(), timeout=timedelta(seconds=poll_seconds)
-                    )
+                    await workflow.wait_condition(lambda: self.woken or ended.done(), timeout=timeout)
                 if not ended.done():
                     await look()
+            return await ended
         finally:
             if not ended.done():
                 ended.cancel()

@@ -294,12 +294,12 @@ class TrainRun(SteeredRun):
             await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
         self.wait_for(plan, f"the learner's step {planned.step}")
-        training = asyncio.ensure_future(
-            run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
-        )
+        training = run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
         if workflow.patched("groups-during-step"):
-            await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
-        if not (await training).trained:
+            done = await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
+        else:
+            done = await training
+        if not done.trained:
             return False
         await self._sync(plan, planned.step)
         return True

@@ -253,14 +253,17 @@ def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:
 
 
 async def open_evaluation_members(
-    connection: AsyncConnection, run_id: str, label: str, limit: int | None = None
+    connection: AsyncConnection, run_id: str, label: str, after: int = 0, limit: int | None = None
 ) -> list[StartedMember]:
-    """Return the members that have no reward and no replacement, at most `limit`, the oldest first."""
+    """Return the members that have no reward and no replacement, in the order of their ids.
+
+    The ids are higher than `after`; at most `limit` members are returned.
+    """
     statement = (
         select(RolloutTable.id, RolloutTable.workflow_id, TaskTable.label)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .where(_groups_of(run_id, label), groups.wants_running())
+        .where(_groups_of(run_id, label), groups.wants_running(), RolloutTable.id > after)
         .order_by(RolloutTable.id)
         .limit(limit)
     )

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError
 from ratchet.store import plans, steering
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RunTable
+from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.types import GroupState, RunState, SteeringAction
 
@@ -48,6 +48,8 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
         await connection.execute(cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id))
     ).scalars()
     await connection.execute(delete(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == step))
+    # The next batch overwrites only metrics of the same names: those of other datasets and families would stay.
+    await connection.execute(delete(MetricTable).where(MetricTable.run_id == run_id, MetricTable.step == step))
     await connection.execute(
         update(RunTable).where(RunTable.run_id == run_id).values(epoch=RunTable.epoch + 1)  # fences its learner
     )

@@ -436,7 +436,11 @@ async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal
         assert found is not None and "not finite" in found.state_reason
     with pytest.raises(ConfigError, match="needs a reason"):
         await ask("without a reason", "")
+    async with equal_runs.database.begin() as connection:
+        await metrics.record_metrics(connection, settings.run_id, 1, {"reward_mean/family/of the first batch": 1.0})
     assert "groups of step 1 are discarded" in (await ask("first")).text
+    async with equal_runs.database.begin() as connection:
+        assert 1 not in await metrics.read_metrics(connection, settings.run_id)
     assert not (await ask("first")).changed
     with pytest.raises(ConfigError, match="no step that is planned"):
         await ask("second")

@@ -1,6 +1,7 @@
 """An evaluation of any size ends: its workflow continues as new before its history becomes too long.
 
 The workflows and the server are real. The activities are those of a stand-in worker whose rollouts end at once.
+Half of them get no verdict and no replacement, so they stay among the members that have no reward.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
-from ratchet.payloads import Claim, EvaluationPlan, RolloutInput
+from ratchet.payloads import Claim, EvaluationPlan, MemberInput, Replacement, RolloutInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import SEARCH_ATTRIBUTES, Outcome
 from stack.temporal_server import ensure_temporal_cli
@@ -37,13 +38,15 @@ class Rollouts:
     def __init__(self, page: int) -> None:
         self.page = page
         self.claims: Counter[int] = Counter()
+        self.graded: set[int] = set()
         self.begins = 0
         self.stages = load_temporal_settings().all_stages(1, 1)
 
     @activity.defn(name="begin_evaluation")
     async def begin(self, input: EvaluateInput) -> EvaluateMembers:
         self.begins += 1
-        left = [number for number in range(1, NUM_MEMBERS + 1) if not self.claims[number]]
+        assert input.after is not None, "the workflow asks for pages"
+        left = [one for one in range(input.after + 1, NUM_MEMBERS + 1) if one not in self.graded]
         members = [StartedMember(rollout_id=one, workflow_id=f"rollout/{one}", task="t") for one in left[: self.page]]
         return EvaluateMembers(members=members, harness="h", window=4, stages=self.stages, more=len(left) > self.page)
 
@@ -51,13 +54,16 @@ class Rollouts:
     async def claim(self, input: RolloutInput) -> Claim:
         assert input.rollout_id is not None
         self.claims[input.rollout_id] += 1
+        is_graded = bool(input.rollout_id % 2)
+        if is_graded:
+            self.graded.add(input.rollout_id)
         return Claim(
             rollout_id=input.rollout_id,
             run_id="r",
             group_id=1,
             task_id=1,
-            outcome=Outcome.GRADED,
-            reward=1.0,
+            outcome=Outcome.GRADED if is_graded else Outcome.INFRA_FAILED,
+            reward=1.0 if is_graded else None,
             attempt=1,
             patch_id=1,
             agent_budget_seconds=1,
@@ -69,9 +75,13 @@ class Rollouts:
             summary="",
         )
 
+    @activity.defn(name="replace_member")
+    async def replace(self, input: MemberInput) -> Replacement:
+        return Replacement()
+
     @activity.defn(name="end_evaluation")
     async def end(self, input: EvaluateInput) -> EvaluateResult:
-        return EvaluateResult(label="l", num_rollouts=NUM_MEMBERS, num_graded=len(self.claims), solve_rate=1.0)
+        return EvaluateResult(label="l", num_rollouts=NUM_MEMBERS, num_graded=len(self.graded), solve_rate=1.0)
 
 
 @pytest.mark.parametrize(("page", "suggest_after"), [(NUM_MEMBERS, SUGGEST_AFTER), (15, 4096)])
@@ -91,7 +101,7 @@ async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(pag
             server.client,
             task_queue="control",
             workflows=[Evaluate, Rollout],
-            activities=[rollouts.begin, rollouts.claim, rollouts.end],
+            activities=[rollouts.begin, rollouts.claim, rollouts.replace, rollouts.end],
         ),
     ):
         plan = EvaluationPlan(label="l", step=0, temperature=0.0, num_samples=1)
@@ -100,7 +110,7 @@ async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(pag
         )
         result = await handle.result()
         last = await server.client.get_workflow_handle("evaluate/r/l").fetch_history()
-    assert result.num_graded == NUM_MEMBERS
-    assert set(rollouts.claims.values()) == {1}
+    assert result.num_graded == NUM_MEMBERS // 2
+    assert len(rollouts.claims) == NUM_MEMBERS and set(rollouts.claims.values()) == {1}
     assert rollouts.begins > 2, "it has continued as new"
     assert len(last.events) < max(2 * SUGGEST_AFTER, 10 * page)

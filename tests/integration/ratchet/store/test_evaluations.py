@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, select, update
 
+from activities.evaluations import EvaluationActivities
+from activities.run_configs import RunConfigs
 from ratchet.errors import ConfigError
+from ratchet.evaluation_payloads import EvaluateInput
+from ratchet.payloads import EvaluationPlan
 from ratchet.store import evaluation_report, evaluations, groups, learner_commits, reports, retention, runs, steering
 from ratchet.store.database import Database
 from ratchet.store.evaluations import NewEvaluation
@@ -14,6 +18,7 @@ from ratchet.store.learner_commits import RunLease
 from ratchet.store.runs import OrderedTask
 from ratchet.store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 from ratchet.store.steering import Request
+from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, RunState
 from tests.integration.training.records import make_config, make_run
 
@@ -164,6 +169,30 @@ async def test_an_evaluation_that_has_not_ended_is_not_compared(evaluated: Evalu
         assert await evaluation_report.find_evaluation(connection, run_id, None) == "step0-t1"
         with pytest.raises(ConfigError, match="it has step2-t1, step0-t1, step4-t1"):
             await evaluation_report.find_evaluation(connection, run_id, "step6-t1")
+
+
+async def test_the_members_without_a_reward_come_in_pages(
+    evaluated: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workflow of a version that does not ask for pages gets all members: it ends the evaluation after them."""
+    monkeypatch.setattr("activities.evaluations.MEMBERS_PER_EXECUTION", 2)
+    await evaluated.evaluate(0, solved=0, verdicts=1, ended=False)
+    async with evaluated.database.begin() as connection:
+        await runs.publish_initial(connection, f"{evaluated.run_id}/0.e0", evaluated.run_id, "w", [])
+    settings = load_temporal_settings()
+    activities = EvaluationActivities(evaluated.database, settings, RunConfigs(evaluated.database, settings))
+    plan = EvaluationPlan(label="step0-t1", step=0, temperature=1.0, num_samples=1)
+
+    async def begin(after: int | None) -> tuple[list[int], bool]:
+        asked = EvaluateInput(run_id=evaluated.run_id, evaluation=plan, after=after)
+        found = await activities.begin_evaluation(asked)
+        return [member.rollout_id for member in found.members], found.more
+
+    members, more = await begin(None)
+    assert len(members) == NUM_TASKS - 1 and not more
+    assert await begin(0) == (members[:2], True)
+    assert await begin(members[1]) == (members[2:], False)
+    assert await begin(members[2]) == ([], False)
 
 
 async def test_what_is_asked_already_is_evaluated_once(evaluated: Evaluations) -> None:
