@@ -148,8 +148,8 @@ async def test_a_call_waits_while_the_endpoint_is_busy_or_away(adapter: str, dat
     (row,) = await opened.wait_delivered(1)
     assert row.engine_wait_seconds > 0
     async with database.begin() as conn:
-        progress = await sessions.session_progress(conn, opened.rollout_id, 1)
-    assert progress is not None and progress.waited_seconds > 0
+        progress = (await sessions.read_progress(conn, [(opened.rollout_id, 1)]))[opened.rollout_id, 1]
+    assert progress.waited_seconds > 0
 
 
 async def test_a_full_context_and_a_refused_request_reach_the_agent(adapter: str, database: Database) -> None:
