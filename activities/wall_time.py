@@ -27,7 +27,7 @@ async def require_wall_time(
     """
     left = await _seconds_left(database, configs, input)
     if left <= 0:
-        await sleep(2 * outages.WRITE_SECONDS)
+        await sleep(2 * outages.RECORD_SECONDS)
         left = await _seconds_left(database, configs, input)
     if left < -grace_seconds:
         raise GuardSpentError(f"the rollout has had boxes for {-left:.0f} s more than its guard, outages not counted")

@@ -47,7 +47,7 @@ class OutageLog:
 
     @property
     def is_due(self) -> bool:
-        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= outages.WRITE_SECONDS
+        return bool(self._unwritten) and time.monotonic() - self._wanted_at >= outages.RECORD_SECONDS
 
     async def write(self) -> None:
         """Write what was seen. Raises StoreUnavailableError, after which the next call writes it."""

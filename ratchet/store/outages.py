@@ -16,7 +16,7 @@ from ratchet.store.adapters import adapters_away_seconds
 from ratchet.store.schema import OutageTable, SessionTable
 from ratchet.types import SessionState
 
-WRITE_SECONDS = 5.0
+RECORD_SECONDS = 5.0
 """How often the watcher writes what it has seen of outages."""
 
 _WITH_A_BOX = text("""

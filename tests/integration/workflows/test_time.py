@@ -145,9 +145,7 @@ async def test_an_agent_that_the_guard_ends_before_its_budget_is_used_gets_no_re
     await loop.script(call(BUSY))
     handle = await loop.start(loop.dataset(**TASK), limits={**LIMITS, "guard_seconds": 25.0})
     _, row = await finish(loop, handle)
-    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("infra_failed", None, None, 1), (
-        row.outcome_reason
-    )
+    assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("infra_failed", None, None, 1), row.outcome_reason
     assert "more than its guard" in row.outcome_reason
 
 
