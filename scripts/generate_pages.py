@@ -83,8 +83,8 @@ def config_page() -> str:
         "the result with every default. Settings of workflows and queues are in `temporal.yaml`.",
         "",
         "The column *while running* says what `ratchet set RUN KEY=VALUE` acts on. `ratchet set` refuses keys without",
-        "an entry and says why; `training.steps` is changed by `ratchet extend`. None in a text is `null` in YAML. N in",
-        "`datasets.N` is the number of the dataset, from 0. A name in parentheses is another name that is accepted.",
+        "an entry and says why; `training.steps` is changed by `ratchet extend`. None in a text is `null` in YAML;",
+        "N of `datasets.N` is the dataset's number, from 0. A name in parentheses is another name that is accepted.",
     ]
     sections = {"": RunConfig} | {
         name: found for name, one in RunConfig.model_fields.items() if (found := _section(one))
