@@ -68,7 +68,7 @@ async def test_what_the_quickstarts_rows_say_of_themselves_is_true(fresh_box: Fr
     broken = known.broken[choices[sorted(FAMILIES).index(family) % 2][0]]
     async with fresh_box() as box:
         done = await judge.run(box, gold, broken)
-    assert done.run is not None and judge_control(broken, done.run) == ([], 2), done.run
+    assert done.run is not None and judge_control(broken, done.run) == ([], 2, True), done.run
 
 
 async def test_an_f2p_script_is_run_as_its_own_program(judged: Judge, tree: Path, test_patch: str) -> None:

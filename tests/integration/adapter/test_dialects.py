@@ -126,6 +126,16 @@ async def test_messages_tool_loop(with_tools: str, engine: ScriptedEngine, opene
     assert count.input_tokens == second.usage.input_tokens == len((await engine.seen())["calls"][1]["ids"])
 
 
+def _without_repeated_pieces(kinds: list[str]) -> list[str]:
+    """Return the events with one delta per block: a block comes in as many pieces as there were looks at it."""
+    found: list[str] = []
+    for kind in kinds:
+        found.append(kind)
+        if len(found) >= 4 and found[-4:-2] == found[-2:] and found[-2] == "content_block_delta":
+            del found[-2:]
+    return found
+
+
 async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(
     thinking: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
@@ -147,7 +157,7 @@ async def test_a_messages_stream_has_every_event_that_the_sdk_builds_from(
             kinds = [event.type async for event in stream]
             first = await stream.get_final_message()
         block = ["content_block_start", "content_block_delta"]
-        assert kinds == [
+        assert _without_repeated_pieces(kinds) == [
             *["message_start", *block, "thinking", "content_block_delta", "signature", "content_block_stop"],
             *[
                 *block,
