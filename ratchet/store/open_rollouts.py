@@ -83,13 +83,18 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
 
 async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts, the oldest first."""
-    rows = await connection.execute(_by_stage(run_id).order_by(RolloutTable.id).limit(limit))
-    return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
+    return await _read(connection, _by_stage(run_id).order_by(RolloutTable.id).limit(limit))
 
 
 async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts that have been in their stage for longest, the longest first."""
-    rows = await connection.execute(_by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit))
+    return await _read(connection, _by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit))
+
+
+async def _read(
+    connection: AsyncConnection, open_rollouts: Select[int, int | None, int, str, float]
+) -> list[OpenRollout]:
+    rows = await connection.execute(open_rollouts)
     return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
 
 
