@@ -59,12 +59,14 @@ AttemptKey = tuple[int, int]
 class SessionProgress:
     """How far an agent is.
 
-    `last_call_age_seconds`: since its last call started or ended, None without a call. `engine_wait_seconds`: time in
+    `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
+    the agent. `last_call_age_seconds`: since its last call started or ended, None without a call. `engine_wait_seconds`: time in
     which its calls waited for an engine. `away_seconds`: time since its first token without any adapter.
     `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
     """
 
     num_turns: int
+    has_called: bool
     last_call_age_seconds: float | None
     engine_wait_seconds: float
     away_seconds: float
@@ -207,6 +209,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
                 "epoch", func.now() - func.max(func.coalesce(TurnTable.completed_at, TurnTable.created_at))
             ).label("age"),
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.IN_FLIGHT).label("num_in_flight"),
+            func.count(TurnTable.id).label("num_begun"),
         )
         .where(TurnTable.session_id == SessionTable.id)
         .lateral()
@@ -221,7 +224,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
-    columns = (*key, SessionTable.engine_wait_seconds, away, *turns.c, opened)
+    columns = (*key, SessionTable.engine_wait_seconds, SessionTable.refused_at, away, *turns.c, opened)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
     return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
 
@@ -229,7 +232,8 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
 def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
-    return SessionProgress(row.num_turns, age, row.engine_wait_seconds, float(row.away), idle)
+    has_called = bool(row.num_begun) or row.refused_at is not None
+    return SessionProgress(row.num_turns, has_called, age, row.engine_wait_seconds, float(row.away), idle)
 
 
 async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> set[int]:
@@ -264,6 +268,12 @@ async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwa
     differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
     statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)
     await conn.execute(statement.values(provenance=RolloutTable.provenance.concat(cast(noted, JSONB))))
+
+
+async def note_refusal(conn: AsyncConnection, session_id: int) -> None:
+    """Record that a call of the session was refused for what it contained; the first time stays."""
+    statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refused_at.is_(None))
+    await conn.execute(statement.values(refused_at=func.now()))
 
 
 async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:
