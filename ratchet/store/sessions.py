@@ -60,9 +60,10 @@ class SessionProgress:
     """How far an agent is.
 
     `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
-    the agent. `last_call_age_seconds`: since its last call started or ended, None without a call. `engine_wait_seconds`: time in
-    which its calls waited for an engine. `away_seconds`: time since its first token without any adapter.
-    `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
+    the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
+    `engine_wait_seconds`: time in which its calls waited for an engine. `away_seconds`: time since its first token
+    without any adapter. `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in
+    flight.
     """
 
     num_turns: int

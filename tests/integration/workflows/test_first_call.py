@@ -22,7 +22,7 @@ try:
     urllib.request.urlopen(urllib.request.Request(address, json.dumps(body).encode(), headers))
 except urllib.error.HTTPError as error:
     sys.exit("refused with %d" % error.code)
-' %d"""
+' NUM_WORDS"""
 
 
 async def start(loop: Loop, command: str, **limits: float) -> WorkflowHandle[Any, Any]:
@@ -32,26 +32,24 @@ async def start(loop: Loop, command: str, **limits: float) -> WorkflowHandle[Any
 
 
 async def test_without_a_call_no_end_is_graded_and_the_boxes_are_bounded(loop: Loop) -> None:
-    """It has even made the right edit: nothing of that is the policy's."""
-    cases = {
-        "echo two > a.txt": "done with exit code 0",
-        "echo no such option >&2; exit 7": "crashed with exit code 7: no such option",
-        "sleep 600": "time_budget",
-    }
-    limits = [{}, {}, {"agent_seconds": 2}]
-    handles = [await start(loop, command, **more) for command, more in zip(cases, limits, strict=True)]
-    ends = await asyncio.gather(*(finish(loop, handle) for handle in handles))
-    for (_, row), said in zip(ends, cases.values(), strict=True):
-        assert (row.outcome, row.reward) == ("infra_failed", None), row.outcome_reason
-        assert f"no attempt of 3 gave a patch: the agent made no model call; it ended as {said}" in row.outcome_reason
-        assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["starved"] * 3
+    """Attempt 1 ends well, attempt 2 crashes, attempt 3 is ended at its deadline.
+
+    Each has made the right edit, but nothing of it is the policy's.
+    """
+    edit = "echo two > /workspace/repo/a.txt"
+    command = f"{edit}; case $PWD in */1) exit 0 ;; */2) echo no such option >&2; exit 7 ;; esac; sleep 600"
+    _, row = await finish(loop, await start(loop, command, agent_seconds=2))
+    assert (row.outcome, row.reward) == ("infra_failed", None), row.outcome_reason
+    assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["starved"] * 3
+    ended = "no attempt of 3 gave a patch: the agent made no model call; it ended as time_budget"
+    assert row.outcome_reason.startswith(ended)
 
 
 async def test_a_first_call_that_was_begun_is_evidence(loop: Loop) -> None:
     """Its program is unknown to us: only the store tells that its one call was refused, or was in flight."""
     await loop.script("never delivered", hold="first")
-    in_flight = await start(loop, ASK % 1, agent_seconds=4)
-    refused = await start(loop, f"cd /workspace/repo && echo two > a.txt; {ASK % 300_000}")
+    in_flight = await start(loop, ASK.replace("NUM_WORDS", "1"), agent_seconds=4)
+    refused = await start(loop, "cd /workspace/repo && echo two > a.txt; " + ASK.replace("NUM_WORDS", "300000"))
     (_, first), (_, second) = await asyncio.gather(finish(loop, in_flight), finish(loop, refused))
     await loop.release("first")
     assert (first.outcome, first.reward, first.agent_exit) == ("graded", 0.0, "time_budget"), first.outcome_reason
