@@ -41,6 +41,7 @@ _WATCH_SECONDS = 10.0
 _TOLERATED_DEBT_SECONDS = 30.0
 _GRACE_SECONDS = 60.0
 """Time beyond the guard in which an agent that was ended has to be gone."""
+_MAX_DETAIL_CHARS = 300
 _TTL_UPDATES_PER_MARGIN = 10
 """How often the time to live is renewed within `rollout.ttl_margin`."""
 
@@ -102,13 +103,16 @@ class AgentActivities:
                 await require_wall_time(self.database, self.configs, input)
         progress = await self._session_progress(input)
         starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
-        exit = AgentExit.STARVED if starved else ended.kind
+        reason = "" if progress.has_called else uncalled(ended)
+        exit = AgentExit.STARVED if starved or reason else ended.kind
         async with self.database.begin() as connection:
             await context.write_attempt(
                 connection,
                 {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version},
             )
-        return AgentResult(agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds)
+        return AgentResult(
+            agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds, reason=reason
+        )
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, input: StageInput) -> ExitReport:
         """Wait for the end of the agent; at the guard it is ended as at its deadline.
@@ -212,3 +216,14 @@ def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -
     """
     by_deadline = ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds >= budget_seconds
     return by_deadline and waited_seconds - (ended.used_seconds - budget_seconds) > _TOLERATED_DEBT_SECONDS
+
+
+def uncalled(ended: ExitReport) -> str:
+    """Return the reason why an agent that has made no model call is starved, however it ended.
+
+    The policy acts only through its answers. Without a call it has had no influence on the agent, so the end says
+    nothing about it, and a policy cannot use this to avoid verdicts.
+    """
+    code = "" if ended.exit_code is None else f" with exit code {ended.exit_code}"
+    said = secrets.without_secrets(ended.detail[-_MAX_DETAIL_CHARS:])
+    return f"the agent made no model call; it ended as {ended.kind}{code}" + (f": {said}" if said else "")

@@ -35,6 +35,7 @@ from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
 from adapter.prompt.renderer import Renderer
 from adapter.replies import (
+    REFUSALS,
     BodyTooLargeError,
     FailureReply,
     FailureStream,
@@ -51,6 +52,7 @@ from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
+from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.store.sessions import SessionRow
@@ -63,6 +65,7 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class _Parts:
     settings: AdapterSettings
+    database: Database
     auth: SessionAuth
     capture: Capture
     router: EngineRouter
@@ -82,6 +85,7 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
     outage = StoreOutage(database)
     parts = _Parts(
         settings,
+        database,
         SessionAuth(database),
         Capture(settings, database, renderer, OutputParser(renderer, parser), router, outage),
         router,
@@ -140,13 +144,15 @@ def _load_parsers(parser: VllmParsers) -> None:
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     async def start() -> PendingCall:
         row = await parts.auth.authenticate(request.headers)
-        return await parts.capture.start(row, body, dialect, request.headers)
+        async with _refusals_noted(parts, row.id):
+            return await parts.capture.start(row, body, dialect, request.headers)
 
     reply = partial(_reply, parts, dialect)
     held = contextlib.ExitStack()
     try:
         session_id = (await _authenticate(parts, request)).id
-        body = await _body(parts, request)
+        async with _refusals_noted(parts, session_id):
+            body = await _body(parts, request)
         try:
             return reply(await start())
         except StoreUnavailableError:
@@ -157,6 +163,24 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         )
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)
+
+
+@asynccontextmanager
+async def _refusals_noted(parts: _Parts, session_id: int) -> AsyncIterator[None]:
+    """Record a refusal of the block's call before its client hears of it, since a refused call has no turn.
+
+    The agent stage must not take an agent that ends with it for one that made no call.
+    """
+
+    async def note() -> None:
+        async with parts.database.begin() as connection:
+            await sessions.note_refusal(connection, session_id)
+
+    try:
+        yield
+    except REFUSALS:
+        await parts.outage.hold(note)
+        raise
 
 
 async def _authenticate(parts: _Parts, request: Request) -> SessionRow:

@@ -46,6 +46,17 @@ class OtherAnswerError(Exception):
     """
 
 
+REFUSALS = (
+    BodyTooLargeError,
+    InvalidRequestError,
+    PromptTooLongError,
+    TemplateRefusedError,
+    TurnLimitError,
+    UnknownModelError,
+)
+"""Errors of calls that are refused for what they contain, and so may be caused by the policy."""
+
+
 class ClassifiedFailure(NamedTuple):
     """A failure of the protocols and the message for the client."""
 

@@ -142,10 +142,12 @@ class LiveSandbox(StageResult):
 
 
 class AgentResult(StageResult):
-    """How the agent's program ended, and after how many completed model calls."""
+    """How the agent's program ended, and after how many completed model calls. `reason`: why it is starved, if that is
+    known better than that it could not reach its model."""
 
     agent_exit: AgentExit
     num_turns: int = 0
+    reason: str = ""
 
 
 class DiffResult(StageResult):

@@ -124,6 +124,14 @@ class PostgresNumbers(_Section):
     """`max_connections` of the embedded server, which takes it at its next start."""
 
 
+class AdapterNumbers(_Section):
+    """Numbers of one adapter process."""
+
+    max_sessions: int = Field(default=2000, ge=1)
+    """Number of sessions, one per running agent, that the process keeps in memory. It reads others from the store again
+    at their next call, which costs time and no correctness."""
+
+
 class Retention(_Section):
     """How long what a run leaves behind is kept; by default until `ratchet prune RUN`. Nothing of a run that is open or
     can be resumed is deleted, unless `ratchet prune RUN --force` names it. `activities/pruning.py` lists what stays.
@@ -170,6 +178,8 @@ class TemporalSettings(_Section):
     """Numbers of the sweep."""
     postgres: PostgresNumbers = PostgresNumbers()
     """Connections to Postgres."""
+    adapter: AdapterNumbers = AdapterNumbers()
+    """Numbers of one adapter process."""
     retention: Retention = Retention()
     """How long turns and weights are kept."""
 

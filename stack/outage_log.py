@@ -4,6 +4,9 @@ An outage begins at the last answer before it and ends at the first one after it
 it lasts. While Postgres itself is away, its outage is kept here and written afterwards. The last answers are in the
 file of `stack/part_health.py`: if the watcher, or everything, is killed, the next watcher finds the same beginning.
 Engines are not recorded, because adapters count the time for which a session waits for one.
+
+Time in which the watcher itself did not run, for example because the machine was suspended, is an outage of the part
+`watcher`: what worked then is not known, so no limit counts it.
 """
 
 import time
@@ -13,7 +16,7 @@ from datetime import UTC, datetime
 from ratchet.store import outages
 from ratchet.store.outages import Outage
 from stack.part_health import HealthState, PartHealth
-from stack.parts import Stack
+from stack.parts import WATCHER, Stack
 
 NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "worker")
 
@@ -39,11 +42,17 @@ class OutageLog:
                 self._extend(name, self._seen[name].began_at.timestamp(), part.since)
                 del self._seen[name]
 
+    def see_gap(self, began_at: float, ended_at: float) -> None:
+        """Take in a time in which no watcher looked, in seconds since the epoch."""
+        self._note(WATCHER, began_at, ended_at)
+
     def _extend(self, name: str, began_at: float, ended_at: float) -> None:
-        ended_at = max(began_at, ended_at)  # the clock may have been set back
+        self._seen[name] = self._note(name, began_at, max(began_at, ended_at))  # the clock may have been set back
+
+    def _note(self, name: str, began_at: float, ended_at: float) -> Outage:
         outage = Outage(name, datetime.fromtimestamp(began_at, UTC), datetime.fromtimestamp(ended_at, UTC))
-        self._seen[name] = outage
         self._unwritten[name, outage.began_at] = outage
+        return outage
 
     @property
     def is_due(self) -> bool:

@@ -190,7 +190,7 @@ class PartHealth:
         return HealthAction.NOTHING
 
     def hold(self, seconds: float) -> None:
-        """Move the clock on: the watcher itself was suspended or starved for so long."""
+        """Move the clock on: the watcher itself did not run for so long."""
         self.since += seconds
 
     def summary(self, now: float) -> str:
@@ -231,6 +231,14 @@ def read_health(home: Path) -> dict[str, PartHealth]:
         return {row["name"]: PartHealth(**{**row, "state": HealthState(row["state"])}) for row in kept}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def health_written_at(home: Path) -> float | None:
+    """Return when a watcher last wrote the file, in seconds since the epoch; None without a file."""
+    try:
+        return float(json.loads(health_path(home).read_text())["written_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_fresh_health(home: Path) -> dict[str, PartHealth] | None:

@@ -1,8 +1,8 @@
 """The watcher: probe every part every few seconds, restart a part that does not answer for long, record what it finds.
 
 The states and their transitions are in `stack/part_health.py`, the probes in `stack/probes.py`. Each probe runs in its
-own task with its own time limit, so none delays another. If the watcher itself did not run for a while (the machine was
-suspended or overloaded), that time counts against no part.
+own task with its own time limit, so none delays another. If the watcher itself did not run for a while (it was killed,
+or the machine was suspended or overloaded), that time counts against no part and no rollout.
 """
 
 import asyncio
@@ -18,7 +18,15 @@ from ratchet.errors import RatchetError
 from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.outage_log import OutageLog
-from stack.part_health import HealthAction, HealthLimits, HealthState, PartHealth, read_health, write_health
+from stack.part_health import (
+    HealthAction,
+    HealthLimits,
+    HealthState,
+    PartHealth,
+    health_written_at,
+    read_health,
+    write_health,
+)
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
 from stack.probes import LIMITS, NEEDS, RUNS_NEED, Probes
@@ -28,7 +36,8 @@ from stack.supervisor import PartState, Supervisor
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
 _OWN_GAP_SECONDS = 3.0
-"""Time between two looks above which the watcher itself was suspended or starved."""
+"""Wall time between two looks above which the watcher itself did not run. The monotonic clock stands still while a
+machine is suspended, unlike the clock of the rollouts' limits."""
 _WANTED = {"starting", "running", "backoff", "exited"}
 """supervisord's states of a part that runs or that it starts again by itself."""
 _MAX_REASON_CHARS = 200
@@ -56,13 +65,9 @@ class Watcher:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set. What it began to end is then ended by the next watcher."""
-        looked_at = time.monotonic()
+        looked_at = health_written_at(self.stack.home) or time.time()
         while not stop.is_set():
-            gap = time.monotonic() - looked_at
-            looked_at = time.monotonic()
-            if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
-                for health in self.health.values():
-                    health.hold(gap)
+            looked_at = self._see_gap(looked_at, time.time())
             await self._look()
             write_health(self.stack.home, list(self.health.values()), time.time())
             await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
@@ -70,6 +75,15 @@ class Watcher:
             if task is not None:
                 task.cancel()
         await self.probes.close()
+
+    def _see_gap(self, looked_at: float, now: float) -> float:
+        """Take in the time since the last look, of this watcher or the one before, and return `now`."""
+        gap = now - looked_at
+        if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
+            for health in self.health.values():
+                health.hold(gap)
+            self.outages.see_gap(looked_at, now)
+        return now
 
     async def _look(self) -> None:
         if not await asyncio.to_thread(self.supervisor.is_up):

@@ -60,6 +60,10 @@ class NoVerdictError(Exception):
         self.failure = failure
 
 
+class StarvedAgentError(Exception):
+    """The agent gave no evidence about the policy, which is not its fault; the message is the reason."""
+
+
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
 class Rollout:
     """State: the current attempt, the seconds used by stage, and the verdict once there is one."""
@@ -129,8 +133,9 @@ class Rollout:
         for _ in range(claim.box_tries):
             self._check_guard(claim, reason)
             try:
-                patch_id = await self._run_attempt(claim)
-                reason = "the agent could not reach its model"
+                return await self._run_attempt(claim)
+            except StarvedAgentError as error:
+                reason = str(error)
             except ActivityError as error:
                 cause = failure_cause(error)
                 if cause.is_cancellation:
@@ -139,15 +144,12 @@ class Rollout:
                 reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("infra_failed", reason) from None
-                patch_id = None
-            if patch_id is not None:
-                return patch_id
             await self._release(claim)
             self.attempt += 1
         raise NoVerdictError("infra_failed", f"no attempt of {claim.box_tries} gave a patch: {reason}")
 
-    async def _run_attempt(self, claim: Claim) -> int | None:
-        """Run one agent box from boot to patch; return None if the agent was starved, which is not its fault."""
+    async def _run_attempt(self, claim: Claim) -> int:
+        """Run one agent box from boot to patch and return the patch's id. Raises StarvedAgentError."""
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
         where = f"attempt {self.attempt}, box {box.provider_id}"
@@ -159,7 +161,7 @@ class Rollout:
         self._count_seconds("agent", worked)
         self._show(agent=f"{worked.agent_exit} after {worked.num_turns} model calls")
         if worked.agent_exit is AgentExit.STARVED:
-            return None
+            raise StarvedAgentError(worked.reason or "the agent could not reach its model")
         self._show("diff")
         ended = f"agent: {worked.agent_exit}, {worked.num_turns} model calls"
         taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], ended)

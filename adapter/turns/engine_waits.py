@@ -7,8 +7,8 @@ while any of its calls does, so that concurrent sub-agents do not count the same
 """
 
 import asyncio
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
@@ -17,6 +17,7 @@ from adapter.turns.routing import EngineRouter
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions
 from ratchet.store.database import Database
+from ratchet.store.sessions import EngineWait
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _COUNT_SECONDS = 1.0
@@ -36,7 +37,7 @@ class EngineWaits:
         self._router = router
         self._outage = outage
         self._generating: dict[int, _GeneratingTurn] = {}
-        self._unstored: dict[int, float] = {}  # seconds by session
+        self._unstored: dict[int, list[EngineWait]] = {}  # by session
         self._task: asyncio.Task[None] | None = None
 
     def add(self, turn_id: int, session_id: int) -> None:
@@ -60,7 +61,8 @@ class EngineWaits:
         """Count the time of a try that failed as waiting, too."""
         if (turn := self._generating.get(turn_id)) is not None:
             turn.waited_seconds += seconds
-            self._unstored[turn.session_id] = self._unstored.get(turn.session_id, 0.0) + seconds
+            now = datetime.now(UTC)
+            self._note(turn.session_id, EngineWait(now - timedelta(seconds=seconds), now))
 
     def remove(self, turn_id: int) -> float:
         """Return the seconds that the call has waited, and count no more."""
@@ -72,34 +74,41 @@ class EngineWaits:
             self._task.cancel()
 
     async def _count(self) -> None:
-        last = time.monotonic()
+        last = datetime.now(UTC)
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
-            now = time.monotonic()
-            if not self._outage.is_away:
-                self._add(now - last)
+            now = datetime.now(UTC)
+            if not self._outage.is_away and now > last:  # the clock may have been set back
+                self._add(EngineWait(last, now))
             last = now
             if not self._unstored:
                 continue
             try:
                 async with self._database.begin() as conn:
-                    stored = await sessions.add_engine_wait(conn, self._unstored)
+                    stored = await sessions.add_engine_waits(conn, self._unstored)
             except StoreUnavailableError as error:
                 _LOG.warning("waits for an engine not recorded yet", reason=str(error))
-                last = time.monotonic()  # the attempt may have taken as long as the outage
+                last = datetime.now(UTC)  # the attempt may have taken as long as the outage
                 continue
             for session_id in stored:
                 del self._unstored[session_id]
 
-    def _add(self, seconds: float) -> None:
+    def _add(self, wait: EngineWait) -> None:
         waiting: set[int] = set()
         for turn in self._generating.values():
             is_served = turn.engine_id is not None and self._router.serves(turn.engine_id)
             if not turn.forwarded and not is_served:
-                turn.waited_seconds += seconds
+                turn.waited_seconds += (wait.ended_at - wait.began_at).total_seconds()
                 waiting.add(turn.session_id)
         for session_id in waiting:
-            self._unstored[session_id] = self._unstored.get(session_id, 0.0) + seconds
+            self._note(session_id, wait)
+
+    def _note(self, session_id: int, wait: EngineWait) -> None:
+        waits = self._unstored.setdefault(session_id, [])
+        if waits and waits[-1].ended_at == wait.began_at:
+            waits[-1] = EngineWait(waits[-1].began_at, wait.ended_at)
+        else:
+            waits.append(wait)
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

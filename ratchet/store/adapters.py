@@ -5,22 +5,25 @@ rows are not written meanwhile.
 
 Each heartbeat adds the gap since the last one to a growing sum, if the gap is longer than a live adapter leaves. The
 difference of two readings is the time lost between them, for any number of adapters and across restarts of all parts.
+The gap is also written to the table `outage`, by which it is known what else was away at the same time.
 """
 
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, delete, exists, func, select
+from sqlalchemy import case, delete, exists, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import ColumnElement
 
-from ratchet.store.schema import AdapterProcessTable, InstallationTable
+from ratchet.store.schema import AdapterProcessTable, InstallationTable, OutageTable
 
 BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
+ADAPTER_HEARTBEAT = "adapter_heartbeat"
+"""`outage.part` of a gap in the heartbeats, beside the outages of `adapter` that the watcher's probes find."""
 
 
 def _gap_seconds() -> ColumnElement[Any]:
@@ -29,7 +32,12 @@ def _gap_seconds() -> ColumnElement[Any]:
 
 
 async def heartbeat_adapters(connection: AsyncConnection) -> None:
-    """Record an adapter's heartbeat."""
+    """Record an adapter's heartbeat, and the gap before it if there was one."""
+    seen_at = InstallationTable.adapter_seen_at
+    gap = select(literal(ADAPTER_HEARTBEAT), seen_at, func.now()).where(_gap_seconds() > 0)
+    missed = insert(OutageTable).from_select(["part", "began_at", "ended_at"], gap)
+    later = {"ended_at": func.greatest(OutageTable.ended_at, missed.excluded.ended_at)}
+    await connection.execute(missed.on_conflict_do_update(index_elements=["part", "began_at"], set_=later))
     here = {
         "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(),
         "adapter_seen_at": func.now(),

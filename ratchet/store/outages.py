@@ -12,7 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 
-from ratchet.store.adapters import adapters_away_seconds
+from ratchet.store import sessions
+from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_away_seconds
 from ratchet.store.schema import OutageTable, SessionTable
 from ratchet.types import SessionState
 
@@ -26,17 +27,19 @@ WITH had AS (
 ), away AS (
   SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS part
   FROM outage WHERE ended_at > (SELECT since FROM had)
+), waits AS (
+  SELECT range_agg(span) AS engine FROM session, unnest(engine_waits) AS span WHERE rollout_id = :rollout_id
 )
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
-FROM had, away, unnest(had.box - coalesce(away.part, '{}'::tstzmultirange)) AS span
+FROM had, away, waits, unnest(had.box - coalesce(away.part, '{}') - coalesce(waits.engine, '{}')) AS span
 """)
 
-_RECORDED_AWAY: ColumnElement[float] = literal_column("""(
+_RECORDED_AWAY: ColumnElement[float] = literal_column(f"""(
   SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
   FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = session.id) AS first_token,
   LATERAL (
     SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
-    FROM outage WHERE part IN ('adapter', 'postgres') AND ended_at > at
+    FROM outage WHERE part IN ('adapter', 'postgres', '{ADAPTER_HEARTBEAT}') AND ended_at > at
   ) AS recorded
 )""")
 """The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
@@ -61,10 +64,10 @@ async def record_outages(connection: AsyncConnection, outages: Collection[Outage
 async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> float:
     """Return for how long the workflow has had a box for this rollout, outside of outages and waits.
 
-    Waits are those that its agents' budgets do not count either: for an engine, and for an adapter while a session is
-    open. What the table `outage` has of the time without an adapter is left out once, and stays so when the session is
-    closed; the rest of it is known only while the session is open. Time for which a box is requested does not count:
-    the service has no room for it, or is away.
+    Waits are those that its agents' budgets do not count either: for an engine and for an adapter. What overlaps is
+    left out once. What the table `outage` has of the time without an adapter stays left out when the session is closed;
+    the gap in the heartbeats that lasts now is not in it, and is left out for open sessions. Time for which a box is
+    requested does not count: the service has no room for it, or is away.
     """
     arguments = {"rollout_id": rollout_id, "workflow_id": workflow_id}
     had = float((await connection.execute(_WITH_A_BOX, arguments)).scalar_one())
@@ -72,6 +75,8 @@ async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workf
     unrecorded = func.greatest(0.0, since_first_token - _RECORDED_AWAY)
     # Of several open sessions, the oldest one has the time of the others.
     away = func.max(unrecorded).filter(SessionTable.state == SessionState.OPEN)
-    waited = func.coalesce(func.sum(SessionTable.engine_wait_seconds), 0.0) + func.coalesce(away, 0.0)
+    # Adapters of earlier versions counted seconds without noting when.
+    undated = func.greatest(0.0, SessionTable.engine_wait_seconds - sessions.dated_wait_seconds())
+    waited = func.coalesce(func.sum(undated), 0.0) + func.coalesce(away, 0.0)
     waits = (await connection.execute(select(waited).where(SessionTable.rollout_id == rollout_id))).scalar_one()
     return max(0.0, had - float(waits))

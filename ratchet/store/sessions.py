@@ -5,18 +5,20 @@ Sessions are opened, sealed and inspected through the store; the adapter has no 
 
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from sqlalchemy import ARRAY, Float, cast, column, func, literal, select, tuple_, update
+from sqlalchemy import ARRAY, DateTime, bindparam, cast, func, literal, literal_column, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import FencedError
-from ratchet.store.adapters import adapters_away_seconds
+from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_away_seconds
 from ratchet.store.schema import EngineTable, RolloutTable, SessionTable, SessionTokenTable, TurnTable
 from ratchet.types import SessionState, TurnState
 
@@ -59,21 +61,25 @@ AttemptKey = tuple[int, int]
 class SessionProgress:
     """How far an agent is.
 
-    `last_call_age_seconds`: since its last call started or ended, None without a call. `engine_wait_seconds`: time in
-    which its calls waited for an engine. `away_seconds`: time since its first token without any adapter.
-    `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in flight.
+    `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
+    the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
+    `engine_wait_seconds`: time in which its calls waited for an engine. `away_seconds`: time since its first token
+    without any adapter. `both_seconds`: time that both of them have. `idle_seconds`: since its last call ended, or
+    since its first token; 0 while a call is in flight.
     """
 
     num_turns: int
+    has_called: bool
     last_call_age_seconds: float | None
     engine_wait_seconds: float
     away_seconds: float
+    both_seconds: float
     idle_seconds: float
 
     @property
     def waited_seconds(self) -> float:
         """Time that does not count against the agent's budget."""
-        return self.engine_wait_seconds + self.away_seconds
+        return max(0.0, self.engine_wait_seconds + self.away_seconds - self.both_seconds)
 
 
 def token_hash(token: str) -> bytes:
@@ -84,6 +90,39 @@ def token_hash(token: str) -> bytes:
 def request_id(turn_id: int) -> str:
     """Return the request id of a turn at its engine, by which any process can abort the call."""
     return f"turn-{turn_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWait:
+    """A time in which at least one call of a session waited for an engine, by the adapter's clock."""
+
+    began_at: datetime
+    ended_at: datetime
+
+
+_LENGTH = "SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0) FROM unnest({}) AS span"
+
+_ADD_WAITS = text(f"""
+WITH added AS (
+  SELECT given.id, range_agg(tstzrange(began, ended)) AS spans
+  FROM unnest(:ids, :began, :ended) AS given(id, began, ended) GROUP BY given.id
+)
+UPDATE session SET engine_waits = engine_waits + spans,
+  engine_wait_seconds = engine_wait_seconds + ({_LENGTH.format("spans - engine_waits")})
+FROM added WHERE session.id = added.id
+""").bindparams(
+    bindparam("ids", type_=ARRAY(BigInteger)),
+    bindparam("began", type_=ARRAY(DateTime(timezone=True))),
+    bindparam("ended", type_=ARRAY(DateTime(timezone=True))),
+)
+
+_AWAY_WHILE_WAITING: ColumnElement[float] = literal_column(f"""(
+  SELECT ({_LENGTH.format("away.gaps * session.engine_waits")})
+  FROM (
+    SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS gaps
+    FROM outage WHERE part = '{ADAPTER_HEARTBEAT}' AND ended_at > session.created_at
+  ) AS away
+)""")
 
 
 async def open_session(
@@ -207,6 +246,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
                 "epoch", func.now() - func.max(func.coalesce(TurnTable.completed_at, TurnTable.created_at))
             ).label("age"),
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.IN_FLIGHT).label("num_in_flight"),
+            func.count(TurnTable.id).label("num_begun"),
         )
         .where(TurnTable.session_id == SessionTable.id)
         .lateral()
@@ -221,7 +261,8 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
-    columns = (*key, SessionTable.engine_wait_seconds, away, *turns.c, opened)
+    of_session = (SessionTable.engine_wait_seconds, SessionTable.refused_at, _AWAY_WHILE_WAITING.label("both"))
+    columns = (*key, *of_session, away, *turns.c, opened)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
     return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
 
@@ -229,24 +270,33 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
 def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
-    return SessionProgress(row.num_turns, age, row.engine_wait_seconds, float(row.away), idle)
-
-
-async def add_engine_wait(conn: AsyncConnection, seconds: dict[int, float]) -> set[int]:
-    """Add waited seconds to sessions by id and return the ids that were updated; locked sessions are skipped."""
-    free = select(SessionTable.id).where(SessionTable.id.in_(seconds)).with_for_update(key_share=True, skip_locked=True)
-    found = list((await conn.execute(free)).scalars()) if seconds else []
-    if not found:
-        return set()
-    ids, values = cast(found, ARRAY(BigInteger)), cast([seconds[one] for one in found], ARRAY(Float(53)))
-    added = (
-        func.unnest(ids, values)
-        .table_valued(column("id", BigInteger), column("seconds", Float), name="added")
-        .render_derived()
+    has_called = bool(row.num_begun) or row.refused_at is not None
+    return SessionProgress(
+        row.num_turns, has_called, age, row.engine_wait_seconds, float(row.away), float(row.both), idle
     )
-    statement = update(SessionTable).where(SessionTable.id == added.c.id)
-    await conn.execute(statement.values(engine_wait_seconds=SessionTable.engine_wait_seconds + added.c.seconds))
-    return set(found)
+
+
+def dated_wait_seconds() -> ColumnElement[float]:
+    """Return an expression for the length of a session's `engine_waits` in seconds."""
+    return literal_column(f"({_LENGTH.format('session.engine_waits')})")
+
+
+async def add_engine_waits(conn: AsyncConnection, waits: Mapping[int, Sequence[EngineWait]]) -> set[int]:
+    """Add waits to sessions by id and return the ids that were updated; locked sessions are skipped.
+
+    Safe to repeat: a time that a session has waited already, also by a sub-agent's call, is not added again.
+    """
+    free = select(SessionTable.id).where(SessionTable.id.in_(waits)).with_for_update(key_share=True, skip_locked=True)
+    found = set((await conn.execute(free)).scalars()) if waits else set()
+    spans = [(key, one) for key in found for one in waits[key]]
+    if spans:
+        arguments = {
+            "ids": [key for key, _ in spans],
+            "began": [one.began_at for _, one in spans],
+            "ended": [max(one.began_at, one.ended_at) for _, one in spans],  # the clock may have been set back
+        }
+        await conn.execute(_ADD_WAITS, arguments)
+    return found
 
 
 async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) -> int:
@@ -264,6 +314,12 @@ async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwa
     differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
     statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)
     await conn.execute(statement.values(provenance=RolloutTable.provenance.concat(cast(noted, JSONB))))
+
+
+async def note_refusal(conn: AsyncConnection, session_id: int) -> None:
+    """Record that a call of the session was refused for what it contained; the first time stays."""
+    statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refused_at.is_(None))
+    await conn.execute(statement.values(refused_at=func.now()))
 
 
 async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:

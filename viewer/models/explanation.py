@@ -24,7 +24,7 @@ _EXITS = {
     AgentExit.CONTEXT_FULL: "ran out of context",
     AgentExit.TIME_BUDGET: "ran out of time",
     AgentExit.CRASHED: "crashed",
-    AgentExit.STARVED: "could not reach its model",
+    AgentExit.STARVED: "made no model call, or could not reach its model,",
 }
 
 

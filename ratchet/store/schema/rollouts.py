@@ -13,6 +13,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+from sqlalchemy.dialects.postgresql import TSTZMULTIRANGE
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ratchet.store.schema.base import Base, identity, now, reference
@@ -162,7 +163,9 @@ class SessionTable(Base):
 
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
     `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy. `endpoint_error`:
-    why that server did not answer the last call, NULL if it did.
+    why that server did not answer the last call, NULL if it did. `refused_at`: when a call was first refused for what
+    it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, in all `engine_wait_seconds`;
+    waits that adapters of earlier versions counted are only in the latter.
     """
 
     __tablename__ = "session"
@@ -177,6 +180,8 @@ class SessionTable(Base):
     away_before: Mapped[float | None]
     endpoint: Mapped[dict[str, Any] | None]
     endpoint_error: Mapped[str | None]
+    refused_at: Mapped[datetime | None]
+    engine_waits: Mapped[Any] = mapped_column(TSTZMULTIRANGE, server_default="{}")
     created_at: Mapped[datetime] = now()
     closed_at: Mapped[datetime | None]
     __table_args__ = (UniqueConstraint("rollout_id", "attempt"),)

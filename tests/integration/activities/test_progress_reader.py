@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import event
@@ -11,11 +12,13 @@ from activities.progress_reader import ProgressReader
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions
 from ratchet.store.database import Database
+from ratchet.store.sessions import EngineWait
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 
 LIMITS: sessions.SessionLimits = {"max_context_tokens": 100, "max_response_tokens": 10, "min_response_tokens": 1}
 NUM_AGENTS = 40
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 async def open_sessions(database: Database, run_id: str) -> list[int]:
@@ -26,7 +29,8 @@ async def open_sessions(database: Database, run_id: str) -> list[int]:
     async with database.begin() as connection:
         for rollout_id in rollouts:
             session_id = await sessions.open_session(connection, rollout_id, 2, 1.0, "policy", LIMITS)
-            await sessions.add_engine_wait(connection, {session_id: float(rollout_id)})
+            waited = EngineWait(NOON, NOON + timedelta(seconds=rollout_id))
+            await sessions.add_engine_waits(connection, {session_id: [waited]})
     return rollouts
 
 

@@ -1,5 +1,6 @@
 """What the watcher writes down of outages: from the last answer to the first one afterwards, also if it dies."""
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.schema import OutageTable
 from stack.outage_log import OutageLog
-from stack.part_health import PartHealth
+from stack.part_health import HealthState, PartHealth, health_written_at, write_health
 from stack.parts import Stack
+from stack.watcher import Watcher
 
 Recorded = list[tuple[str, float, float]]
 
@@ -103,3 +105,28 @@ async def test_what_rollouts_do_not_need_is_not_recorded(stack: Stack, database:
     fresh = PartHealth("worker")  # it has never answered: nothing was lost
     log.see({"worker": fresh}, 20.0)
     assert not log.is_due and not await recorded(database)
+
+
+async def test_time_in_which_no_watcher_ran_is_an_outage(stack: Stack, database: Database) -> None:
+    """The machine was suspended: every part stood still with the watcher, so that none of them was seen to fail."""
+    write_health(stack.home, [part("worker")], 100.0)
+    watcher, stop = Watcher(stack), asyncio.Event()
+    watcher.health["worker"].enter(HealthState.FAILING, 90.0)
+    watching = asyncio.create_task(watcher.run(stop))
+    async with asyncio.timeout(60):
+        while health_written_at(stack.home) == 100.0:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await watching
+    await watcher.outages.write()
+    (gap,) = await recorded(database)
+    assert gap[:2] == ("watcher", 100.0) and gap[2] > 1e9, "from the last look of any watcher until now"
+    assert watcher.health["worker"].since > 1e9, "nor does the part's own time limit count it"
+
+
+def test_a_look_that_is_a_little_late_is_no_gap(stack: Stack) -> None:
+    watcher = Watcher(stack)
+    assert watcher._see_gap(1000.0, 1003.9) == 1003.9 and not watcher.outages.is_due
+    assert watcher._see_gap(1003.9, 900.0) == 900.0 and not watcher.outages.is_due, "the clock was set back"
+    watcher._see_gap(900.0, 910.0)
+    assert watcher.outages.is_due

@@ -2,8 +2,9 @@
 
 import pytest
 
-from activities.agent import cut_short
+from activities.agent import cut_short, uncalled
 from activities.harnesses.base import ExitReport
+from ratchet import secrets
 from ratchet.types import AgentExit
 
 
@@ -21,3 +22,15 @@ from ratchet.types import AgentExit
 )
 def test_owed_time(kind: AgentExit, used: float, waited: float, expected: bool) -> None:
     assert cut_short(ExitReport(kind, 137, used, ""), budget_seconds=100.0, waited_seconds=waited) is expected
+
+
+def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "hunter22")
+    secrets.with_secrets("harness.extra_env", {"KEY": "${MY_KEY}"})
+    crashed = uncalled(ExitReport(AgentExit.CRASHED, 127, 0.1, "sh: claude: not found (hunter22)"))
+    assert crashed == (
+        "the agent made no model call; it ended as crashed with exit code 127: sh: claude: not found (***)"
+    )
+    assert uncalled(ExitReport(AgentExit.DONE, 0, 0.1, "")) == (
+        "the agent made no model call; it ended as done with exit code 0"
+    )

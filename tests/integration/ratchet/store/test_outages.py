@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from ratchet.store import outages
+from ratchet.store import adapters, outages, sessions
 from ratchet.store.database import Database
 from ratchet.store.outages import Outage
 from ratchet.store.schema import (
@@ -17,6 +17,7 @@ from ratchet.store.schema import (
     SessionTable,
     SessionTokenTable,
 )
+from ratchet.store.sessions import EngineWait
 from tests.integration.training.records import make_config, make_group, make_run
 
 HOUR = 3600.0
@@ -145,3 +146,65 @@ async def test_time_without_an_adapter_counts_once_and_stays_so_when_the_session
     async with database.begin() as connection:
         await connection.execute(mine.values(state="closed"))
     assert await hours(database, rollout) == 6 - 1 - 0.5
+
+
+async def waited(database: Database, rollout: tuple[int, str], began: float, ended: float) -> None:
+    """Let the rollout's session have waited for an engine; hours before now. Written twice, as after a lost commit."""
+    async with database.begin() as connection:
+        now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+        found = select(SessionTable.id).where(SessionTable.rollout_id == rollout[0])
+        wait = EngineWait(now - timedelta(hours=began), now - timedelta(hours=ended))
+        session_id = (await connection.execute(found)).scalar_one()
+        for _ in range(2):
+            assert await sessions.add_engine_waits(connection, {session_id: [wait]}) == {session_id}
+
+
+async def test_a_wait_for_an_engine_that_overlaps_an_outage_is_left_out_once(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    await box(database, rollout, 10, None)
+    await away(database, "temporal", 8, 6)
+    await waited(database, rollout, 9, 7)
+    assert await hours(database, rollout) == 10 - 3
+    await waited(database, rollout, 7, 6)  # wholly within the outage
+    assert await hours(database, rollout) == 10 - 3
+    await waited(database, rollout, 5, 4)
+    await waited(database, rollout, 11, 9.5)  # half an hour of it with a box
+    assert await hours(database, rollout) == 10 - 3 - 1 - 0.5
+    async with database.begin() as connection:
+        seconds = select(SessionTable.engine_wait_seconds).where(SessionTable.rollout_id == rollout[0])
+        assert round((await connection.execute(seconds)).scalar_one() / HOUR, 2) == 3 + 1 + 1.5
+
+
+async def test_a_wait_in_a_gap_of_the_heartbeats_extends_a_deadline_once(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    """The only adapter stood still for two hours in which a call waited for an engine; it had waited an hour before."""
+    await box(database, rollout, 10, None)
+    async with database.begin() as connection:
+        await connection.execute(insert(InstallationTable).values(adapter_seen_at=func.now() - timedelta(hours=2)))
+        opened = {"state": "open", "away_before": 0, "created_at": func.now() - timedelta(hours=9)}
+        mine = update(SessionTable).where(SessionTable.rollout_id == rollout[0]).values(opened)
+        session = (await connection.execute(mine.returning(SessionTable.id, SessionTable.attempt))).one()
+        token = {"token_hash": b"t", "session_id": session.id, "created_at": func.now() - timedelta(hours=9)}
+        await connection.execute(insert(SessionTokenTable).values(token))
+        await adapters.heartbeat_adapters(connection)
+    await waited(database, rollout, 3, 0)
+    key = (rollout[0], session.attempt)
+    async with database.begin() as connection:
+        progress = (await sessions.read_progress(connection, [key]))[key]
+    assert [round(one / HOUR, 2) for one in (progress.engine_wait_seconds, progress.away_seconds)] == [3, 2]
+    assert round(progress.waited_seconds / HOUR, 2) == 3
+    assert await hours(database, rollout) == 7
+
+
+async def test_a_gap_of_the_heartbeats_stays_left_out_without_a_watcher(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    """Its session is closed, and no probe has recorded an outage."""
+    await box(database, rollout, 10, None)
+    async with database.begin() as connection:
+        await connection.execute(insert(InstallationTable).values(adapter_seen_at=func.now() - timedelta(hours=2)))
+        for _ in range(2):
+            await adapters.heartbeat_adapters(connection)
+    assert await hours(database, rollout) == 8
