@@ -9,13 +9,13 @@ agents_app = typer.Typer(name="agents", help="Fetch and list the agent programs 
 
 @agents_app.command(name="fetch")
 def fetch_agent(
-    names: Annotated[list[str], typer.Argument(help="Any of claude-code, codex, opencode, mini-swe-agent.")],
+    names: Annotated[list[str], typer.Argument(help="Any of claude-code, codex, opencode, qwen-code, mini-swe-agent.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Fetch pinned agent programs into ~/.cache/ratchet/agents, which every box mounts at /opt/agents. Idempotent.
 
-    VIME_AGENT_CC_TARBALL (with VIME_AGENT_NODE_TARBALL for a package that needs Node) and RATCHET_CODEX_TARBALL
-    replace the npm packages.
+    VIME_AGENT_CC_TARBALL and RATCHET_CODEX_TARBALL replace the npm packages, and VIME_AGENT_NODE_TARBALL npm's Node
+    for a tarball of Claude Code that needs it.
     """
     from cli.console import print_json, say
     from ratchet.errors import ConfigError

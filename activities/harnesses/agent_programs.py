@@ -21,6 +21,8 @@ from ratchet.errors import ConfigError
 BOX_AGENTS = "/opt/agents"
 RECORD = "agent.json"
 """File beside `bin` with {"version", "source"}, written last, so that its presence means a complete program."""
+NODE_VERSION = "22.23.3"
+"""Node.js for programs that are scripts, from npm, unless the environment names another."""
 _UNPACK_SECONDS = 300.0
 
 
@@ -62,7 +64,7 @@ def agents_directory() -> Path:
 def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
     """Return Claude Code, or the tarball that VIME_AGENT_CC_TARBALL names.
 
-    VIME_AGENT_NODE_TARBALL names the Node.js for a tarball that is not a native program.
+    VIME_AGENT_NODE_TARBALL names the Node.js for a tarball that is not a native program; without it npm's is fetched.
     """
     return _program(
         "claude_code",
@@ -87,6 +89,11 @@ def mini_swe_agent_program() -> AgentProgram:
 def opencode_program() -> AgentProgram:
     """Return OpenCode."""
     return _program("opencode", "opencode", "1.18.33", None, None)
+
+
+def qwen_code_program() -> AgentProgram:
+    """Return Qwen Code. It is a script, so its release contains the Node.js that runs it."""
+    return AgentProgram("qwen_code", "qwen", pinned="0.24.4", release=f"0.24.4-node-{NODE_VERSION}")
 
 
 def _program(name: str, command: str, pinned: str, tarball: str | None, node_tarball: str | None) -> AgentProgram:

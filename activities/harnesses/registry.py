@@ -12,6 +12,7 @@ HARNESSES = {
     "claude_code": "activities.harnesses.claude_code:ClaudeCode",
     "codex": "activities.harnesses.codex:Codex",
     "opencode": "activities.harnesses.opencode:OpenCode",
+    "qwen_code": "activities.harnesses.qwen_code:QwenCode",
     "mini_swe_agent": "activities.harnesses.mini_swe_agent:MiniSweAgent",
 }
 _IMPORT_PATH = re.compile(r"[\w.]+:\w+")

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
 from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.codex import Codex
 from activities.harnesses.opencode import OpenCode
+from activities.harnesses.qwen_code import QwenCode
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
@@ -63,6 +64,15 @@ def call(tool: str, **arguments: Any) -> str:
 CLAUDE_CODE = Cli(ClaudeCode, "claude-code", "Bash", "command")
 CODEX = Cli(Codex, "codex", "exec_command", "cmd")
 OPENCODE = Cli(OpenCode, "opencode", "bash", "command")
+QWEN_CODE = Cli(QwenCode, "qwen-code", "run_shell_command", "command")
+CLIS = {"claude_code": CLAUDE_CODE, "codex": CODEX, "opencode": OPENCODE, "qwen_code": QWEN_CODE}
+
+
+def each_agent(feature: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Run a test once per agent that has the feature of `feature_matrix.py`, with the arguments `cli` and `feature`."""
+    return pytest.mark.parametrize(
+        ("cli", "feature"), [(CLIS[name], value) for name, value in feature.items()], ids=list(feature)
+    )
 
 
 @dataclass

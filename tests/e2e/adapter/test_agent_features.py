@@ -1,6 +1,7 @@
-"""What agents use beside text and shell, with the unmodified programs: images, namespaces of tools, sub-agents.
+"""What agents use beside text and shell, with the unmodified programs: images, tools of MCP servers, sub-agents.
 
-Each is an act of the policy; none may end the rollout. A test is skipped if the program cannot be fetched.
+Each is an act of the policy; none may end the rollout. A test is skipped if the program cannot be fetched. The table of
+`docs/agents.md` is made from the parameters of these tests (`feature_matrix.py`).
 """
 
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, OPENCODE, Cli, Testbed, call, start
+from tests.e2e.adapter.conftest import CODEX, Cli, Testbed, call, each_agent, start
+from tests.e2e.adapter.feature_matrix import IMAGES, MCP, SUB_AGENTS, Mcp, SubAgent, ViewImage
 from tests.e2e.adapter.test_real_clients import num_trained, read_end
 
 pytestmark = pytest.mark.timeout(3000)
@@ -20,41 +22,6 @@ PICTURE = "import sys, zlib, struct\n" + (
     "png = b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', head) + chunk(b'IDAT', pixels) + chunk(b'IEND', b'')\n"
     "open('a.png', 'wb').write(png)"
 )
-
-
-@pytest.mark.parametrize(("cli", "view"), [(CLAUDE_CODE, "Read"), (CODEX, "view_image")], ids=["claude_code", "codex"])
-async def test_an_image_does_not_end_the_rollout(cli: Cli, view: str, testbed: Testbed, directory: Path) -> None:
-    opened = await testbed.open()
-    path = directory / "repo" / "a.png"
-    argument = "file_path" if view == "Read" else "path"
-    script = f"python3 - <<'PY'\n{PICTURE}\nPY"
-    await testbed.engine.say(cli.call(script), call(view, **{argument: str(path)}), "It is red.")
-    running = start(cli, testbed.address, opened.token, directory)
-    events = await running.end()
-    rows = await testbed.rows(opened)
-    assert path.is_file() and read_end(cli, running) is AgentExit.DONE, events[-3:]
-    last = (await testbed.engine.seen())["calls"][-1]["ids"]
-    assert "[image, 31x7, omitted]" in testbed.engine.renderer.tokenizer.decode(last), events[-3:]
-    assert [row.fork_cause for row in rows] == ["root", None, None]
-    assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
-
-
-async def test_opencodes_sub_agent_has_a_lane_of_its_own(testbed: Testbed, directory: Path) -> None:
-    opened = await testbed.open()
-    task = call("task", description="look", prompt="Find where it breaks.", subagent_type="general")
-    await testbed.engine.say(task, "Nothing found, all is well.", "All done.")
-    running = start(OPENCODE, testbed.address, opened.token, directory)
-    events = await running.end()
-    rows = await testbed.rows(opened)
-    assert read_end(OPENCODE, running) is AgentExit.DONE, events[-3:]
-    assert [(row.fork_cause, row.kind, bool(row.lane)) for row in rows] == [
-        ("root", "main", False),
-        ("sub_agent", "sub_agent", True),
-        (None, "main", False),
-    ]
-    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
-
-
 MCP_SERVER = """
 import json, sys
 for line in sys.stdin:
@@ -75,20 +42,64 @@ for line in sys.stdin:
 """
 
 
-async def test_codex_calls_a_tool_of_an_mcp_server(testbed: Testbed, directory: Path) -> None:
-    """Codex sends the tools of a server as a namespace."""
+async def last_prompt(testbed: Testbed) -> str:
+    last = (await testbed.engine.seen())["calls"][-1]["ids"]
+    return str(testbed.engine.renderer.tokenizer.decode(last))
+
+
+@each_agent(IMAGES)
+async def test_an_image_does_not_end_the_rollout(
+    cli: Cli, feature: ViewImage, testbed: Testbed, directory: Path
+) -> None:
+    opened = await testbed.open()
+    path = directory / "repo" / "a.png"
+    script = f"python3 - <<'PY'\n{PICTURE}\nPY"
+    await testbed.engine.say(cli.call(script), call(feature.tool, **{feature.argument: str(path)}), "It is red.")
+    running = start(cli, testbed.address, opened.token, directory)
+    events = await running.end()
+    rows = await testbed.rows(opened)
+    assert path.is_file() and read_end(cli, running) is AgentExit.DONE, events[-3:]
+    assert feature.seen in await last_prompt(testbed), (await last_prompt(testbed))[-900:]
+    assert [row.fork_cause for row in rows] == ["root", None, None]
+    assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
+
+
+@each_agent(MCP)
+async def test_a_tool_of_an_mcp_server_is_called(cli: Cli, feature: Mcp, testbed: Testbed, directory: Path) -> None:
     server = directory / "calc.py"
     server.write_text(MCP_SERVER)
     opened = await testbed.open()
-    await testbed.engine.say(call("mcp__calc__add", a=40, b=2), "All done.")
-    servers = f"-c mcp_servers.calc.command=python3 -c 'mcp_servers.calc.args=[\"{server}\"]'"
-    running = start(CODEX, testbed.address, opened.token, directory, extra_args=servers)
+    await testbed.engine.say(call(feature.tool, **feature.arguments), "All done.")
+    running = start(cli, testbed.address, opened.token, directory, **feature.configure(server))
     events = await running.end()
     rows = await testbed.rows(opened)
-    assert read_end(CODEX, running) is AgentExit.DONE, events[-3:]
-    last = (await testbed.engine.seen())["calls"][-1]["ids"]
-    assert "the sum is 42" in testbed.engine.renderer.tokenizer.decode(last), events[-3:]
+    assert read_end(cli, running) is AgentExit.DONE, events[-3:]
+    assert "the sum is 42" in await last_prompt(testbed), events[-3:]
     assert [row.fork_cause for row in rows] == ["root", None]
+
+
+@each_agent(SUB_AGENTS)
+async def test_a_sub_agent_has_a_stream_of_its_own(
+    cli: Cli, feature: SubAgent, testbed: Testbed, directory: Path
+) -> None:
+    """The main conversation stays one stream. A sub-agent has a lane if its requests name it; otherwise its first call
+    is seen as a new conversation.
+    """
+    opened = await testbed.open()
+    await testbed.engine.say(call(feature.tool, **feature.arguments), *["Nothing found, all is well."] * 9)
+    running = start(cli, testbed.address, opened.token, directory)
+    events = await running.end()
+    rows = await testbed.rows(opened)
+    assert read_end(cli, running) is AgentExit.DONE, events[-3:]
+    causes = [(row.fork_cause, row.kind, bool(row.lane)) for row in rows]
+    if feature.lane:
+        mains = [row for row in rows if not row.lane]
+        assert len({row.lane for row in rows}) == 2 and ("sub_agent", "sub_agent", True) in causes, causes
+        assert [row.fork_cause for row in mains] == ["root"] + [None] * (len(mains) - 1)
+    else:
+        assert causes == [("root", "main", False), ("root", "main", False), (None, "main", False)]
+    # Codex may end while a sub-agent still waits for an answer, which is then not delivered.
+    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows if row.delivered)
 
 
 async def test_codex_starts_two_sub_agents(testbed: Testbed, directory: Path) -> None:

@@ -11,15 +11,28 @@ from typing import Any
 
 import pytest
 
-from activities.harnesses import claude_code, codex, opencode
+from activities.harnesses import claude_code, codex, opencode, qwen_code
 from adapter.turns.loss_mask import build_chains
 from ratchet.store import turns
 from ratchet.types import AgentExit
-from tests.e2e.adapter.conftest import CLAUDE_CODE, CODEX, OPENCODE, Cli, RunningCli, Testbed, call, cli_settings, start
+from tests.e2e.adapter.conftest import (
+    CLAUDE_CODE,
+    CLIS,
+    CODEX,
+    OPENCODE,
+    QWEN_CODE,
+    Cli,
+    RunningCli,
+    Testbed,
+    call,
+    cli_settings,
+    start,
+)
 from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
-CLIS = pytest.mark.parametrize("cli", [CLAUDE_CODE, CODEX, OPENCODE], ids=["claude_code", "codex", "opencode"])
+EACH_CLI = pytest.mark.parametrize("cli", CLIS.values(), ids=CLIS)
+
 SUMMARY = "The parser in reader.py was read, its loop was found to be off by one, and nothing has been changed so far."
 
 
@@ -39,10 +52,12 @@ def read_end(cli: Cli, running: RunningCli) -> AgentExit:
         return codex.read_codex_exit(output)
     if cli is OPENCODE:
         return opencode.read_opencode_exit(output)
+    if cli is QWEN_CODE:
+        return qwen_code.read_qwen_code_exit(output)
     return claude_code.read_claude_code_exit(output, running.process.returncode)
 
 
-@CLIS
+@EACH_CLI
 async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: Path) -> None:
     opened = await testbed.open()
     await testbed.engine.say(
@@ -57,7 +72,7 @@ async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: 
     assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
 
 
-@CLIS
+@EACH_CLI
 async def test_a_malformed_call_does_not_break_the_agent(cli: Cli, testbed: Testbed, directory: Path) -> None:
     """Half a tool call reaches the agent as plain text, and the agent ends normally with it."""
     opened = await testbed.open()
@@ -70,7 +85,7 @@ async def test_a_malformed_call_does_not_break_the_agent(cli: Cli, testbed: Test
     assert summaries_of(await testbed.rows(opened)) == [(cause, "main", "completed", True) for cause in ("root", None)]
 
 
-@CLIS
+@EACH_CLI
 async def test_a_dropped_stream_is_retried_by_the_client_and_answered_once(
     cli: Cli, testbed: Testbed, directory: Path
 ) -> None:
@@ -157,7 +172,7 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, testbed: Tes
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
-@CLIS
+@EACH_CLI
 async def test_an_adapter_killed_twice_in_mid_call(
     cli: Cli, testbed: Testbed, directory: Path, postgres_url: str, model_dir: Path
 ) -> None:

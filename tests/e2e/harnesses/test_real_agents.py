@@ -59,6 +59,7 @@ AGENTS = [
     Agent("claude_code", "claude-code", "Bash", "command", ("Fixed.",)),
     Agent("codex", "codex", "exec_command", "cmd", ("Fixed.",)),
     Agent("opencode", "opencode", "bash", "command", ("Fixed.",)),
+    Agent("qwen_code", "qwen-code", "run_shell_command", "command", ("Fixed.",)),
     Agent("mini_swe_agent", "mini-swe-agent", "bash", "command", ("$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",)),
 ]
 

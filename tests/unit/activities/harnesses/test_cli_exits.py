@@ -14,6 +14,7 @@ from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.codex import read_codex_exit
 from activities.harnesses.mini_swe_agent import read_mini_swe_agent_exit
 from activities.harnesses.opencode import read_opencode_exit
+from activities.harnesses.qwen_code import read_qwen_code_exit
 from adapter.auth import UnauthorisedError
 from adapter.conversation import RequestOptions
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNotKeptError
@@ -75,6 +76,8 @@ def test_each_program_reports_the_refusal_in_its_own_way(error: BaseException, k
     sentence = json.loads(body)["error"]["message"]
     said = {"name": "APIError", "data": {"message": sentence, "statusCode": status, "responseBody": body.decode()}}
     assert read_opencode_exit(lines({"type": "error", "error": said})) is kind
+    failed = {"message": f"[API Error: {status} {sentence}]"}
+    assert read_qwen_code_exit(lines({"type": "result", "is_error": True, "error": failed})) is kind
     printed = "the policy printed: internal error, the session token, turn limit\n"
     litellm = f'{printed}litellm.BadRequestError: OpenAIException - {sentence}\n"exit_status": "BadRequestError"'
     assert read_mini_swe_agent_exit(litellm) is kind
@@ -96,6 +99,11 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
     item = {"type": "item.completed", "item": {"type": "command_execution"}}
     assert read_codex_exit(lines({"type": "item.completed", "item": {"type": "error"}}, failed)) is AgentExit.STARVED
     assert read_codex_exit(lines(item, failed)) is AgentExit.CRASHED
+    result = {"type": "result", "is_error": True, "error": {"message": "[API Error: 401 the session token is unknown]"}}
+    own = {"type": "assistant", "message": {"content": [{"type": "text", "text": "[API Error: 401]"}]}}
+    answer = {"type": "assistant", "message": {"content": [{"type": "tool_use", "name": "edit", "input": {}}]}}
+    assert read_qwen_code_exit(lines(own, result)) is AgentExit.STARVED
+    assert read_qwen_code_exit(lines(answer, own, result)) is AgentExit.CRASHED
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,7 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
         ("Your input exceeds the context window of this model", AgentExit.CONTEXT_FULL),
         ("response exceeded the 32000 output token maximum", AgentExit.CONTEXT_FULL),
         ("error_max_turns", AgentExit.TURN_LIMIT),
+        ("Reached max session turns for this session.", AgentExit.TURN_LIMIT),
     ],
 )
 def test_words_of_the_programs(words: str, kind: AgentExit) -> None:

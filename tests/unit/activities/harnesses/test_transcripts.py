@@ -7,6 +7,7 @@ import pytest
 from activities.harnesses.base import BaseHarness
 from activities.harnesses.codex import Codex
 from activities.harnesses.opencode import OpenCode, read_opencode_exit
+from activities.harnesses.qwen_code import QwenCode, read_qwen_code_exit
 from ratchet.types import AgentExit
 
 ODD = [None, 1, "text", ["tokens"], {"tokens": "text", "reason": 1}, {"tokens": {"input": "many", "output": 2}}]
@@ -20,6 +21,14 @@ def test_odd_values_are_skipped(harness: BaseHarness, kind: str, name: str) -> N
     harness.read_transcript("\n".join(map(json.dumps, events)).encode())
     events = [{"type": kind, "part": {"tokens": {"input": 3}}, "usage": {"input": 3}}]
     assert harness.read_transcript(json.dumps(events[0]).encode()).usage == {"input": 3}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_qwen_codes_events_may_have_any_value(odd: object) -> None:
+    events = [{"type": "assistant", "message": odd}, {"type": "assistant", "message": {"content": odd}}]
+    data = "\n".join(map(json.dumps, [*events, {"type": "result", "is_error": True, "usage": odd, "error": odd}]))
+    assert QwenCode().read_transcript(data.encode()).num_steps == 0
+    assert read_qwen_code_exit(data.encode()) is AgentExit.STARVED
 
 
 @pytest.mark.parametrize("part", ODD)

@@ -1,0 +1,103 @@
+"""The `qwen_code` harness: Qwen Code, unmodified, without a terminal, with the adapter as its OpenAI-like provider."""
+
+import json
+import shlex
+from typing import Any
+
+from activities.harnesses import agent_programs
+from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
+from activities.harnesses.cli_exits import exit_of_error, last_output
+from activities.harnesses.fetched_harness import FetchedHarness
+from activities.sandboxes.base import Sandbox
+from ratchet.types import AgentExit
+
+_COMMAND = """\
+export OPENAI_API_KEY="$RATCHET_SESSION_TOKEN"
+unset RATCHET_SESSION_TOKEN
+mkdir -p "$HOME/.qwen"
+cp settings.json "$HOME/.qwen/settings.json"
+prompt=$PWD/prompt.txt
+cd {workdir} || exit 1
+exec {program} --auth-type openai --yolo --output-format stream-json {arguments} <"$prompt"
+"""
+_CALL_MILLISECONDS = 900_000
+"""Longer than the adapter holds a call for an engine or its store."""
+
+
+class QwenCode(FetchedHarness):
+    """Qwen Code; its transcript is the program's JSON events."""
+
+    name = "qwen_code"
+    dialect = "chat"
+
+    def find_program(self) -> agent_programs.AgentProgram:
+        return agent_programs.qwen_code_program()
+
+    def environment(self, spec: HarnessSpec) -> dict[str, str]:
+        return {
+            "OPENAI_BASE_URL": f"{spec.adapter_base_url}/v1",
+            "OPENAI_MODEL": spec.model_name,
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+            **spec.extra_env,
+        }
+
+    def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
+        generation: dict[str, Any] = {"timeout": _CALL_MILLISECONDS, "maxRetries": 10}
+        if spec.max_context_tokens is not None:  # it compresses a conversation before the context is full
+            generation["contextWindowSize"] = spec.max_context_tokens
+        if spec.max_response_tokens is not None:
+            generation["samplingParams"] = {"max_tokens": spec.max_response_tokens}
+        settings = {
+            "general": {"enableAutoUpdate": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            # Calls of its own beside the task, whose result only later conversations of a person would use.
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
+            "model": {
+                "name": spec.model_name,
+                "maxSessionTurns": spec.max_turns,
+                "generationConfig": generation,
+            },
+        }
+        arguments = shlex.join(shlex.split(spec.extra_args or ""))
+        command = _COMMAND.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
+        )
+        return {
+            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "settings.json": json.dumps(settings).encode(),
+            "prompt.txt": spec.prompt.encode(),
+        }
+
+    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
+        return read_qwen_code_exit(await last_output(box, attempt))
+
+    def read_transcript(self, data: bytes) -> Transcript:
+        events = json_lines(data)
+        steps = sum(part.get("type") == "tool_use" for event in events for part in _content_of(event))
+        results = [event for event in events if event.get("type") == "result"]
+        usage = object_of(results[-1].get("usage")) if results else {}
+        return Transcript(
+            data,
+            num_turns=sum(event.get("type") == "assistant" for event in events),
+            num_steps=steps,
+            usage={name: value for name, value in usage.items() if isinstance(value, int)},
+        )
+
+
+def _content_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    content = object_of(event.get("message")).get("content") if event.get("type") == "assistant" else None
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def read_qwen_code_exit(output: bytes) -> AgentExit:
+    """Read the exit from the last `result` event; a program without one has crashed."""
+    events = json_lines(output)
+    result = next((event for event in reversed(events) if event.get("type") == "result"), None)
+    if result is None:
+        return AgentExit.CRASHED
+    if not result.get("is_error"):
+        return AgentExit.DONE
+    # The program repeats the error as an answer of its model, so an answer counts only if it called a tool.
+    answered = any(part.get("type") == "tool_use" for event in events for part in _content_of(event))
+    return exit_of_error(json.dumps(result.get("error")), answered)
