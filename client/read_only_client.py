@@ -166,7 +166,7 @@ class ReadOnlyClient:
         """Return one rollout by id or workflow id: why it has its reward, the task's problem, attempts, boxes, patches,
         verdicts with tests and flags, chains, the rewards of its group and its use in a step. `turns`, `patch` and
         `grade_log` have the texts."""
-        return self._fit(self._read(lambda connection: reading.read_rollout(connection, rollout)))
+        return self._fit(self._read(lambda connection: reading.describe_rollout(connection, rollout)))
 
     def turns(self, rollout: str, after: int = 0, limit: int = 10) -> JsonObject:
         """Return the conversation of a rollout behind the turn `after`: per turn its new messages, the answer with its
@@ -187,13 +187,13 @@ class ReadOnlyClient:
 
     def patch(self, rollout: str, after: int = 0) -> JsonObject:
         """Return the newest patch of a rollout as a diff, behind its first `after` characters."""
-        found = self._read(lambda connection: reading.read_patch(connection, rollout))
+        found = self._read(lambda connection: reading.load_patch(connection, rollout))
         return page_of_text(found.text, after, **found.facts)
 
     def grade_log(self, rollout: str, after: int = 0) -> JsonObject:
         """Return the log of the verdict that decided a rollout's reward (else of its newest one), behind its first
         `after` characters, with the verdict and the outcome of each test."""
-        found = self._read(lambda connection: reading.read_grade_log(connection, rollout))
+        found = self._read(lambda connection: reading.load_grade_log(connection, rollout))
         return page_of_text(found.text, after, **fit(found.facts, 6_000))
 
     def search(self, run: str, words: str, after: int | None = None) -> JsonObject:

@@ -117,7 +117,7 @@ async def read_largest_ratios(connection: AsyncConnection, run: str, step: int) 
     return [asdict(one.token) | without(asdict(one), "token") for one in views]
 
 
-async def read_rollout(connection: AsyncConnection, rollout: str) -> JsonObject:
+async def describe_rollout(connection: AsyncConnection, rollout: str) -> JsonObject:
     rollout_id = await require_rollout(connection, rollout)
     head = await rollout_views.read_rollout_head(connection, rollout_id)
     assert head is not None
@@ -176,7 +176,7 @@ async def read_turn_text(connection: AsyncConnection, turn_id: int) -> str:
     return "\n".join(f"[{who}]\n{text}" for who, text in parts if text)
 
 
-async def read_patch(connection: AsyncConnection, rollout: str) -> LongText:
+async def load_patch(connection: AsyncConnection, rollout: str) -> LongText:
     rollout_id = await require_rollout(connection, rollout)
     patches = await rollout_views.list_patches(connection, rollout_id)
     if not patches:
@@ -184,7 +184,7 @@ async def read_patch(connection: AsyncConnection, rollout: str) -> LongText:
     return LongText(await rollout_views.read_patch_text(connection, patches[-1].id), {"patch": asdict(patches[-1])})
 
 
-async def read_grade_log(connection: AsyncConnection, rollout: str) -> LongText:
+async def load_grade_log(connection: AsyncConnection, rollout: str) -> LongText:
     rollout_id = await require_rollout(connection, rollout)
     head = await rollout_views.read_rollout_head(connection, rollout_id)
     grades = await rollout_views.list_grades(connection, rollout_id)
