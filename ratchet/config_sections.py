@@ -332,8 +332,8 @@ class MetricSinkConfig(Section):
 
 
 class MetricsConfig(Section):
-    """Copies of the learner's metrics, beside those in Postgres. A sink cannot stop or slow the learner; it loses points instead,
-    and the metric `sink_lost_NAME` counts them."""
+    """Copies of the learner's metrics, beside those in Postgres. A sink cannot stop or slow the learner: it loses
+    points instead, and the metric `sink_lost_NAME` counts them."""
 
     sinks: list[MetricSinkConfig] = [MetricSinkConfig()]
     """The tools that get a copy. The default writes TensorBoard's event files to the state directory."""
