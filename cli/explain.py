@@ -1,14 +1,8 @@
 """`ratchet explain`: a rollout, a step or a run in a few plain sentences."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-_NUM_STEPS = 5
-_MAX_FAILURES = 3
 
 
 def explain(
@@ -20,9 +14,10 @@ def explain(
 
     from cli.console import print_json
     from cli.store_access import query
+    from client.explanations import explain_thing
     from ratchet.errors import ConfigError
 
-    sentences = query(lambda connection: _sentences(connection, what))
+    sentences = query(lambda connection: explain_thing(connection, what))
     if sentences is None:
         raise ConfigError(f"there is no rollout, step or run {what!r}; `ratchet runs` and `ratchet rollouts` list them")
     if json:
@@ -30,61 +25,3 @@ def explain(
         return
     for sentence in sentences:
         print(textwrap.fill(sentence, 79, subsequent_indent="  "))
-
-
-async def _sentences(connection: "AsyncConnection", what: str) -> list[str] | None:
-    """Return the sentences; None if the thing does not exist."""
-    from ratchet.store import reports
-    from ratchet.store.views.run_views import read_run_head
-
-    run_id, _, step = what.rpartition("@")
-    if run_id and step.isdecimal():
-        return await _step(connection, run_id, int(step))
-    if (rollout_id := await reports.find_rollout(connection, what)) is not None:
-        return await _rollout(connection, rollout_id)
-    return await _run(connection, what) if await read_run_head(connection, what) is not None else None
-
-
-async def _rollout(connection: "AsyncConnection", rollout_id: int) -> list[str]:
-    from ratchet.store.views.rollout_views import read_rollout_head
-    from viewer.models.explanation import explain_reward
-    from viewer.routes.rollouts import read_reward_facts
-
-    head = await read_rollout_head(connection, rollout_id)
-    assert head is not None
-    return [one.text for one in explain_reward(await read_reward_facts(connection, head))]
-
-
-async def _step(connection: "AsyncConnection", run_id: str, step: int) -> list[str] | None:
-    from ratchet.store.views import curve_views, run_views, step_views, turn_views
-    from viewer.models.conversation import main_command
-    from viewer.models.run_story import StepFacts, explain_step
-
-    if (head := await step_views.read_step_head(connection, run_id, step)) is None:
-        return None
-    tokens = await step_views.read_step_tokens(connection, run_id, step)
-    turns = await turn_views.read_turns(connection, {one.turn_id for one in tokens[:_NUM_STEPS]})
-    metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
-    groups = await run_views.list_groups_of_step(connection, run_id, step)
-    commands = {number: main_command(turn) for number, turn in turns.items()}
-    return explain_step(StepFacts(head, metrics, groups, tokens, commands))
-
-
-async def _run(connection: "AsyncConnection", run_id: str) -> list[str]:
-    from ratchet.store.views import curve_views, evaluation_views, run_views
-    from ratchet.stored_config import read_stored_config
-    from viewer.models.run_story import RunFacts, explain_run
-
-    head = await run_views.read_run_head(connection, run_id)
-    assert head is not None
-    last = await curve_views.newest_metric_step(connection, run_id)
-    facts = RunFacts(
-        head,
-        read_stored_config(head.config).training.steps,
-        await curve_views.metrics_by_step(connection, run_id, 1, min(last, _NUM_STEPS)),
-        await curve_views.metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
-        await run_views.count_outcomes(connection, run_id),
-        await run_views.count_failures(connection, run_id, _MAX_FAILURES),
-        await evaluation_views.evaluation_rates(connection, run_id),
-    )
-    return explain_run(facts)

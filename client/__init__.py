@@ -7,11 +7,14 @@
     run.set({"training.max_staleness": 2})
     run.wait()
 
+`ReadOnlyClient` answers in pages of bounded size for programs, and cannot write; `ratchet mcp` offers it as tools.
+
 It is a layer of its own, above `stack` and below `cli`, because it starts workflows and reads the stack's addresses;
 `ratchet.client` is the name under which it is imported.
 """
 
+from client.read_only_client import ReadOnlyClient
 from client.rows import Rows
 from client.session import Client, Run
 
-__all__ = ["Client", "Rows", "Run"]
+__all__ = ["Client", "ReadOnlyClient", "Rows", "Run"]

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from ratchet.config_sections import (
     ADVANTAGES,
     LOSS_PRESET_VALUES,
+    METRIC_SINKS,
     DatasetConfig,
     EndpointConfig,
     EngineConfig,
@@ -21,6 +22,8 @@ from ratchet.config_sections import (
     HarnessConfig,
     LimitsConfig,
     LossConfig,
+    MetricsConfig,
+    MetricSinkConfig,
     SamplingConfig,
     SandboxConfig,
     Section,
@@ -39,6 +42,8 @@ __all__ = [
     "HarnessConfig",
     "LimitsConfig",
     "LossConfig",
+    "MetricSinkConfig",
+    "MetricsConfig",
     "RunConfig",
     "SamplingConfig",
     "SandboxConfig",
@@ -81,6 +86,8 @@ class RunConfig(Section):
     """Evaluations on held-out tasks."""
     grading: GradingConfig = GradingConfig()
     """Verdicts and rewards."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Copies of the learner's metrics in other tools."""
     limits: LimitsConfig = LimitsConfig()
     """Time and size limits of a rollout."""
 
@@ -104,10 +111,11 @@ class RunConfig(Section):
         for key, value, known in (
             ("loss.preset", self.loss.preset, LOSS_PRESET_VALUES),
             ("training.advantage", self.training.advantage, ADVANTAGES),
+            *(("metrics.sinks.name", one.name, METRIC_SINKS) for one in self.metrics.sinks),
         ):
             if value not in known and ":" not in value:
                 raise ValueError(
-                    f"{key}: {value!r} is unknown; expected {', '.join(known)}, or package.module:function"
+                    f"{key}: {value!r} is unknown; expected {', '.join(known)}, or a path such as package.module:name"
                     + did_you_mean(value, known)
                 )
         if not any(one.use == "train" and one.weight != 0 for one in self.datasets) and self.training.steps:

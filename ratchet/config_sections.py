@@ -317,6 +317,28 @@ class EvaluationConfig(Section):
     `start_temperatures` take one."""
 
 
+METRIC_SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""The sinks that `training/metric_sinks` has."""
+
+
+class MetricSinkConfig(Section):
+    """One tool that gets a copy of the learner's metrics."""
+
+    name: str = "tensorboard"
+    """`tensorboard`, the default, `wandb`, `mlflow`, `trackio`, or a class of your own as `package.module:Class`."""
+    options: dict[str, Any] = {}
+    """Arguments of the tool's client, such as `project` or `mode: offline` of wandb. Keys of accounts are not written
+    here: the client reads them from the learner's environment. Empty by default."""
+
+
+class MetricsConfig(Section):
+    """Copies of the learner's metrics, beside those in Postgres. A sink cannot stop or slow the learner: it loses
+    points instead, and the metric `sink_lost_NAME` counts them."""
+
+    sinks: list[MetricSinkConfig] = [MetricSinkConfig()]
+    """The tools that get a copy. The default writes TensorBoard's event files to the state directory."""
+
+
 class GradingConfig(Section):
     """How patches are judged and rewarded."""
 

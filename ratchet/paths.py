@@ -37,8 +37,3 @@ def checkpoints() -> Path:
 def archive() -> Path:
     """Return the root of archived turns: `<run_id>/<table>/<number>.parquet`."""
     return home() / "archive"
-
-
-def tensorboard() -> Path:
-    """Return the argument for `tensorboard --logdir`: event files, one directory per run."""
-    return home() / "tensorboard"

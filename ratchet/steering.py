@@ -64,6 +64,7 @@ _FIXED = {
     "sampling": "rollouts in flight were started with it, and their limits must agree with the learner's",
     "loss": "curves before and after the change would not be comparable; start another run, with init_from",
     "evaluation": "the evaluation at the start has used it",
+    "metrics": "the learner reads it when it starts; a restart of the learner would mix both",
     "grading": "one step would have rewards by different rules; `ratchet regrade` judges stored patches again",
     "limits": "rollouts of one group would have different limits; start another run, with init_from",
     "training.steps": "`ratchet extend` adds steps, and `ratchet stop` ends a run early",

@@ -68,7 +68,7 @@ class CheckpointWriter:
         self.context.after_point("save", pending.step)
         kept = self._move_pointer(pending, metrics)
         self.context.after_point("commit", pending.step)
-        self.context.tensorboard.write(pending.step, metrics)
+        self.context.sinks.write(pending.step, metrics)
         directory = Path(pending.uri).parent
         epoch = self.context.lease.epoch
         self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept, epoch))

@@ -244,6 +244,10 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
         lambda m: m.get("mismatch_kl", 0.0) > 0.1,
         "the policy is far from the one that sampled; lower max_staleness or the learning rate",
     ),
+    "metric_sink": (
+        lambda m: any(name.startswith("sink_lost_") for name in m),
+        "a metric sink has lost points; `ratchet logs learner` has its error. The store has all of them",
+    ),
     "truncated": (
         lambda m: m.get("truncated_fraction", 0.0) > 0.5,
         "most agents were ended by a limit; raise turns, context or time",

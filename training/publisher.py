@@ -82,13 +82,14 @@ class Publisher:
             self._broadcast.close()
 
     def _raise_alarms(self, step: int, metrics: dict[str, float]) -> None:
-        """Log the step's alarms and add them to its metrics; write all of them to TensorBoard. Only on rank 0."""
+        """Log the step's alarms and add them to its metrics; hand all of them to the sinks. Only on rank 0."""
         if self.learner.rank != 0:
             return
+        metrics |= self.context.sinks.lost_metrics()
         for name, meaning in alarms(metrics).items():
             _LOG.warning("alarm", alarm=name, run=self.context.lease.run_id, step=step, meaning=meaning)
             metrics[f"alarm_{name}"] = 1.0
-        self.context.tensorboard.write(step, metrics)
+        self.context.sinks.write(step, metrics)
 
     def _send_to_engines(self) -> None:
         """Broadcast the newest version. An engine that misses it reads the files, brought to it by `learn.sync`."""

@@ -23,6 +23,7 @@ from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import learners
 from ratchet.store.database import Database
 from ratchet.store.learner_commits import RunLease
+from training.metric_sinks.fan_out import MetricSinks
 
 _LOG = structlog.get_logger()
 
@@ -42,8 +43,8 @@ A rank that has died is noticed earlier, by its closed connection.
 class RankSettings:
     """Settings of a rank; everything else is read from Postgres.
 
-    `policies` and `checkpoints` are root directories, below which every run has its own. `tensorboard` is the log
-    directory, None to write no TensorBoard events. `num_threads`: compute threads of a rank on a CPU.
+    `policies` and `checkpoints` are root directories, below which every run has its own. `metrics` is the directory in
+    which each metric sink has one, None to feed no sinks. `num_threads`: compute threads of a rank on a CPU.
     """
 
     run_id: str
@@ -51,7 +52,7 @@ class RankSettings:
     policies: Path
     checkpoints: Path
     num_threads: int = 1
-    tensorboard: Path | None = None
+    metrics: Path | None = None
 
 
 class BlockingStore:
@@ -171,31 +172,6 @@ def lost_peer(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
-class TensorBoardLog:
-    """Write scalars to TensorBoard event files; write nothing if `root` is None."""
-
-    def __init__(self, root: Path | None, lease: RunLease) -> None:
-        self._root = root
-        self._lease = lease
-        self._writer: Any = None
-
-    def open(self) -> None:
-        """Create the event file of this learner."""
-        if self._root is not None:
-            from tensorboardX import SummaryWriter
-
-            directory = self._root / self._lease.run_id
-            self._writer = SummaryWriter(str(directory), filename_suffix=f".e{self._lease.epoch}")
-
-    def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Write each metric as `training/NAME` at this step."""
-        if self._writer is None:
-            return
-        for name, value in metrics.items():
-            self._writer.add_scalar(f"training/{name}", value, step)
-        self._writer.flush()
-
-
 @dataclass(slots=True, frozen=True)
 class RankContext:
     """What the training loop of a rank and its writers share.
@@ -207,7 +183,7 @@ class RankContext:
     lease: RunLease
     ranks: Ranks
     heartbeat: HeartbeatThread
-    tensorboard: TensorBoardLog
+    sinks: MetricSinks
     after_point: Callable[[str, int], None]
 
     @property

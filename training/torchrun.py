@@ -25,9 +25,7 @@ def run_torchrun() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     url = os.environ["RATCHET_DATABASE_URL"]
-    train_rank(
-        RankSettings(options.run_id, url, paths.policies(), paths.checkpoints(), options.threads, paths.tensorboard())
-    )
+    train_rank(RankSettings(options.run_id, url, paths.policies(), paths.checkpoints(), options.threads, paths.home()))
     dist.destroy_process_group()
 
 

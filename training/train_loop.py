@@ -47,6 +47,8 @@ from training import plan_loader
 from training.checkpoint import DamagedCheckpointError
 from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
+from training.metric_sinks.fan_out import MetricSinks
+from training.metric_sinks.sink import SinkRun
 from training.metrics import group_metrics, sequence_metrics, speed_metrics
 from training.plan_types import Plan, TrainingSequence
 from training.publisher import Publisher
@@ -56,7 +58,6 @@ from training.rank_runtime import (
     RankContext,
     Ranks,
     RankSettings,
-    TensorBoardLog,
     lost_peer,
 )
 
@@ -74,16 +75,17 @@ def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] =
     """
     torch.set_num_threads(settings.num_threads)
     store = BlockingStore(settings.database_url)
+    sinks = MetricSinks()
     try:
         ranks = Ranks(store)
         lease = ranks.transaction(lambda connection: learner_commits.take_lease(connection, settings.run_id))
         heartbeat = HeartbeatThread(settings, lease, dist.get_world_size())
-        tensorboard = TensorBoardLog(settings.tensorboard if dist.get_rank() == 0 else None, lease)
         with heartbeat.running(enabled=dist.get_rank() == 0):
-            _train_under_lease(RankContext(settings, lease, ranks, heartbeat, tensorboard, after_point))
+            _train_under_lease(RankContext(settings, lease, ranks, heartbeat, sinks, after_point))
     except FencedError as error:
         _LOG.info("learner stops", run=settings.run_id, reason=str(error))
     finally:
+        sinks.close()
         store.close()
 
 
@@ -136,10 +138,14 @@ class TrainLoop:
         """Load the model and the checkpoint. Raises ValueError if the config, model or checkpoint cannot be used."""
         self.context = context
         self.lease = context.lease
-        context.tensorboard.open()
         record = context.store.transaction(lambda connection: _read_run(connection, context.lease.run_id))
         self.config = record.config
         self.is_stored = record.is_stored
+        if context.settings.metrics is not None and dist.get_rank() == 0:
+            sunk = SinkRun(
+                self.lease.run_id, self.lease.epoch, context.settings.metrics, record.config.model_dump(mode="json")
+            )
+            context.sinks.open(record.config.metrics.sinks, sunk)
         self.learner = RankLearner(record.model_path, record.config)
         self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
         self.checkpoints = CheckpointWriter(context, self.learner)

@@ -174,6 +174,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
     engines = await list_engines(connection)
+    verdicts = await run_views.count_verdicts(connection, run_id)
     return RunPage(
         head=head,
         num_steps=int(head.config.get("training", {}).get("steps") or 0),
@@ -181,10 +182,10 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         waits=await count_open_rollouts(connection, run_id),
         open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
-        outcomes=await run_views.count_outcomes(connection, run_id),
+        outcomes=run_views.outcome_counts(verdicts),
         failures=failures[:_MAX_FAILURES],
         groups=await run_views.count_groups_by_state(connection, run_id),
-        bins=reward_bins(run_id, await run_views.count_rewards(connection, run_id, "train")),
+        bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
         flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),

@@ -1,7 +1,6 @@
 """The page of a training step: what entered it, how it was weighed, and the tokens behind its ratios."""
 
 import asyncio
-import math
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
@@ -12,9 +11,8 @@ from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
-from ratchet.store.views.step_views import StepHead, StepToken
-from ratchet.store.views.turn_views import RareToken
-from viewer.models.conversation import main_command
+from ratchet.store.views.step_views import StepHead
+from viewer.models.step_tokens import RareTokenView, RatioTokenView, TokenContext, view_rare_tokens, view_ratio_tokens
 from viewer.models.tokens import load_tokenizer
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
@@ -22,34 +20,12 @@ from viewer.routes.registration import found, page_route
 step_pages = APIRouter()
 _MAX_SCANNED = 64
 _MAX_RARE = 20
-_MAX_LOG_RATIO = 700.0
 
 
 @dataclass(slots=True, frozen=True)
 class StepMember:
     rollout: RolloutLine
     use: PlannedUse
-
-
-@dataclass(slots=True, frozen=True)
-class RareTokenView:
-    """A trained token with a low recorded logprob. `advantage`: of its rollout. `command`: of its turn."""
-
-    token: RareToken
-    text: str | None
-    advantage: float
-    command: str
-
-
-@dataclass(slots=True, frozen=True)
-class RatioTokenView:
-    """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
-
-    token: StepToken
-    ratio: float
-    text: str | None
-    advantage: float | None
-    command: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,34 +63,15 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
-
-    def text_of(token_id: int) -> str | None:
-        return tokenizer.decode([token_id], skip_special_tokens=False) if tokenizer else None
-
-    def command_of(turn_id: int) -> str:
-        return main_command(turns[turn_id]) if turn_id in turns else ""  # its turns may be archived
-
-    ratios = [
-        RatioTokenView(
-            one,
-            math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
-            text_of(one.token_id),
-            uses[one.rollout_id].advantage if one.rollout_id in uses else None,
-            command_of(one.turn_id),
-        )
-        for one in recorded
-    ]
-    views = [
-        RareTokenView(one, text_of(one.id), uses[one.rollout_id].advantage, command_of(one.turn_id)) for one in rare
-    ]
+    context = TokenContext(uses, turns, tokenizer)
     page = StepPage(
         head,
         plan,
         metrics,
         groups,
         members,
-        ratios,
-        views,
+        view_ratio_tokens(recorded, context),
+        view_rare_tokens(rare, context),
         len(scanned),
         step - 1 if step - 1 in near else None,
         step + 1 if step + 1 in near else None,

@@ -8,7 +8,7 @@ from sqlalchemy import Select, false, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.store.views.run_views import flagged_grades
+from ratchet.store.views.run_views import is_flagged
 from ratchet.types import JsonObject
 
 OPEN = "open"
@@ -132,10 +132,7 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
     if wanted.reason:
         statement = statement.where(RolloutTable.outcome_reason.icontains(wanted.reason, autoescape=True))
     if wanted.flagged:
-        grade = flagged_grades()
-        statement = statement.join(
-            grade, (grade.c.id == RolloutTable.grade_id) & (grade.c.rollout_id == RolloutTable.id)
-        )
+        statement = statement.where(is_flagged())
     return statement
 
 

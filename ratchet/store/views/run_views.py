@@ -1,15 +1,17 @@
 """Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
+    ColumnElement,
     Integer,
     Row,
     Select,
+    any_,
     cast,
     func,
     literal,
@@ -19,6 +21,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ratchet import secrets
 from ratchet.store.schema import (
@@ -74,6 +77,17 @@ class RunHead:
     archived_at: datetime | None
     created_at: datetime
     ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class VerdictCount:
+    """How many rollouts are alike in these columns."""
+
+    purpose: str
+    outcome: str | None
+    agent_exit: str | None
+    reward: float | None
+    number: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -170,22 +184,35 @@ async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | N
     return replace(head, config={**head.config, "harness": harness})
 
 
-async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
-    keys = (RolloutTable.purpose, RolloutTable.outcome, RolloutTable.agent_exit)
+async def count_verdicts(connection: AsyncConnection, run_id: str) -> list[VerdictCount]:
+    """Return the number of rollouts by purpose, outcome, agent's exit and reward: one pass over the run's index.
+
+    Rewards of verdicts are few different numbers.
+    """
+    keys = (RolloutTable.purpose, RolloutTable.outcome, RolloutTable.agent_exit, RolloutTable.reward)
     statement = select(*keys, func.count()).where(RolloutTable.run_id == run_id).group_by(*keys)
-    return [OutcomeCount(*row) for row in await connection.execute(statement.order_by(func.count().desc()))]
+    return [VerdictCount(*row) for row in await connection.execute(statement)]
 
 
-async def count_rewards(connection: AsyncConnection, run_id: str, purpose: str) -> list[RewardCount]:
-    """Return the number of rollouts by reward, lowest first. Rewards of verdicts are few different numbers."""
-    statement = (
-        select(RolloutTable.reward, func.count())
-        .where(RolloutTable.run_id == run_id, RolloutTable.purpose == purpose, RolloutTable.reward.is_not(None))
-        .group_by(RolloutTable.reward)
-        .order_by(RolloutTable.reward)
-    )
-    rows = await connection.execute(statement)
-    return [RewardCount(row[0], row[1]) for row in rows if row[0] is not None]
+def outcome_counts(counts: Sequence[VerdictCount]) -> list[OutcomeCount]:
+    """Add the counts up by purpose, outcome and agent's exit, the commonest first."""
+    numbers: Counter[tuple[str, str | None, str | None]] = Counter()
+    for one in counts:
+        numbers[one.purpose, one.outcome, one.agent_exit] += one.number
+    return [OutcomeCount(*key, number) for key, number in numbers.most_common()]
+
+
+def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> list[RewardCount]:
+    """Add the counts of a purpose up by reward, the lowest first."""
+    numbers: Counter[float] = Counter()
+    for one in counts:
+        if one.purpose == purpose and one.reward is not None:
+            numbers[one.reward] += one.number
+    return [RewardCount(reward, numbers[reward]) for reward in sorted(numbers)]
+
+
+async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
+    return outcome_counts(await count_verdicts(connection, run_id))
 
 
 async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
@@ -213,27 +240,31 @@ async def count_groups_by_state(connection: AsyncConnection, run_id: str) -> lis
 
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
     """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
-    grade = flagged_grades()
     statement = (
-        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, grade.c.rule, grade.c.flags)
-        .join(grade, (grade.c.id == RolloutTable.grade_id) & (grade.c.rollout_id == RolloutTable.id))
+        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, GradeTable.rule, GradeTable.flags)
+        .join(GradeTable, GradeTable.id == RolloutTable.grade_id)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .where(RolloutTable.run_id == run_id)
+        .where(RolloutTable.run_id == run_id, is_flagged())
         .order_by(RolloutTable.id.desc())
         .limit(limit)
     )
     return [FlaggedRollout(*row) for row in await connection.execute(statement)]
 
 
-def flagged_grades() -> CTE:
-    """The grades with flags or a rejection, which are few: read by the partial index `ix_grade_flagged`.
+def is_flagged() -> ColumnElement[bool]:
+    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection.
 
-    Materialised, because Postgres has no statistics of the condition and would otherwise walk along all rollouts. The
-    zero is no parameter, because a plan for any value of it could not use the index.
+    The rollouts with such a grade are few. The partial index `ix_grade_flagged` finds them first, as an array, because
+    Postgres has no statistics of the condition and would otherwise read all rollouts. The zero is no parameter, because
+    a plan for any value of it could not use the index.
     """
-    condition = (func.jsonb_array_length(GradeTable.flags) > literal_column("0")) | GradeTable.rejected
-    columns = (GradeTable.id, GradeTable.rollout_id, GradeTable.rule, GradeTable.flags)
-    return select(*columns).where(condition).cte("flagged").prefix_with("MATERIALIZED")
+    grade = aliased(GradeTable)
+    found = select(grade.rollout_id).where(_has_flags(grade)).scalar_subquery()
+    return (RolloutTable.id == any_(func.array(found))) & _has_flags(GradeTable)
+
+
+def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
+    return (func.jsonb_array_length(grade.flags) > literal_column("0")) | grade.rejected
 
 
 @dataclass(slots=True, frozen=True)

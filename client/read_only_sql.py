@@ -1,0 +1,70 @@
+"""One SELECT of a person or a program: read-only, ended after 4 seconds, its rows read a page at a time."""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from asyncpg import PostgresError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import ConfigError
+from ratchet.store.schema import Base
+from ratchet.store.views.read_only import HIDDEN_TABLES
+
+LIMIT_SECONDS = 4
+_TIMED_OUT = "57014"
+
+
+@dataclass(slots=True)
+class SqlResult:
+    """The names of the columns and the rows that were asked for, with one more if there are more."""
+
+    columns: list[str] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class TableDescription:
+    """A table that may be read. `what`: what one of its rows is."""
+
+    name: str
+    what: str
+    columns: list[str]
+
+
+async def read_sql(connection: AsyncConnection, query: str, after: int = 0, limit: int | None = None) -> SqlResult:
+    """Return the rows behind the first `after`: at most `limit` and one, or all. Only these are held in memory.
+
+    Raises ConfigError with Postgres' message for a wrong query.
+    """
+
+    def fetch(blocking: Connection) -> SqlResult:
+        streaming = blocking.execution_options(stream_results=limit is not None)
+        with streaming.exec_driver_sql(query) as result:
+            if not result.returns_rows:
+                return SqlResult()
+            end = None if limit is None else after + limit + 1
+            return SqlResult(list(result.keys()), [tuple(row) for row in islice(result, after, end)])
+
+    try:
+        await connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{LIMIT_SECONDS} s'")
+        return await connection.run_sync(fetch)
+    except (DBAPIError, PostgresError) as error:  # a cursor's errors are not wrapped
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        state = str(getattr(cause, "sqlstate", None))
+        if state < "53" or state == _TIMED_OUT:  # from class 53 on, the server itself has failed
+            raise ConfigError(f"Postgres refuses the query: {str(cause).rpartition('>: ')[2]}") from None
+        raise
+
+
+def describe_tables() -> list[TableDescription]:
+    """Return the tables that readers may see, with the first sentence of each description."""
+    found = []
+    for mapper in Base.registry.mappers:
+        name = str(mapper.class_.__tablename__)
+        if name not in HIDDEN_TABLES:
+            what = " ".join((mapper.class_.__doc__ or "").split()).split(". ")[0].rstrip(".") + "."
+            found.append(TableDescription(name, what, [column.name for column in mapper.columns]))
+    return sorted(found, key=lambda one: one.name)

@@ -1,0 +1,194 @@
+"""The queries behind `ReadOnlyClient` that take several views of the store together."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from client.answers import without
+from client.explanations import explain_thing
+from ratchet.errors import ConfigError
+from ratchet.store import reports, runs
+from ratchet.store.engines import list_engines
+from ratchet.store.open_rollouts import count_open_rollouts, list_slowest
+from ratchet.store.steering import list_steering
+from ratchet.store.views import (
+    curve_views,
+    evaluation_views,
+    rollout_list,
+    rollout_views,
+    run_views,
+    step_views,
+    turn_views,
+)
+from ratchet.types import JsonObject
+from viewer.models.conversation import MessageView, TurnView, read_conversation
+from viewer.models.step_tokens import TokenContext, view_ratio_tokens
+from viewer.models.tokens import load_tokenizer
+
+_NUM_STEPS = 5
+_MAX_LISTED = 10
+
+
+@dataclass(slots=True, frozen=True)
+class LongText:
+    """A text that is returned in pages, with facts about it."""
+
+    text: str
+    facts: JsonObject
+
+
+async def require_run(connection: AsyncConnection, run: str | None) -> str:
+    """Return the run's id, without a name that of the newest. Raises ConfigError if it does not exist."""
+    found = run or await runs.newest_run(connection)
+    if found is None:
+        raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
+    if await run_views.read_run_head(connection, found) is None:
+        raise ConfigError(f"there is no run {found!r}; `runs` lists those that there are")
+    return found
+
+
+async def require_rollout(connection: AsyncConnection, rollout: str) -> int:
+    found = await reports.find_rollout(connection, str(rollout))
+    if found is None:
+        raise ConfigError(f"there is no rollout {rollout!r}; `rollouts` lists those of a run")
+    return found
+
+
+async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject:
+    head = await run_views.read_run_head(connection, run_id)
+    assert head is not None
+    last = await curve_views.newest_metric_step(connection, run_id)
+    open_rollouts = {
+        "by_stage": await count_open_rollouts(connection, run_id),
+        "slowest": await list_slowest(connection, run_id, _MAX_LISTED),
+    }
+    return {
+        "run": without(asdict(head), "config"),
+        "explained": await explain_thing(connection, run_id),
+        "open": open_rollouts,
+        "outcomes": await run_views.count_outcomes(connection, run_id),
+        "failures": await run_views.count_failures(connection, run_id, _MAX_LISTED),
+        "groups": await run_views.count_groups_by_state(connection, run_id),
+        "engines": await list_engines(connection),
+        "newest_steps": await curve_views.metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
+        "evaluations": await evaluation_views.evaluation_rates(connection, run_id),
+        "flagged": await run_views.list_flagged(connection, run_id, _MAX_LISTED),
+        "requests": await list_steering(connection, run_id, _MAX_LISTED),
+        "config": head.config,
+    }
+
+
+async def read_step(connection: AsyncConnection, run: str, step: int) -> JsonObject:
+    """Return the step; `members` are all of its rollouts, the heaviest first."""
+    head = await step_views.read_step_head(connection, run, step)
+    if head is None:
+        raise ConfigError(f"run {run!r} has no step {step}; `metrics` lists its steps")
+    uses = await rollout_views.planned_uses(connection, run, step)
+    lines = await rollout_list.lines_of_ids(connection, list(uses))
+    members = [
+        {
+            "rollout": number,
+            "task": lines[number].task if number in lines else None,
+            "agent_exit": lines[number].agent_exit if number in lines else None,
+            **without(asdict(use), "step"),
+        }
+        for number, use in sorted(uses.items(), key=lambda item: -abs(item[1].advantage * item[1].weight))
+    ]
+    groups = await run_views.list_groups_of_step(connection, run, step)
+    return {
+        "step": head,
+        "metrics": (await curve_views.metrics_by_step(connection, run, step, step)).get(step, {}),
+        "groups": [without(asdict(one), "step", "purpose", "label") for one in groups],
+        "members": members,
+    }
+
+
+async def read_largest_ratios(connection: AsyncConnection, run: str, step: int) -> list[JsonObject]:
+    head = await run_views.read_run_head(connection, run)
+    if head is None or await step_views.read_step_head(connection, run, step) is None:
+        raise ConfigError(f"there is no step {step} of a run {run!r}; `metrics` lists a run's steps")
+    tokens = await step_views.read_step_tokens(connection, run, step)
+    uses = await rollout_views.planned_uses(connection, run, step)
+    turns = await turn_views.read_turns(connection, {one.turn_id for one in tokens})
+    tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
+    views = view_ratio_tokens(tokens, TokenContext(uses, turns, tokenizer))
+    return [asdict(one.token) | without(asdict(one), "token") for one in views]
+
+
+async def describe_rollout(connection: AsyncConnection, rollout: str) -> JsonObject:
+    rollout_id = await require_rollout(connection, rollout)
+    head = await rollout_views.read_rollout_head(connection, rollout_id)
+    assert head is not None
+    group = await rollout_views.read_group_rewards(connection, head.run_id, head.group_id) if head.group_id else None
+    return {
+        "why": await explain_thing(connection, str(rollout_id)),
+        "rollout": head,
+        "attempts": await rollout_views.list_attempts(connection, rollout_id),
+        "boxes": await rollout_views.list_boxes(connection, rollout_id),
+        "patches": await rollout_views.list_patches(connection, rollout_id),
+        "verdicts": await rollout_views.list_grades(connection, rollout_id),
+        "chains": await rollout_views.list_chains(connection, rollout_id),
+        "group": group,
+    }
+
+
+def describe_turn(turn: TurnView) -> JsonObject:
+    """Return a turn as its reader needs it: what was new, what was answered, which tools were called."""
+    answer = turn.answer
+    return {
+        "turn": turn.id,
+        "lane": turn.lane or "main",
+        "kind": turn.kind,
+        "state": turn.state,
+        "fork_cause": turn.fork_cause,
+        "prompt_tokens": turn.prompt_tokens,
+        "sampled_tokens": turn.num_sampled,
+        "finish_reason": turn.finish_reason,
+        "seconds": turn.seconds,
+        "tool_seconds_before": turn.gap_seconds,
+        "system": turn.system,
+        "messages": [
+            {"role": one.role, "text": one.text, "result_of": one.result_of.title if one.result_of else None}
+            for one in turn.messages
+        ],
+        "answer": None if answer is None else _describe_answer(answer),
+    }
+
+
+def _describe_answer(answer: MessageView) -> JsonObject:
+    calls = [{"tool": one.name, "what": one.title, "body": one.body} for one in answer.tool_uses]
+    return {"reasoning": answer.reasoning, "text": answer.text, "calls": calls}
+
+
+async def read_turn_text(connection: AsyncConnection, turn_id: int) -> str:
+    turns = await turn_views.read_turns(connection, [turn_id])
+    if turn_id not in turns:
+        raise ConfigError(f"there is no turn {turn_id}; `turns` lists those of a rollout")
+    (turn,) = read_conversation([turns[turn_id]])
+    parts = [("system", turn.system), *((one.role, one.text) for one in turn.messages)]
+    if turn.answer is None:
+        parts.append(("no answer", f"the call is {turn.state}"))
+    else:
+        parts += [("reasoning", turn.answer.reasoning), ("answer", turn.answer.text)]
+        parts += [(f"call of {one.name}", one.body) for one in turn.answer.tool_uses]
+    return "\n".join(f"[{who}]\n{text}" for who, text in parts if text)
+
+
+async def load_patch(connection: AsyncConnection, rollout: str) -> LongText:
+    rollout_id = await require_rollout(connection, rollout)
+    patches = await rollout_views.list_patches(connection, rollout_id)
+    if not patches:
+        raise ConfigError(f"rollout {rollout} has no patch; `explain` says how it ended")
+    return LongText(await rollout_views.read_patch_text(connection, patches[-1].id), {"patch": asdict(patches[-1])})
+
+
+async def load_grade_log(connection: AsyncConnection, rollout: str) -> LongText:
+    rollout_id = await require_rollout(connection, rollout)
+    head = await rollout_views.read_rollout_head(connection, rollout_id)
+    grades = await rollout_views.list_grades(connection, rollout_id)
+    if head is None or not grades:
+        raise ConfigError(f"rollout {rollout} has no verdict; `explain` says why")
+    grade: Any = next((one for one in grades if one.id == head.grade_id), grades[-1])
+    return LongText(await rollout_views.read_grade_log(connection, grade.id), {"verdict": asdict(grade)})

@@ -1,0 +1,74 @@
+"""The tokens behind a step's ratios, each with its text, its advantage and the command that it helped to write."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ratchet.store.views.rollout_views import PlannedUse
+from ratchet.store.views.step_views import StepToken
+from ratchet.store.views.turn_views import RareToken, TurnContent
+from viewer.models.conversation import main_command
+from viewer.models.tokens import DecodesIds
+
+_MAX_LOG_RATIO = 700.0
+
+
+@dataclass(slots=True, frozen=True)
+class RareTokenView:
+    """A trained token with a low recorded logprob. `advantage`: of its rollout. `command`: of its turn."""
+
+    token: RareToken
+    text: str | None
+    advantage: float
+    command: str
+
+
+@dataclass(slots=True, frozen=True)
+class RatioTokenView:
+    """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
+
+    token: StepToken
+    ratio: float
+    text: str | None
+    advantage: float | None
+    command: str
+
+
+@dataclass(slots=True, frozen=True)
+class TokenContext:
+    """What explains a token: its rollout's use in the step, its turn (archived ones are missing), its tokenizer."""
+
+    uses: Mapping[int, PlannedUse]
+    turns: Mapping[int, TurnContent]
+    tokenizer: DecodesIds | None
+
+    def text_of(self, token_id: int) -> str | None:
+        return self.tokenizer.decode([token_id], skip_special_tokens=False) if self.tokenizer else None
+
+    def command_of(self, turn_id: int) -> str:
+        return main_command(self.turns[turn_id]) if turn_id in self.turns else ""
+
+
+def view_ratio_tokens(tokens: Sequence[StepToken], context: TokenContext) -> list[RatioTokenView]:
+    return [
+        RatioTokenView(
+            one,
+            math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
+            context.text_of(one.token_id),
+            context.uses[one.rollout_id].advantage if one.rollout_id in context.uses else None,
+            context.command_of(one.turn_id),
+        )
+        for one in tokens
+    ]
+
+
+def view_rare_tokens(tokens: Sequence[RareToken], context: TokenContext) -> list[RareTokenView]:
+    return [
+        RareTokenView(
+            one,
+            context.text_of(one.id),
+            context.uses[one.rollout_id].advantage,
+            context.command_of(one.turn_id),
+        )
+        for one in tokens
+    ]
