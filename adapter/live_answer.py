@@ -292,7 +292,8 @@ class LiveAnswer:
         if not certain.strip() and found is None:
             return False
         if not certain.strip() and found is not None and found.group() == self._marks.think_start:
-            self._part = _Part.THINKING
+            # Some parsers keep a space before the mark as thinking, others do not.
+            self._part = _Part.REST if certain.strip("\n") else _Part.THINKING
             self._hidden = self._hidden[found.end() :]
         else:
             self._part = self._unmarked_part()

@@ -5,6 +5,7 @@ seconds, so it is done once, in a thread, while the server already answers; only
 """
 
 import asyncio
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -124,6 +125,8 @@ class _ImportedParsers:
     def __init__(
         self, model_path: Path, tool_parser: str | None, reasoning_parser: str | None, template_kwargs: dict[str, Any]
     ) -> None:
+        # The policy can write a call that cannot be read at any time; that is no error of this service.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         from transformers import PreTrainedTokenizerFast
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
         from vllm.reasoning import ReasoningParserManager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
@@ -151,6 +151,11 @@ def live_answer(outputs: OutputParser, asked: ParsedRequest) -> LiveAnswer:
     return found
 
 
+@example(pieces=[" ", "<think>", "word"], which=3, has_tools=False, stops=(), ended=True)
+@example(pieces=["Look ", CALL, "\n", CALL, CALL[:40]], which=2, has_tools=True, stops=(), ended=False)
+@example(pieces=[CALLS[0], CALLS[1], " and ", CALL, CALLS[2]], which=1, has_tools=True, stops=(), ended=True)
+@example(pieces=[CALLS[5], CALLS[4], CALLS[5]], which=3, has_tools=True, stops=(), ended=True)
+@example(pieces=["</think>", "word", CALL, CALLS[3]], which=2, has_tools=True, stops=("STOP",), ended=False)
 @given(
     pieces=st.lists(PIECES, max_size=9),
     which=st.integers(0, len(PARSERS) - 1),
