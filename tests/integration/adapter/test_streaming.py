@@ -108,7 +108,7 @@ async def test_a_call_is_seen_before_the_answer_is_known_and_ends_after_it_is_st
 ) -> None:
     """Some agents run a call as soon as it ends, so it ends only when its turn is committed."""
     for number, path in enumerate(("/v1/messages", "/v1/chat/completions", "/v1/responses"), start=1):
-        await script(engine, TWO_CALLS, until="and\n")
+        await script(engine, TWO_CALLS, until="and\n", hold=path)
         body = CALLS_IN[path] | {"model": "policy", "stream": True}
         is_open = False
         async with (
@@ -122,7 +122,7 @@ async def test_a_call_is_seen_before_the_answer_is_known_and_ends_after_it_is_st
                     is_open = True
                     state = [row.state for row in await opened.turns()][-1]
                     num_ends = sum(text.count(one) for one in ENDS)
-                    await engine.release("gate")
+                    await engine.release(path)
         assert is_open and state == "in_flight" and num_ends == ENDED_TEXTS[path], path
         (row,) = (await opened.wait_delivered(number + 1))[-1:]
         assert ids_from_bytes(row.sampled_ids).tolist() == engine.ids(TWO_CALLS)

@@ -59,6 +59,7 @@ def parsers(model_dir: Path) -> list[VllmParsers]:
         one.load()
     return made
 
+
 OPTIONS = RequestOptions(dialect="chat", stream=True)
 DIALECTS = (MessagesDialect(), ChatDialect(), ResponsesDialect())
 
