@@ -281,9 +281,11 @@ class LiveAnswer:
             self._part = _Part.REST
             return False
         self.reader.read(self._body)
+        if not self.reader.calls:
+            return False
         if not self.reader.text.startswith(self.text):
             self._part = _Part.REST  # not the text that was shown: `check_live` decides
-        elif self.reader.calls:
+        else:
             self.text = self.reader.text
             self.calls = self.reader.calls
         return False

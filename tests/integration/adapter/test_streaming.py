@@ -111,11 +111,11 @@ async def test_a_call_is_seen_before_the_answer_is_known_and_ends_after_it_is_st
         await script(engine, TWO_CALLS, until="and\n", hold=path)
         body = CALLS_IN[path] | {"model": "policy", "stream": True}
         is_open = False
+        text = ""
         async with (
             httpx.AsyncClient(base_url=with_tools, headers={"x-api-key": opened.token}, timeout=300) as http,
             http.stream("POST", path, json=body) as reply,
         ):
-            text = ""
             async for line in reply.aiter_lines():
                 text += line
                 if "ls -a" in line and not is_open:

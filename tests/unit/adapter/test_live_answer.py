@@ -218,6 +218,23 @@ async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, pa
     assert without.released == ("", "one  two", ())
 
 
+async def test_each_call_is_shown_when_its_end_is_sampled(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    """Token by token, behind text that was shown before."""
+    for which, call in ((1, CALLS[0]), (2, CALLS[1]), (3, CALLS[5])):
+        live = live_answer(OutputParser(renderer, parsers[which]), request(TOOLS, ["STOP"]))
+        thinking = "" if which == 1 else "<think>\nfirst\n</think>\n\n"
+        nums = []
+        for piece in (thinking + "Look.\n", call, "\n", call, "\n"):
+            for one in renderer.tokenizer.plain.encode(piece, add_special_tokens=False).ids:
+                live.feed([one])
+                if live._timer is not None:
+                    live._timer.cancel()
+                    live._show()
+            nums.append(len(live.calls))
+        assert nums == [0, 1, 1, 2, 2], which
+        assert live.text.strip() == "Look."
+
+
 async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:
     encode = renderer.tokenizer.plain.encode
     live = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
