@@ -2,7 +2,7 @@
 
 A call is read at an end mark, from the text up to it and nothing behind it, so no later token changes it: a stream may
 show it, and the stored answer has the same call. An end mark inside of an argument ends no call: there, more text would
-change what the model's parser finds. Reading stops at the first call that cannot be read or that does not fit its tool.
+change what the model's parser finds. Nothing is read behind a call that cannot be read or that does not fit its tool.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,13 +81,11 @@ class CallReader:
         text = self._body[self._begin : end]
         found = self._parse(text)
         self._num_ends += 1
-        if not found.calls or list(found.calls) != list(self._parse(text + "x").calls):
-            self._is_over = self._num_ends == _MOST_ENDS
-            return
         calls = [self._checked(one) for one in found.calls]
         valid = tuple(one for one in calls if one is not None)
-        if len(valid) < len(calls):
-            self._is_over = True
+        is_whole = valid and len(valid) == len(calls) and list(found.calls) == list(self._parse(text + "x").calls)
+        if not is_whole:
+            self._is_over = self._num_ends == _MOST_ENDS
             return
         if not self.calls:
             self.text = found.content
