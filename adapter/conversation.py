@@ -67,14 +67,21 @@ class Message:
 
 
 class ShownText(NamedTuple):
-    """What a stream has of an answer's thinking and text. Text follows only after all of the thinking."""
+    """What a stream has of an answer. Text follows only after all of the thinking, calls only after all of the text."""
 
     thinking: str = ""
     text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def of(cls, answer: Message) -> "ShownText":
+        return cls(answer.reasoning, answer.text, answer.tool_calls)
 
     def begins(self, answer: Message) -> bool:
         """Whether the answer begins with what was shown."""
-        if self.text and answer.reasoning != self.thinking:
+        if (self.text or self.calls) and answer.reasoning != self.thinking:
+            return False
+        if self.calls and (answer.text != self.text or answer.tool_calls[: len(self.calls)] != self.calls):
             return False
         return answer.reasoning.startswith(self.thinking) and answer.text.startswith(self.text)
 

@@ -1,10 +1,10 @@
-"""Thinking and text of an answer while it is sampled, for clients that read a stream.
+"""An answer while it is sampled, for clients that read a stream.
 
 What is shown is the beginning of the answer that will be stored, so nothing is shown that a later token could change:
-the beginning of what may become a mark or a stop sequence, white space that the parsers may strip, and all that
-follows the first mark of a tool call. Tool calls are shown when the whole answer is known, because one that is cut or
-does not fit its tool makes all of them text. If the answer does not begin with what was shown, its streams fail, and a
-retry gets the stored answer (`adapter/replies.py`).
+the beginning of what may become a mark or a stop sequence, white space that the parsers may strip, and a tool call that
+is not complete, because one that is cut or does not fit its tool is no call. A call is shown at its end
+(`adapter/call_reader.py`). If the answer does not begin with what was shown, its streams fail, and a retry gets the
+stored answer (`adapter/replies.py`).
 """
 
 import asyncio
@@ -19,11 +19,15 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from adapter.conversation import ShownText
+from adapter.call_reader import CallReader
+from adapter.conversation import ShownText, ToolCall
 
 _SHOW_SECONDS = 0.05
 """Least time between two updates while tokens come, each of which costs every client an event. The last one does not
 wait (`close`)."""
+
+_MOST_PARSED_CHARS = 20_000
+"""Parsing more would block the event loop: a longer call is shown when the whole answer is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class OutputMarks:
 
     `begins_thinking`: whether an output without a mark at its beginning is thinking; None if that depends on what
     follows. `strips_thinking`: white space at its end is left out. `tool_marks`: beginnings of tool calls; None if they
-    are not known. `others`: marks behind which nothing is shown.
+    are not known. `call_ends`: marks at which a call may end; none if calls are read when the whole answer is known.
+    `others`: marks behind which nothing is shown.
     """
 
     think_start: str | None = None
@@ -40,7 +45,12 @@ class OutputMarks:
     begins_thinking: bool | None = False
     strips_thinking: bool = True
     tool_marks: tuple[str, ...] | None = None
+    call_ends: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+
+    @property
+    def thinks(self) -> tuple[str, ...]:
+        return tuple(one for one in (self.think_start, self.think_end) if one)
 
 
 class _Matcher(NamedTuple):
@@ -61,8 +71,18 @@ class _Matcher(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
-    known = [*stop_sequences, *marks.others, *(marks.tool_marks or ()), marks.think_start, marks.think_end]
-    names = sorted({one for one in known if one}, key=len, reverse=True)
+    return _matcher_of([*stop_sequences, *marks.others, *(marks.tool_marks or ()), *marks.thinks])
+
+
+@lru_cache(maxsize=32)
+def _call_matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
+    """Finds what does not belong to a call."""
+    own = {*(marks.tool_marks or ()), *marks.call_ends} - set(marks.thinks)
+    return _matcher_of([*stop_sequences, *(one for one in (*marks.others, *marks.thinks) if one not in own)])
+
+
+def _matcher_of(known: Sequence[str]) -> _Matcher:
+    names = sorted(set(known), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     return _Matcher(pattern, tuple(sorted(names)), max(map(len, names), default=1) - 1)
 
@@ -72,11 +92,15 @@ class _Part(StrEnum):
     UNDECIDED = "undecided"  # it is thinking if the mark of its end follows
     THINKING = "thinking"
     TEXT = "text"
+    CALLS = "calls"
     REST = "rest"  # not shown before the answer is known
 
 
 class LiveAnswer:
-    """A growing answer. `thinking` and `text` have what may be shown; they only grow."""
+    """A growing answer. `thinking`, `text` and `calls` have what may be shown; they only grow.
+
+    `reader`: reads the calls, None if none can be shown before the answer is known.
+    """
 
     def __init__(
         self,
@@ -85,15 +109,20 @@ class LiveAnswer:
         marks: OutputMarks,
         stop_sequences: Sequence[str],
         has_tools: bool,
+        reader: CallReader | None = None,
     ) -> None:
         self.thinking = ""
         self.text = ""
+        self.calls: tuple[ToolCall, ...] = ()
+        self.reader = reader
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop_ids)
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._marks = marks
         self._strips = has_tools  # text is stripped if a tool call follows it
         self._matcher = _matcher(marks, tuple(stop_sequences))
+        self._call_matcher = _call_matcher(marks, tuple(stop_sequences))
+        self._body = ""  # all that follows the thinking, up to what is hidden
         self._part = self._first_part()
         self._hidden = ""  # decoded and not shown
         self._num_searched = 0  # characters of it in which no mark was found
@@ -111,7 +140,7 @@ class LiveAnswer:
     @property
     def released(self) -> ShownText:
         """What streams may have written by now."""
-        return ShownText(self.thinking, self.text)
+        return ShownText(self.thinking, self.text, self.calls)
 
     def close(self) -> None:
         """Release at once what waits for its time, and nothing after it."""
@@ -122,7 +151,7 @@ class LiveAnswer:
 
     def begin_again(self) -> bool:
         """Forget the tokens so far, if nothing of them may have been shown; return whether."""
-        if self.thinking or self.text:
+        if any(self.released):
             return False
         if self._timer is not None:
             self._timer.cancel()
@@ -130,6 +159,9 @@ class LiveAnswer:
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._part = self._first_part()
         self._hidden = ""
+        self._body = ""
+        if self.reader is not None:
+            self.reader.begin_again()
         self._num_searched = 0
         self._new_ids = []
         return True
@@ -150,13 +182,16 @@ class LiveAnswer:
     def _show(self) -> None:
         self._timer = None
         self._shown_at = asyncio.get_running_loop().time()
-        before = len(self.thinking) + len(self.text)
+        before = self._num_shown()
         self._decode()
         while self._advance():
             pass
-        if len(self.thinking) + len(self.text) > before and self._changed is not None:
+        if self._num_shown() > before and self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
+
+    def _num_shown(self) -> int:
+        return len(self.thinking) + len(self.text) + len(self.calls)
 
     def _decode(self) -> None:
         ids = self._new_ids
@@ -189,10 +224,15 @@ class LiveAnswer:
         """Show what is certain of the hidden text; return whether another part has begun."""
         if self._part is _Part.REST:
             return False
+        if self._part is _Part.CALLS:
+            return self._read_calls()
         # What was searched before has no mark, but one may have begun in its end.
         found = self._matcher.mark.search(self._hidden, max(0, self._num_searched - self._matcher.longest))
+        end = len(self._hidden) - self._num_open(self._matcher)
+        if found is not None and end < found.start():
+            found = None  # what stands around this mark may be a stop sequence, which has precedence
+        end = end if found is None else found.start()
         self._num_searched = 0 if found is not None else len(self._hidden)
-        end = len(self._hidden) - self._num_open() if found is None else found.start()
         certain = self._hidden[:end]
         if self._part is _Part.START:
             return self._begin(certain, found)
@@ -216,14 +256,46 @@ class LiveAnswer:
             self._part = self._text_part()
             self._hidden = found.string[found.end() :].lstrip("\n")
             return True
-        self._part = _Part.REST
+        return self._begin_calls(space, found)
+
+    def _begin_calls(self, space: str, found: "re.Match[str]") -> bool:
+        """Go on to the calls, if the text ends with the mark of one and its parser reads one call after the other."""
+        is_call = self._part is _Part.TEXT and found.group() in (self._marks.tool_marks or ())
+        if not is_call or self.reader is None or found.group() in self._marks.thinks:
+            self._part = _Part.REST
+            return False
+        self._part = _Part.CALLS
+        self._body += space if self._body else self._without_newlines(space)
+        self._hidden = found.string[found.start() :]
+        return True
+
+    def _read_calls(self) -> bool:
+        assert self.reader is not None
+        found = self._call_matcher.mark.search(self._hidden)
+        end = len(self._hidden) - self._num_open(self._call_matcher)
+        end = end if found is None else min(end, found.start())
+        self._body += self._hidden[:end]
+        self._hidden = self._hidden[end:]
+        self._part = _Part.CALLS if found is None else _Part.REST
+        if self.reader.num_unread(self._body) > _MOST_PARSED_CHARS:
+            self._part = _Part.REST
+            return False
+        self.reader.read(self._body)
+        if not self.reader.calls:
+            return False
+        if not self.reader.text.startswith(self.text):
+            self._part = _Part.REST  # not the text that was shown: `check_live` decides
+        else:
+            self.text = self.reader.text
+            self.calls = self.reader.calls
         return False
 
     def _begin(self, certain: str, found: "re.Match[str] | None") -> bool:
         if not certain.strip() and found is None:
             return False
         if not certain.strip() and found is not None and found.group() == self._marks.think_start:
-            self._part = _Part.THINKING
+            # Some parsers keep a space before the mark as thinking, others do not.
+            self._part = _Part.REST if certain.strip("\n") else _Part.THINKING
             self._hidden = self._hidden[found.end() :]
         else:
             self._part = self._unmarked_part()
@@ -243,11 +315,12 @@ class LiveAnswer:
         if self._part is _Part.THINKING:
             self.thinking += text if self.thinking else text.lstrip("\n")
         else:
+            self._body += text if self._body else self._without_newlines(text)
             self.text += text if self.text else self._without_newlines(text)
 
-    def _num_open(self) -> int:
+    def _num_open(self, matcher: _Matcher) -> int:
         """Length of the longest end of the hidden text that may be the beginning of a mark."""
-        for length in range(min(self._matcher.longest, len(self._hidden)), 0, -1):
-            if self._matcher.begins_one(self._hidden[-length:]):
+        for length in range(min(matcher.longest, len(self._hidden)), 0, -1):
+            if matcher.begins_one(self._hidden[-length:]):
                 return length
         return 0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import orjson
 import structlog
 
+from adapter.call_reader import CallReader, FoundCall
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
@@ -69,7 +70,22 @@ class OutputParser:
             self._parsers.tool_parser is not None and bool(request.preamble.tools) and options.tool_choice != "none"
         )
         tokenizer = self._renderer.tokenizer.plain
-        return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools)
+        reader = self._reader(request) if has_tools and self._parsers.ready else None
+        return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools, reader)
+
+    def _reader(self, request: ParsedRequest) -> CallReader:
+        options = request.options
+        tools = request.preamble.tools
+        marks = self._parsers.marks
+
+        def checked(found: FoundCall) -> ToolCall | None:
+            return _tool_call(found.name, found.arguments, tools, options)
+
+        def parse(text: str) -> ParsedText:
+            return self._parsers.split_calls(text, tools)
+
+        call_ends = marks.call_ends if marks is not None else ()
+        return CallReader(call_ends, parse, checked, None if options.parallel_calls else 1)
 
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
         """End what is released of this answer. If it does not begin with that, show no unfinished answers any more."""
@@ -80,7 +96,8 @@ class OutputParser:
             self._shows_live = False
             _LOG.error(
                 "an answer differs from what was streamed of it; streams have answers in one piece from now on",
-                shown="".join(live.released)[-200:],
+                shown=(live.thinking + live.text)[-200:],
+                num_calls=len(live.calls),
             )
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
@@ -116,23 +133,42 @@ class OutputParser:
     def _num_ids_for(self, ids: Ids, num_chars: int) -> int:
         return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.decode(ids[:num])))
 
-    async def parse(self, text: str, request: ParsedRequest, stopped: bool) -> ParsedOutput:
+    async def parse(
+        self, text: str, request: ParsedRequest, stopped: bool, live: LiveAnswer | None = None
+    ) -> ParsedOutput:
         """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
+        `live`: what streams have shown of it, of which the calls are kept.
 
-        If a tool call is incomplete, names a tool that was not offered, lacks a required argument or violates a strict
-        schema, all of the output behind the thinking is returned as plain text; the agent then tells the model that it
-        could not be read.
+        The calls are those up to the first that is incomplete, names a tool that was not offered, lacks a required
+        argument or violates a strict schema; what follows them is dropped. If the first is of that kind, or any of a
+        parser that reads all calls at once, all of the output behind the thinking is returned as plain text; the agent
+        then tells the model that it could not be read.
         """
+        if live is not None:
+            live.close()  # its calls may be read on in another thread
         options = request.options
         tools = request.preamble.tools
         text, stop_sequence = _cut(text, options.stop_sequences)
-        is_complete = (stopped or stop_sequence is not None) and options.tool_choice != "none"
-        parsed = await self._parsers.split(text, tools if is_complete else ())
-        message = _message(parsed, tools, options)
-        if message.tool_calls:
-            finish: Finish = "tool_calls"
+        is_complete = stopped or stop_sequence is not None
+        read: CallReader | None = None
+
+        def calls_of(body: str) -> ParsedText:
+            nonlocal read
+            read = self._reader(request) if live is None or live.reader is None else live.reader
+            if not read.has_read_a_beginning_of(body):
+                read = self._reader(request)
+            read.read(body)
+            return self._parsers.split_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
+
+        offers_tools = self._parsers.tool_parser is not None and bool(tools) and options.tool_choice != "none"
+        parsed = await self._parsers.split(text, calls_of if offers_tools else None)
+        if read is not None and read.calls:
+            message = Message("assistant", read.text, parsed.reasoning, read.calls)
         else:
-            finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
+            message = _message(parsed, tools, options)
+        finish: Finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
+        if message.tool_calls and is_complete:
+            finish = "tool_calls"
         reasoning_chars = len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
         violation = None
         if options.output_schema is not None and not message.tool_calls:

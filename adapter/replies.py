@@ -194,10 +194,10 @@ class StreamReply(_CallReply):
 
     async def show(self, send: Send) -> None:
         client = self.call.client
-        if client.live is not None and client.turn_id is not None:
-            shown = client.live.released
-            if data := self.stream.growth(client.turn_id, shown.thinking, shown.text):
-                await _write(send, data, more=True)
+        if client.live is None or client.turn_id is None:
+            return
+        if data := self.stream.growth(client.turn_id, client.live.released):
+            await _write(send, data, more=True)
 
     def begins_with_shown(self, answer: Answer) -> bool:
         return self.stream.shown.begins(answer.message)

@@ -5,10 +5,11 @@ seconds, so it is done once, in a thread, while the server already answers; only
 """
 
 import asyncio
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +24,9 @@ _MAX_TOOL_SETS = 256
 class _Parsers(Protocol):
     marks: OutputMarks | None
 
-    def split(self, text: str, tools: Sequence[Tool]) -> "ParsedText": ...
+    def split_thinking(self, text: str) -> "ParsedText": ...
+
+    def split_calls(self, body: str, tools: Sequence[Tool]) -> "ParsedText": ...
 
 
 class ParsedCall(NamedTuple):
@@ -85,16 +88,28 @@ class VllmParsers:
             return OutputMarks()
         return None if self._parsers is None else self._parsers.marks
 
-    async def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
-        """Split a sampled text. Tool calls are parsed only if there are `tools`."""
-        if (self.tool_parser is None or not tools) and self.reasoning_parser is None:
+    async def split(self, text: str, calls_of: Callable[[str], ParsedText] | None) -> ParsedText:
+        """Split a sampled text. `calls_of` parses what follows the thinking; None: that is plain text."""
+        if calls_of is None and self.reasoning_parser is None:
             return ParsedText("", text)
         if self._parsers is None:
             await asyncio.to_thread(self.load)
-        assert self._parsers is not None
         if len(text) < _THREAD_FROM_CHARS:
-            return self._parsers.split(text, tools)
-        return await asyncio.to_thread(self._parsers.split, text, tools)
+            return self._split(text, calls_of)
+        return await asyncio.to_thread(self._split, text, calls_of)
+
+    def _split(self, text: str, calls_of: Callable[[str], ParsedText] | None) -> ParsedText:
+        assert self._parsers is not None
+        parsed = self._parsers.split_thinking(text)
+        if calls_of is None:
+            return parsed
+        found = calls_of(parsed.body)
+        return replace(parsed, content=found.content, calls=found.calls)
+
+    def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
+        """Parse the tool calls of a text without thinking. The parsers must be loaded."""
+        assert self._parsers is not None
+        return self._parsers.split_calls(body, tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,8 @@ class _ImportedParsers:
     def __init__(
         self, model_path: Path, tool_parser: str | None, reasoning_parser: str | None, template_kwargs: dict[str, Any]
     ) -> None:
+        # The policy can write a call that cannot be read at any time; that is no error of this service.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         from transformers import PreTrainedTokenizerFast
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
         from vllm.reasoning import ReasoningParserManager
@@ -137,9 +154,14 @@ class _ImportedParsers:
     def _find_marks(self) -> OutputMarks | None:
         """Ask the parsers for their marks, and try how they take an output that begins without one."""
         others = tuple(self._tokenizer.get_added_vocab())
-        tool_marks = () if self._tool_class is None else _tool_marks(self._tool_class(self._tokenizer, []))
+        tool_marks: tuple[str, ...] | None = ()
+        call_ends: tuple[str, ...] = ()
+        if self._tool_class is not None:
+            tool_parser = self._tool_class(self._tokenizer, [])
+            tool_marks = _tool_marks(tool_parser)
+            call_ends = _call_ends(tool_parser)
         if self._reasoning_class is None:
-            return OutputMarks(tool_marks=tool_marks, others=others)
+            return OutputMarks(tool_marks=tool_marks, call_ends=call_ends, others=others)
         parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
         start, end = parser.reasoning_start_str, parser.reasoning_end_str
         if not start or not end:
@@ -150,26 +172,26 @@ class _ImportedParsers:
         if (parser.extract_reasoning(changed_later, request)[0] or "").startswith("a") is not begins_thinking:
             begins_thinking = None
         strips_thinking = not (parser.extract_reasoning(f"{start}a {end}b", request)[0] or "").endswith(" ")
-        return OutputMarks(start, end, begins_thinking, strips_thinking, tool_marks, others)
+        return OutputMarks(start, end, begins_thinking, strips_thinking, tool_marks, call_ends, others)
 
-    def split(self, text: str, tools: Sequence[Tool]) -> ParsedText:
+    def split_thinking(self, text: str) -> ParsedText:
+        if self._reasoning_class is None:
+            return ParsedText("", text)
+        parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
+        thought, rest = parser.extract_reasoning(text, self._vllm_tools(()).request)
+        return ParsedText((thought or "").strip("\n"), (rest or "").lstrip("\n"))
+
+    def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
         known = self._vllm_tools(tools)
-        reasoning = ""
-        body = text
-        if self._reasoning_class is not None:
-            parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
-            thought, rest = parser.extract_reasoning(text, known.request)
-            reasoning = (thought or "").strip("\n")
-            body = (rest or "").lstrip("\n")
         if self._tool_class is None or not known.params:
-            return ParsedText(reasoning, body)
+            return ParsedText("", body)
         tool_parser = self._tool_class(self._tokenizer, known.params)
         if self._reasoning_class is None and hasattr(tool_parser, "skip_reasoning_parsing"):
             tool_parser.skip_reasoning_parsing = True  # without a reasoning parser, marks of thinking are plain content
         found = tool_parser.extract_tool_calls(body, known.request)
         calls = found.tool_calls if found.tools_called else ()
         parsed = tuple(ParsedCall(call.function.name, call.function.arguments) for call in calls)
-        return ParsedText(reasoning, body, found.content or "", parsed)
+        return ParsedText("", body, found.content or "", parsed)
 
     def _vllm_tools(self, tools: Sequence[Tool]) -> _VllmTools:
         """Return vLLM's form of the tools.
@@ -199,3 +221,14 @@ def _tool_marks(parser: Any) -> tuple[str, ...] | None:
     spellings = [config.terminals[one] for one in outside if one in config.terminals]
     marks = tuple(mark for one in spellings for mark in ((one,) if isinstance(one, str) else one))
     return None if any(set(mark) & set("\\*+?()[]") for mark in marks) else marks  # patterns, not texts
+
+
+def _call_ends(parser: Any) -> tuple[str, ...]:
+    """Return the texts at which a tool parser of vLLM sees a call, or a list of calls, end; none if it names none."""
+    config = getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
+    if config is not None:
+        marks = config.terminals.get("TOOL_END", ())
+        marks = (marks,) if isinstance(marks, str) else tuple(marks)
+        return () if any(set(mark) & set("\\*+?()[]") for mark in marks) else marks
+    ends = [getattr(parser, name, None) for name in ("tool_calls_end_token", "tool_call_end_token")]
+    return tuple(one for one in ends if isinstance(one, str) and one)[:1]

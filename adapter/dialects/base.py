@@ -74,8 +74,11 @@ class SseWriter(Protocol):
 
     def ping(self) -> bytes: ...
 
-    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
-        """The events that complete what was shown to these texts, which begin with it; empty if nothing is new."""
+    def growth(self, turn_id: int, grown: ShownText) -> bytes:
+        """The events that complete what was shown to `grown`, which begins with it; empty if nothing is new.
+
+        No call ends before `closing`: some agents run one as soon as it ends, and its turn is not committed yet.
+        """
         ...
 
     def closing(self, answer: Answer) -> bytes:

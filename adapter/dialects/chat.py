@@ -136,23 +136,23 @@ class ChatStream:
     def ping(self) -> bytes:
         return b": ping\n\n"
 
-    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+    def growth(self, turn_id: int, grown: ShownText) -> bytes:
         chunks = b""
-        if new := thinking[len(self.shown.thinking) :]:
+        if new := grown.thinking[len(self.shown.thinking) :]:
             chunks += self._chunk({"reasoning_content": new})
-        if new := text[len(self.shown.text) :]:
+        if new := grown.text[len(self.shown.text) :]:
             chunks += self._chunk({"content": new})
-        self.shown = ShownText(thinking, text)
+        num_shown = len(self.shown.calls)
+        if new_calls := grown.calls[num_shown:]:
+            wire = [_wire_call(call, self._options) for call in new_calls]
+            chunks += self._chunk({"tool_calls": [{"index": at} | one for at, one in enumerate(wire, num_shown)]})
+        self.shown = grown
         return chunks
 
     def closing(self, answer: Answer) -> bytes:
-        chunks = self.growth(answer.turn_id, answer.message.reasoning, answer.message.text)
-        wire = _wire_message(answer, self._options)
-        for at, one in enumerate(wire.get("tool_calls", [])):
-            one["index"] = at
-        for key in ("refusal", "tool_calls"):
-            if wire.get(key):
-                chunks += self._chunk({key: wire[key]})
+        chunks = self.growth(answer.turn_id, ShownText.of(answer.message))
+        if answer.violation:
+            chunks += self._chunk({"refusal": answer.violation})
         # All logprobs are in the last chunk: they are those of all sampled tokens, not of one delta's.
         chunks += self._chunk({}, _logprobs(answer), _finish(answer))
         if self._options.include_usage:

@@ -127,6 +127,7 @@ class MessagesStream:
         self._options = options
         self._num_blocks = 0
         self._open_block = ""
+        self._open_calls: list[int] = []  # numbers of their blocks
 
     def opening(self, prompt_tokens: int) -> bytes:
         start = _message_start(self._options, f"msg_{uuid4().hex[:24]}") | {
@@ -139,25 +140,27 @@ class MessagesStream:
     def ping(self) -> bytes:
         return _PING
 
-    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+    def growth(self, turn_id: int, grown: ShownText) -> bytes:
         events = b""
-        if new := thinking[len(self.shown.thinking) :]:
+        if new := grown.thinking[len(self.shown.thinking) :]:
             events += self._begin_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             events += self._delta({"type": "thinking_delta", "thinking": new})
-        if new := text[len(self.shown.text) :]:
+        if new := grown.text[len(self.shown.text) :]:
             events += self._begin_block("text", {"type": "text", "text": ""})
             events += self._delta({"type": "text_delta", "text": new})
-        self.shown = ShownText(thinking, text)
+        for call in grown.calls[len(self.shown.calls) :]:
+            events += self._end_block()
+            self._open_calls.append(self._num_blocks)
+            events += self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            arguments = orjson.dumps(dict(call.arguments)).decode()
+            events += self._delta({"type": "input_json_delta", "partial_json": arguments})
+        self.shown = grown
         return events
 
     def closing(self, answer: Answer) -> bytes:
-        events = self.growth(answer.turn_id, answer.message.reasoning, answer.message.text)
-        for call in answer.message.tool_calls:
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            events += self._begin_block(f"tool_use {call.id}", block)
-            arguments = orjson.dumps(dict(call.arguments)).decode()
-            events += self._delta({"type": "input_json_delta", "partial_json": arguments})
-        events += self._end_block()
+        events = self.growth(answer.turn_id, ShownText.of(answer.message)) + self._end_block()
+        for number in self._open_calls:
+            events += _event({"type": "content_block_stop", "index": number})
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
         events += _event({"type": "message_delta", "delta": _end(answer), "usage": usage})
         return events + _event({"type": "message_stop"})
@@ -168,8 +171,11 @@ class MessagesStream:
             return b""
         events = self._end_block()
         self._open_block = name
+        return events + self._begin(empty)
+
+    def _begin(self, empty: dict[str, Any]) -> bytes:
         self._num_blocks += 1
-        return events + _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": empty})
+        return _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": empty})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import orjson
 
-from adapter.conversation import Answer, RequestOptions, ShownText
+from adapter.conversation import Answer, RequestOptions, ShownText, ToolCall
 from adapter.dialects.base import Failure, event
 
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
@@ -60,7 +60,6 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
     """Reasoning, text and calls, in this order; their ids are derived from the turn's."""
     message = answer.message
     turn = answer.turn_id
-    forms = options.tool_forms
     items: list[dict[str, Any]] = []
     if message.reasoning:
         items.append(reasoning_item(turn, message.reasoning))
@@ -72,20 +71,20 @@ def output_of(options: RequestOptions, answer: Answer) -> list[dict[str, Any]]:
         if answer.violation is not None:
             item["content"].append({"type": "refusal", "refusal": answer.violation})
         items.append(item)
-    for at, call in enumerate(message.tool_calls):
-        common = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if (qualified := forms.namespaces.get(call.name)) is not None:
-            common |= {"name": qualified.name, "namespace": qualified.namespace}
-        if call.name in forms.custom:
-            items.append(
-                {"id": f"ctc_{turn}_{at}", "type": "custom_tool_call"}
-                | common
-                | {"input": str(call.arguments.get("input", ""))}
-            )
-        else:
-            arguments = orjson.dumps(call.arguments).decode()
-            items.append({"id": f"fc_{turn}_{at}", "type": "function_call"} | common | {"arguments": arguments})
-    return items
+    return items + [call_item(options, turn, at, call) for at, call in enumerate(message.tool_calls)]
+
+
+def call_item(options: RequestOptions, turn_id: int, at: int, call: ToolCall) -> dict[str, Any]:
+    """The answer's call number `at`."""
+    forms = options.tool_forms
+    common = {"call_id": call.id, "name": call.name, "status": "completed"}
+    if (qualified := forms.namespaces.get(call.name)) is not None:
+        common |= {"name": qualified.name, "namespace": qualified.namespace}
+    if call.name in forms.custom:
+        text = str(call.arguments.get("input", ""))
+        return {"id": f"ctc_{turn_id}_{at}", "type": "custom_tool_call"} | common | {"input": text}
+    arguments = orjson.dumps(call.arguments).decode()
+    return {"id": f"fc_{turn_id}_{at}", "type": "function_call"} | common | {"arguments": arguments}
 
 
 class ResponsesStream:
@@ -95,7 +94,9 @@ class ResponsesStream:
         self._id = f"resp_{uuid4().hex}"
         self._next_number = 0
         self._num_items = 0
-        self._open_item = ""  # type of the last item if its text is not complete
+        self._open_item = ""  # type of the last item of text if it is not complete
+        self._text_number = 0  # number of that item
+        self._call_numbers: list[int] = []  # numbers of the calls' items
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self._event("response.created", response=self._response(None)) + self.ping()
@@ -104,25 +105,30 @@ class ResponsesStream:
         """An event and not a comment, because some clients time out without events."""
         return self._event("response.in_progress", response=self._response(None))
 
-    def growth(self, turn_id: int, thinking: str, text: str) -> bytes:
+    def growth(self, turn_id: int, grown: ShownText) -> bytes:
         events = b""
-        if new := thinking[len(self.shown.thinking) :]:
+        if new := grown.thinking[len(self.shown.thinking) :]:
             # Not of all the thinking, which would be encoded with every update: the item is complete at its end.
             events += self._grow(reasoning_item(turn_id, ""), new)
-        if new := text[len(self.shown.text) :]:
-            if self._open_item == "reasoning":
-                events += self._end_item(reasoning_item(turn_id, thinking))
+        new = grown.text[len(self.shown.text) :]
+        new_calls = grown.calls[len(self.shown.calls) :]
+        if (new or new_calls) and self._open_item == "reasoning":
+            events += self._end_item(reasoning_item(turn_id, grown.thinking))
+        if new:
             events += self._grow(message_item(turn_id, ""), new)
-        self.shown = ShownText(thinking, text)
+        for at, call in enumerate(new_calls, len(self.shown.calls)):
+            events += self._begin_call(call_item(self._options, turn_id, at, call))
+        self.shown = grown
         return events
 
     def closing(self, answer: Answer) -> bytes:
-        events = b""
-        for item in output_of(self._options, answer):
-            if item["type"] in ("message", "reasoning"):
-                events += self._complete(item)
-            else:
-                events += self._call(item)
+        items = output_of(self._options, answer)
+        texts = [item for item in items if item["type"] in ("message", "reasoning")]
+        events = b"".join(self._complete(item) for item in texts)
+        for at, item in enumerate(items[len(texts) :]):
+            if at >= len(self._call_numbers):
+                events += self._begin_call(item)
+            events += self._end_call(item, self._call_numbers[at])
         end = "response.incomplete" if answer.finish == "length" else "response.completed"
         return events + self._event(end, response=self._response(answer))
 
@@ -146,22 +152,22 @@ class ResponsesStream:
         return self._event("response.output_item.added", output_index=self._num_items - 1, item=empty)
 
     def _place(self, item: dict[str, Any]) -> dict[str, Any]:
-        return {"output_index": self._num_items - 1, "item_id": item["id"]}
+        return {"output_index": self._text_number, "item_id": item["id"]}
 
-    def _call(self, item: dict[str, Any]) -> bytes:
-        """The events of one call: added empty, filled, done."""
-        events = self._begin_item(item)
-        place = self._place(item)
-        if item["type"] == "function_call":
-            arguments = item["arguments"]
-            events += self._event("response.function_call_arguments.delta", **place, delta=arguments)
-            events += self._event(
-                "response.function_call_arguments.done", **place, name=item["name"], arguments=arguments
-            )
-        else:
-            events += self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
-            events += self._event("response.custom_tool_call_input.done", **place, input=item["input"])
-        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
+    def _begin_call(self, item: dict[str, Any]) -> bytes:
+        """The events of a call that is added empty and filled."""
+        number = self._num_items
+        self._call_numbers.append(number)
+        kind = _CALL_EVENT[item["type"]]
+        place = {"output_index": number, "item_id": item["id"]}
+        return self._begin_item(item) + self._event(f"{kind}.delta", **place, delta=_filling(item))
+
+    def _end_call(self, item: dict[str, Any], number: int) -> bytes:
+        place = {"output_index": number, "item_id": item["id"]}
+        filled = {"name": item["name"]} if item["type"] == "function_call" else {}
+        filled |= {key: item[key] for key in _EMPTY[item["type"]]}
+        events = self._event(f"{_CALL_EVENT[item['type']]}.done", **place, **filled)
+        return events + self._event("response.output_item.done", output_index=number, item=item)
 
     def _grow(self, item: dict[str, Any], new: str) -> bytes:
         """The events that append `new` to the text of an item, which is begun if it is not open."""
@@ -169,6 +175,7 @@ class ResponsesStream:
         events = b""
         if self._open_item != item["type"]:
             self._open_item = item["type"]
+            self._text_number = self._num_items
             events += self._begin_item(item)
             events += self._part_event("added", item, 0, part=_emptied(part))
         return events + self._delta(item, 0, part, new)
@@ -197,7 +204,7 @@ class ResponsesStream:
             place = self._place(item) | {"content_index": number}
             events += self._event(f"response.{part['type']}.done", **place, **text)
             events += self._part_event("done", item, number, part=part)
-        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
+        return events + self._event("response.output_item.done", output_index=self._text_number, item=item)
 
     def _part_event(self, name: str, item: dict[str, Any], number: int, part: dict[str, Any]) -> bytes:
         return self._event(f"response.content_part.{name}", **self._place(item), content_index=number, part=part)
@@ -215,6 +222,15 @@ def _emptied(part: dict[str, Any]) -> dict[str, Any]:
     return part | {"refusal" if part["type"] == "refusal" else "text": ""}
 
 
+def _filling(call: dict[str, Any]) -> str:
+    """A call's arguments or input."""
+    return str(call["arguments" if call["type"] == "function_call" else "input"])
+
+
+_CALL_EVENT = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
 _EMPTY: dict[str, dict[str, Any]] = {
     "message": {"content": []},
     "reasoning": {"content": [], "encrypted_content": None},

@@ -195,9 +195,12 @@ async def rig(*options: str) -> AsyncIterator[Rig]:
                 await database.close()
 
 
-def _sampled_outputs(renderer: Renderer) -> list[list[int]]:
+def _sampled_outputs(renderer: Renderer, num_calls: int = 1) -> list[list[int]]:
     talk, end = Conversation(-1, SYSTEM_CHARS, RESULT_CHARS), renderer.tokenizer.plain.token_to_id("<|im_end|>")
-    texts = [talk.answer().sampled_text() for _ in range(256)]
+    texts = []
+    for _ in range(256):
+        first, *more = [talk.answer() for _ in range(num_calls)]
+        texts.append("\n".join([first.sampled_text(), *(one.sampled_text()[len(one.text) + 1 :] for one in more)]))
     return [[*renderer.tokenizer.plain.encode(one, add_special_tokens=False).ids, end] for one in texts]
 
 
@@ -463,8 +466,11 @@ async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any
     async with rig() as found:
         await _warm_up(found, say)
         (reader,) = await _agents(found.database, 1_000_000, 1, RESULT_CHARS)
+        await found.hold(0, 0, _sampled_outputs(found.renderer, num_calls=2))
+        streaming = await first_texts(found, reader)
+        await found.hold(0, 0, _sampled_outputs(found.renderer))
         measured = {
-            "streaming": await first_texts(found, reader),
+            "streaming": streaming,
             "one_long_conversation": await _long(found, say),
             "load": await _load(found, num_sessions, seconds, say),
         }

@@ -1,4 +1,5 @@
-"""When a client sees the first text of an answer, compared with its last byte, when it would see it without streaming.
+"""When a client sees an answer's first text and its first tool call's arguments, compared with its last byte, when it
+would see both without streaming.
 
 One session, an engine that samples a token every few milliseconds.
 """
@@ -6,7 +7,7 @@ One session, an engine that samples a token every few milliseconds.
 import asyncio
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -18,38 +19,55 @@ TOKEN_SECONDS = 0.02
 
 
 async def first_texts(found: "Rig", agent: "Agent") -> dict[str, Any]:
-    """Medians over turns, in milliseconds: until the first text, until the last byte."""
+    """Medians over turns, in milliseconds: until the first text, the first arguments, the last byte.
+
+    Each answer has two calls.
+    """
     await found.hold(0, 0, token_seconds=TOKEN_SECONDS)
-    first, last = [], []
+    first, arguments, last = [], [], []
     for _ in range(NUM_TURNS):
         started = time.monotonic()
-        at = await _first_text(found.adapter_port, agent)
-        first.append(1e3 * (at - started))
+        seen = await _first_seen(found.adapter_port, agent)
+        first.append(1e3 * (seen.text_at - started))
+        arguments.append(1e3 * (seen.arguments_at - started))
         last.append(1e3 * (time.monotonic() - started))
     await found.hold(0, 0)
     return {
         "milliseconds_per_token": 1e3 * TOKEN_SECONDS,
         "first_text_ms": round(statistics.median(first)),
+        "first_arguments_ms": round(statistics.median(arguments)),
         "last_byte_ms": round(statistics.median(last)),
     }
 
 
-async def _first_text(port: int, agent: "Agent") -> float:
-    """Ask a question of its own, so that no history grows, and read the stream; return when its first text came."""
+class _FirstSeen(NamedTuple):
+    text_at: float
+    arguments_at: float
+
+
+async def _first_seen(port: int, agent: "Agent") -> _FirstSeen:
+    """Ask a question of its own, so that no history grows, and read the stream."""
     question = f"question {len(agent.calls)}"
     agent.calls.append((0.0, 200))
     body = orjson.dumps(
-        {"model": "policy", "max_tokens": 4000, "stream": True, "messages": [{"role": "user", "content": question}]}
+        {
+            "model": "policy",
+            "max_tokens": 4000,
+            "stream": True,
+            "tools": [{"name": "Bash", "input_schema": {"type": "object"}}],
+            "messages": [{"role": "user", "content": question}],
+        }
     )
     head = f"POST /v1/messages HTTP/1.1\r\nhost: adapter\r\nx-api-key: {agent.token}\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     seen = b""
-    at = 0.0
+    times: dict[bytes, float] = {}
     while data := await reader.read(1 << 16):
         seen += data
-        if not at and b"text_delta" in seen:
-            at = time.monotonic()
+        for mark in (b"text_delta", b"input_json_delta"):
+            if mark in seen:
+                times.setdefault(mark, time.monotonic())
     writer.close()
     assert b"message_stop" in seen, seen[-300:]
-    return at
+    return _FirstSeen(times[b"text_delta"], times[b"input_json_delta"])

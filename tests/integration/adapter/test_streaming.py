@@ -99,6 +99,47 @@ async def test_messages_are_seen_while_they_are_sampled(live: str, engine: Scrip
     assert is_released and ids_from_bytes(row.sampled_ids).tolist() == engine.ids(OUTPUT) and row.logprobs_valid
 
 
+SECOND = CALL.replace("ls -a", "echo '{\"</tool_call>\"}' \u00e9")
+TWO_CALLS = f"Look.\n{CALL}\nand\n{SECOND}\n"
+
+
+async def test_a_call_is_seen_before_the_answer_is_known_and_ends_after_it_is_stored(
+    with_tools: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Some agents run a call as soon as it ends, so it ends only when its turn is committed."""
+    for number, path in enumerate(("/v1/messages", "/v1/chat/completions", "/v1/responses"), start=1):
+        await script(engine, TWO_CALLS, until="and\n", hold=path)
+        body = CALLS_IN[path] | {"model": "policy", "stream": True}
+        is_open = False
+        text = ""
+        async with (
+            httpx.AsyncClient(base_url=with_tools, headers={"x-api-key": opened.token}, timeout=300) as http,
+            http.stream("POST", path, json=body) as reply,
+        ):
+            async for line in reply.aiter_lines():
+                text += line
+                if "ls -a" in line and not is_open:
+                    is_open = True
+                    state = [row.state for row in await opened.turns()][-1]
+                    num_ends = sum(text.count(one) for one in ENDS)
+                    await engine.release(path)
+        assert is_open and state == "in_flight" and num_ends == ENDED_TEXTS[path], path
+        (row,) = (await opened.wait_delivered(number + 1))[-1:]
+        assert ids_from_bytes(row.sampled_ids).tolist() == engine.ids(TWO_CALLS)
+        assert text.count("ls -a") >= 1 and "echo '{" in text
+        assert sum(text.count(one) for one in ENDS) == ALL_ENDS[path]
+
+
+ALL_ENDS = {"/v1/messages": 3, "/v1/chat/completions": 1, "/v1/responses": 3}
+ENDS = ("event: content_block_stop", '"finish_reason":"tool_calls"', "event: response.output_item.done")
+ENDED_TEXTS = {"/v1/messages": 1, "/v1/chat/completions": 0, "/v1/responses": 0}
+CALLS_IN: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": ASK, "max_tokens": 95, "tools": ANTHROPIC_TOOLS},
+    "/v1/chat/completions": {"messages": ASK, "tools": CHAT_TOOLS},
+    "/v1/responses": {"input": "x", "tools": [{"type": "function", "name": "bash", "parameters": SCHEMA}]},
+}
+
+
 async def test_chat_is_seen_while_it_is_sampled(live: str, engine: ScriptedEngine, opened: Opened) -> None:
     await script(engine)
     thinking = text = ""

@@ -3,18 +3,23 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
+import json
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapter.conversation import Preamble, RequestOptions
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
 from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
+from adapter.dialects.chat import ChatDialect
+from adapter.dialects.messages import MessagesDialect
+from adapter.dialects.responses import ResponsesDialect
 from adapter.live_answer import LiveAnswer
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
@@ -26,11 +31,21 @@ pytestmark = pytest.mark.filterwarnings(
 )
 PARSERS = [(None, None), ("qwen3_coder", None), ("qwen3_coder", "qwen3"), ("hermes", "deepseek_r1"), ("pythonic", None)]
 CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+CALLS = [
+    CALL.replace("ls", "echo '</tool_call>' {{}"),
+    CALL.replace("ls", "two\n\nlines \u00e9 \U0001f600 \\u00e9"),
+    CALL.replace("=command", "=other"),
+    CALL.replace("ls", "ls STOP"),
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "</tool_call>"}}\n</tool_call>',
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "\\u00e9 {\\"a\\": {}}", "n": [1.0, {}]}}\n</tool_call>',
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"\n</tool_call>',
+    '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>',
+]
 PIECES = st.sampled_from(
     [
         "<think>", "</think>", "\n", " ", "  \n", "word", "Look <b>", CALL, CALL[:40], "<tool_call>", "</tool_call>",
         '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>', "<function=bash>", "STOP", "ST",
-        "\U0001f600", "é", "<", "[bash(command='ls')]", "</thin", "<|im_start|>",
+        "\U0001f600", "é", "<", "[bash(command='ls')]", "</thin", "<|im_start|>", *CALLS,
     ]
 )  # fmt: skip
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
@@ -45,6 +60,87 @@ def parsers(model_dir: Path) -> list[VllmParsers]:
     return made
 
 
+OPTIONS = RequestOptions(dialect="chat", stream=True)
+DIALECTS = (MessagesDialect(), ChatDialect(), ResponsesDialect())
+
+
+def without_ids(message: Message) -> Message:
+    return replace(message, tool_calls=named(message.tool_calls))
+
+
+def named(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    return tuple(replace(call, id="") for call in calls)
+
+
+def read_messages_stream(events: list[Any]) -> list[Any]:
+    """The blocks, each of which must be ended."""
+    blocks: dict[int, Any] = {}
+    ended = set()
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks[event["index"]] = event["content_block"] | {"json": ""}
+        if event["type"] == "content_block_delta":
+            assert event["index"] not in ended
+            for key, new in event["delta"].items():
+                if key != "type":
+                    name = "json" if key == "partial_json" else key
+                    blocks[event["index"]][name] += new
+        if event["type"] == "content_block_stop":
+            ended.add(event["index"])
+    assert ended == set(blocks) and events[-1]["type"] == "message_stop"
+    for block in blocks.values():
+        if (arguments := block.pop("json")) or block["type"] == "tool_use":
+            block["input"] = json.loads(arguments)
+    return list(blocks.values())
+
+
+def read_chat_stream(chunks: list[Any]) -> Any:
+    read: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        for key in ("content", "reasoning_content"):
+            read[key] += delta.get(key) or ""
+        for call in delta.get("tool_calls", []):
+            assert call.pop("index") == len(read["tool_calls"])
+            read["tool_calls"].append(call)
+    return read
+
+
+def read_chat_reply(reply: Any) -> Any:
+    message = reply["choices"][0]["message"]
+    empty = {"content": "", "reasoning_content": "", "tool_calls": []}
+    return {key: message.get(key) or value for key, value in empty.items()}
+
+
+def read_responses_stream(events: list[Any]) -> list[Any]:
+    """The items as they were added, filled and ended."""
+    items: dict[int, Any] = {}
+    texts: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            assert event["output_index"] not in items
+            texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
+        if event["type"] == "response.output_item.done":
+            items[event["output_index"]] = item = event["item"]
+            whole = item.get("arguments") or item.get("input") or item.get("content", [{}])[0].get("text")
+            assert texts.get(event["output_index"], "") == whole
+    read = [items[number] for number in sorted(items)]
+    assert events[-1]["response"]["output"] == read == list(items.values())
+    return read
+
+
+READ_STREAM: dict[str, Any] = {
+    "messages": read_messages_stream,
+    "chat": read_chat_stream,
+    "responses": read_responses_stream,
+}
+READ_REPLY: dict[str, Any] = {
+    "messages": lambda reply: reply["content"],
+    "chat": read_chat_reply,
+    "responses": lambda reply: reply["output"],
+}
+
+
 def request(tools: Sequence[Any], stops: Sequence[str]) -> ParsedRequest:
     options = RequestOptions(dialect="chat", stream=True, stop_sequences=tuple(stops))
     return ParsedRequest(options=options, preamble=Preamble.of("", tools), runs=[], keys=[], num_skipped=0)
@@ -56,11 +152,16 @@ def live_answer(outputs: OutputParser, asked: ParsedRequest) -> LiveAnswer:
     return found
 
 
+@example(pieces=[" ", "<think>", "word"], which=3, has_tools=False, stops=(), ended=True)
+@example(pieces=["Look ", CALL, "\n", CALL, CALL[:40]], which=2, has_tools=True, stops=(), ended=False)
+@example(pieces=[CALLS[0], CALLS[1], " and ", CALL, CALLS[2]], which=1, has_tools=True, stops=(), ended=True)
+@example(pieces=[CALLS[5], CALLS[4], CALLS[5]], which=3, has_tools=True, stops=(), ended=True)
+@example(pieces=["</think>", "word", CALL, CALLS[3]], which=2, has_tools=True, stops=("STOP",), ended=False)
 @given(
     pieces=st.lists(PIECES, max_size=9),
     which=st.integers(0, len(PARSERS) - 1),
     has_tools=st.booleans(),
-    stops=st.sampled_from([(), ("STOP",), ("word", "\n\n")]),
+    stops=st.sampled_from([(), ("STOP",), ("word", "\n\n"), ("</tool_call>\n<tool_call>", "d<tool_call>\n<")]),
     ended=st.booleans(),
 )
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
@@ -77,18 +178,30 @@ async def test_what_is_shown_is_the_answers_beginning(
     asked = request(TOOLS if has_tools else (), stops)
     plain = renderer.tokenizer.plain
     ids = [one for piece in pieces for one in plain.encode(piece, add_special_tokens=False).ids]
-    final = (await outputs.parse(outputs.decode(ids), asked, ended)).message
+    output = await outputs.parse(outputs.decode(ids), asked, ended)
+    final = without_ids(output.message)
     live = live_answer(outputs, asked)
     shown = [live.released]
+    streams = [(dialect.stream(asked.options), [b""]) for dialect in DIALECTS]
     for one in ids:
         live.feed([one])
         if live._timer is not None:  # the next update, without its delay
             live._timer.cancel()
             live._show()
         shown.append(live.released)
+        for stream, events in streams:
+            events.append(stream.growth(7, live.released))
     for before, after in pairwise(shown):
         assert after.thinking.startswith(before.thinking) and after.text.startswith(before.text)
-        assert after.begins(final), (pieces, after, final)
+        assert after.calls[: len(before.calls)] == before.calls
+        assert after._replace(calls=named(after.calls)).begins(final), (pieces, after, final)
+    streamed = await outputs.parse(outputs.decode(ids), asked, ended, live)
+    assert without_ids(streamed.message) == final and streamed.finish == output.finish
+    answer = Answer(7, streamed.message, streamed.finish, 1, len(ids))
+    for dialect, (stream, events) in zip(DIALECTS, streams, strict=True):
+        whole = b"".join([*events, stream.closing(answer)]).decode()
+        data = [json.loads(line[6:]) for line in whole.split("\n") if line.startswith("data: {")]
+        assert READ_STREAM[dialect.name](data) == READ_REPLY[dialect.name](json.loads(dialect.reply(OPTIONS, answer)))
 
 
 async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, parsers: list[VllmParsers]) -> None:
@@ -98,10 +211,28 @@ async def test_thinking_and_text_are_shown_up_to_the_call(renderer: Renderer, pa
     text = f"<think>\nfirst a look\n</think>\n\nI call <b>it</b>.\n\n{CALL}"
     changed = live.changed()
     live.feed(renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids)
-    assert live.released == ("first a look", "I call <b>it</b>.") and changed.done()
+    assert live.released[:2] == ("first a look", "I call <b>it</b>.") and changed.done()
+    assert [call.arguments for call in live.calls] == [{"command": "ls"}]
     without = live_answer(OutputParser(renderer, parsers[0]), request((), ["STOP"]))
     without.feed(renderer.tokenizer.plain.encode("one  two ST", add_special_tokens=False).ids)
-    assert without.released == ("", "one  two")
+    assert without.released == ("", "one  two", ())
+
+
+async def test_each_call_is_shown_when_its_end_is_sampled(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    """Token by token, behind text that was shown before."""
+    for which, call in ((1, CALLS[0]), (2, CALLS[1]), (3, CALLS[5])):
+        live = live_answer(OutputParser(renderer, parsers[which]), request(TOOLS, ["STOP"]))
+        thinking = "" if which == 1 else "<think>\nfirst\n</think>\n\n"
+        nums = []
+        for piece in (thinking + "Look.\n", call, "\n", call, "\n"):
+            for one in renderer.tokenizer.plain.encode(piece, add_special_tokens=False).ids:
+                live.feed([one])
+                if live._timer is not None:
+                    live._timer.cancel()
+                    live._show()
+            nums.append(len(live.calls))
+        assert nums == [0, 1, 1, 2, 2], which
+        assert live.text.strip() == "Look."
 
 
 async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:
@@ -124,4 +255,4 @@ async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parser
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 10 << 20
-    assert live.released == ("", "text")  # what may be a stop sequence is not shown
+    assert live.released == ("", "text", ())  # what may be a stop sequence is not shown
