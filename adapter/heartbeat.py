@@ -1,6 +1,6 @@
 """Adapter heartbeat, every two seconds.
 
-Time in which no adapter sent a heartbeat, if over ten seconds, does not count against an agent's time budget.
+Time in which no adapter sent a heartbeat, if over five seconds, does not count against an agent's time budget.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ _LOG = structlog.get_logger("ratchet.adapter")
 async def heartbeat_adapter(database: Database, ready: Callable[[], bool]) -> None:
     """Write heartbeats from the moment that calls can be answered, until cancelled.
 
-    While the store is unavailable no heartbeat is written, which is right: no call can be answered then.
+    While the store is unavailable, or a lock stops calls, no heartbeat is written, which is right: no call can be
+    answered then.
     """
     while not ready():
         await asyncio.sleep(0.2)

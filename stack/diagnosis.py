@@ -6,6 +6,8 @@ Every source may be away, and the diagnosis says so instead of failing; the part
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,7 +16,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.store import box_cap, engines, learners, open_rollouts, plans, runs, sessions
+from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, sessions
+from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import WorkflowState, describe_workflow
@@ -30,6 +33,8 @@ _MAX_WORKFLOWS = 30
 _TEMPORAL_SECONDS = 8.0
 _LONG_SECONDS = 60.0
 _SILENT_SECONDS = 60.0
+_LOCK_SECONDS = 5
+_LONG_LOCK_SECONDS = 20.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +86,7 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
     _look_at_parts(found, stack)
     workflows: list[str] = []
     try:
-        async with stack.database() as database, database.begin() as connection:
+        async with stack.database() as database, _read_in_time(found, database) as connection:
             found.run_id = run_id or await runs.newest_run(connection) or ""
             if not found.run_id:
                 raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
@@ -95,6 +100,16 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
     found.answer = _answer(found)
     return found
+
+
+@asynccontextmanager
+async def _read_in_time(found: Diagnosis, database: Database) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction whose statements do not wait for locks that others have held for long."""
+    async with database.begin() as connection:
+        if (wait := await lock_waits.longest_lock_wait(connection, _LONG_LOCK_SECONDS)) is not None:
+            found.parts["postgres"] = wait.sentence()
+        await connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+        yield connection
 
 
 def _look_at_parts(found: Diagnosis, stack: Stack) -> None:

@@ -3,10 +3,12 @@
 A part whose service the environment names elsewhere (for example TEMPORAL_ADDRESS) is not started here.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +85,15 @@ class Stack:
         return kept
 
     def _kept_ports(self) -> dict[str, int]:
-        return dict(json.loads(self._ports_path.read_text())) if self._ports_path.is_file() else {}
+        if not self._ports_path.is_file():
+            return {}
+        try:
+            return {str(name): int(port) for name, port in json.loads(self._ports_path.read_text()).items()}
+        except (ValueError, TypeError, AttributeError):
+            raise MachineError(
+                f"{self._ports_path} is no JSON object of ports; end this stack's processes, delete the file, and run "
+                "`ratchet up`"
+            ) from None
 
     @property
     def _ports_path(self) -> Path:
@@ -134,14 +144,24 @@ class Stack:
         return self._kept_secret("gateway.key", "e2b_")
 
     def _kept_secret(self, name: str, prefix: str) -> str:
-        """Return the secret in this file of the state directory; a new one if there is no file."""
+        """Return the secret in this file of the state directory; a new one if there is no file.
+
+        Raises MachineError if the file is empty: a new secret would shut out what runs with the old one.
+        """
         path = self.home / name
         if not path.is_file():
             self.home.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=self.home)
             with os.fdopen(descriptor, "w") as file:
                 file.write(prefix + secrets.token_hex(20))
-        return path.read_text().strip()
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # of two processes that make it, one wins
+                os.link(temporary, path)
+            os.unlink(temporary)
+        if not (secret := path.read_text().strip()):
+            raise MachineError(f"{path} is empty; run `ratchet down`, delete the file, and run `ratchet up`")
+        return secret
 
     def _own(self) -> dict[str, str]:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"

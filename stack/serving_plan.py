@@ -6,7 +6,7 @@ Supervised parts take no arguments; `ratchet up` writes this file and the parts 
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import MachineError
@@ -24,7 +24,12 @@ class ServingPlan(BaseModel):
 def load_plan(stack: Stack) -> ServingPlan:
     if not stack.plan_path.is_file():
         raise MachineError(f"{stack.plan_path} is missing; start the stack with `ratchet up`")
-    return ServingPlan.model_validate_json(stack.plan_path.read_text())
+    try:
+        return ServingPlan.model_validate_json(stack.plan_path.read_text())
+    except ValidationError as error:
+        raise MachineError(
+            f"{stack.plan_path} cannot be read ({error.error_count()} problems); delete it and run `ratchet up CONFIG`"
+        ) from None
 
 
 def wants_other(stack: Stack, config: RunConfig) -> bool:

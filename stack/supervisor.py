@@ -15,12 +15,14 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from ratchet.errors import MachineError
-from stack.part_health import health_path
-from stack.parts import Part, Stack
+from stack.part_health import health_path, health_written_at
+from stack.parts import WATCHER, Part, Stack
 from stack.port_owners import MARK, has_mark
 
 _STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
 """The other parts write to these while they stop."""
+
+_SILENT_WATCHER_SECONDS = 60.0
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -112,10 +114,18 @@ class Supervisor:
         self.config_path = stack.home / "supervisord.conf"
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call one method of supervisord over its socket."""
+        """Call one method of supervisord over its socket. Raises MachineError if supervisord is suspended."""
+        self._require_running()
         transport = SupervisorTransport(None, None, f"unix://{self.stack.home}/supervisor.sock")
         with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
             return getattr(proxy.supervisor, method)(*arguments)
+
+    def _require_running(self) -> None:
+        """Raise MachineError if supervisord's process is stopped: a call of it would wait for ever."""
+        with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+            pid = int((self.stack.home / "supervisord.pid").read_text())
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                raise MachineError(f"supervisord (process {pid}) is suspended; `kill -CONT {pid}` resumes it")
 
     def is_up(self) -> bool:
         try:
@@ -131,13 +141,16 @@ class Supervisor:
             self._write_config()
             self._reload()
             self._start_stopped()
+            self._restart_silent_watcher()
             return
         end_leftover_processes(self.stack.home)
         health_path(self.stack.home).unlink(missing_ok=True)  # the states of parts that have ended
         self.stack.keep_ports()
         self._write_config()
         command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
-        started = subprocess.run(command, capture_output=True, text=True, check=False)
+        # With the mark it is found and ended even if its socket is gone, or it would start again what is ended.
+        marked = {**os.environ, MARK: str(self.stack.home)}
+        started = subprocess.run(command, capture_output=True, text=True, check=False, env=marked)
         deadline = time.monotonic() + 20
         while not self.is_up():
             if started.returncode != 0 or time.monotonic() > deadline:
@@ -165,6 +178,17 @@ class Supervisor:
         for part in self.states():
             if part.state in ("stopped", "exited", "fatal"):
                 self.start(part.name)
+
+    def _restart_silent_watcher(self) -> None:
+        """Restart a watcher that has written nothing for a minute: it watches the other parts, and nothing watches
+        it.
+        """
+        written_at = health_written_at(self.stack.home)
+        silent = written_at is not None and time.time() - written_at > _SILENT_WATCHER_SECONDS
+        uptime_seconds = {part.name: part.uptime_seconds for part in self.states()}
+        if silent and uptime_seconds.get(WATCHER, 0.0) > _SILENT_WATCHER_SECONDS:
+            self.stop(WATCHER)
+            self.start(WATCHER)
 
     def stop(self, *names: str) -> None:
         """Stop parts and wait until they have ended; they stay down until the next `up`."""

@@ -69,7 +69,10 @@ class Watcher:
         while not stop.is_set():
             looked_at = self._see_gap(looked_at, time.time())
             await self._look()
-            write_health(self.stack.home, list(self.health.values()), time.time())
+            try:
+                write_health(self.stack.home, list(self.health.values()), time.time())
+            except OSError as error:  # a full disk, for example: the parts must be watched all the same
+                _LOG.warning("state of the parts not written", reason=str(error))
             await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
         for task in (*self.running.values(), *self.ending, self.pausing, self.recording):
             if task is not None:

@@ -22,6 +22,11 @@ from ratchet.store.schema import AdapterProcessTable, InstallationTable, OutageT
 BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
+_LOCKS_OF_A_CALL = (
+    "LOCK TABLE turn, session IN ROW EXCLUSIVE MODE",  # a call writes them
+    "LOCK TABLE rollout IN ROW SHARE MODE",  # foreign keys lock its rows
+    "LOCK TABLE session_token, engine IN ACCESS SHARE MODE",  # a call reads them
+)
 ADAPTER_HEARTBEAT = "adapter_heartbeat"
 """`outage.part` of a gap in the heartbeats, beside the outages of `adapter` that the watcher's probes find."""
 
@@ -32,7 +37,13 @@ def _gap_seconds() -> ColumnElement[Any]:
 
 
 async def heartbeat_adapters(connection: AsyncConnection) -> None:
-    """Record an adapter's heartbeat, and the gap before it if there was one."""
+    """Record an adapter's heartbeat, and the gap before it if there was one.
+
+    It takes the locks of a call first, so that it waits if calls do: a table that an index is built on, or that an
+    operator's open transaction has locked, stops every call, and that time must not count for the agents either.
+    """
+    for lock in _LOCKS_OF_A_CALL:
+        await connection.exec_driver_sql(lock)
     seen_at = InstallationTable.adapter_seen_at
     gap = select(literal(ADAPTER_HEARTBEAT), seen_at, func.now()).where(_gap_seconds() > 0)
     missed = insert(OutageTable).from_select(["part", "began_at", "ended_at"], gap)

@@ -2,15 +2,18 @@
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ratchet.config import RunConfig
+from ratchet.errors import MachineError
 from stack.parts import Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, load_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
@@ -127,3 +130,36 @@ def test_every_python_process_of_ours_leaves_the_working_directory_out() -> None
             for node in ast.walk(ast.parse((ROOT / path).read_text())):
                 if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                     assert ast.unparse(node.elts[1]) in ("'-P'", "'-I'"), f"{path}:{node.lineno}"
+
+
+def test_a_suspended_supervisord_is_named_instead_of_waited_for(stack: Sleepers) -> None:
+    pid = int((stack.home / "supervisord.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        with pytest.raises(MachineError, match=f"kill -CONT {pid}"):
+            Supervisor(stack).up()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert Supervisor(stack).is_up()
+
+
+def test_a_stack_whose_socket_is_gone_can_be_ended(stack: Sleepers) -> None:
+    """Without its socket a supervisord looks as if it had ended; it must not start again what is ended."""
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    pids = [part.pid for part in Supervisor(stack).states()]
+    pids.append(int((stack.home / "supervisord.pid").read_text()))
+    (stack.home / "supervisor.sock").unlink()
+    Supervisor(stack).down()
+    assert not [pid for pid in pids if pid is not None and psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("name", ["gateway.key", "ports.json", "stack.json"])
+def test_a_state_file_without_content_is_named(name: str, tmp_path: Path) -> None:
+    Sleepers(tmp_path).environment()
+    (tmp_path / name).write_text("")
+    with pytest.raises(MachineError, match=name):
+        stack = Sleepers(tmp_path)
+        stack.environment()
+        load_plan(stack)

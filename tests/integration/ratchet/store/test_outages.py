@@ -1,10 +1,11 @@
 """How long a rollout has had boxes: outages, waits and the time without a box do not count."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import pytest
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, select, text, update
 
 from ratchet.store import adapters, outages, sessions
 from ratchet.store.database import Database
@@ -208,3 +209,37 @@ async def test_a_gap_of_the_heartbeats_stays_left_out_without_a_watcher(
         for _ in range(2):
             await adapters.heartbeat_adapters(connection)
     assert await hours(database, rollout) == 8
+
+
+@pytest.mark.parametrize(
+    ("table", "mode", "stops_calls"),
+    [
+        ("turn", "SHARE", True),  # CREATE INDEX
+        ("session", "ACCESS EXCLUSIVE", True),  # ALTER TABLE, VACUUM FULL
+        ("rollout", "EXCLUSIVE", True),
+        ("session_token", "ACCESS EXCLUSIVE", True),
+        ("turn", "SHARE UPDATE EXCLUSIVE", False),  # VACUUM, CREATE INDEX CONCURRENTLY
+        ("rollout", "SHARE", False),
+    ],
+)
+async def test_no_heartbeat_is_sent_while_a_lock_stops_calls(
+    database: Database, table: str, mode: str, stops_calls: bool
+) -> None:
+    async def beat() -> None:
+        async with database.begin() as connection:
+            await adapters.heartbeat_adapters(connection)
+
+    async def num_waiting() -> int:
+        async with database.begin() as connection:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = to_regclass(:table)")
+            return int((await connection.execute(waiting, {"table": table})).scalar_one())
+
+    await beat()
+    async with database.begin() as holder:
+        await holder.exec_driver_sql(f"LOCK TABLE {table} IN {mode} MODE")
+        beating = asyncio.create_task(beat())
+        async with asyncio.timeout(30):
+            while not beating.done() and not await num_waiting():
+                await asyncio.sleep(0.05)
+        assert beating.done() is not stops_calls
+    await beating

@@ -1,0 +1,47 @@
+"""Who holds a lock that other statements wait for: a forgotten transaction, an index that is being built."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_LONGEST = text("""
+    SELECT holder.pid, holder.application_name, holder.state, left(holder.query, 120) AS query,
+           count(*) AS num_waiting, extract(epoch FROM now() - min(waiter.query_start)) AS seconds
+    FROM pg_stat_activity AS waiter
+    CROSS JOIN LATERAL unnest(pg_blocking_pids(waiter.pid)) AS blocking(pid)
+    JOIN pg_stat_activity AS holder ON holder.pid = blocking.pid
+    WHERE waiter.wait_event_type = 'Lock' AND waiter.datname = current_database()
+      AND NOT (holder.wait_event_type IS NOT DISTINCT FROM 'Lock')
+    GROUP BY holder.pid, holder.application_name, holder.state, holder.query
+    HAVING min(waiter.query_start) < now() - make_interval(secs => :long)
+    ORDER BY seconds DESC LIMIT 1
+""")
+
+
+@dataclass(slots=True, frozen=True)
+class LockWait:
+    """`pid`: the process that holds the lock. `seconds`: how long the oldest of `num_waiting` statements waits."""
+
+    pid: int
+    application: str
+    state: str
+    query: str
+    num_waiting: int
+    seconds: float
+
+    def sentence(self) -> str:
+        by = f" ({self.application})" if self.application else ""
+        return (
+            f"{self.num_waiting} statements wait, one for {self.seconds:.0f} s, for a lock of process {self.pid}{by}, "
+            f"{self.state}: {self.query}; end that transaction, or `SELECT pg_terminate_backend({self.pid})`"
+        )
+
+
+async def longest_lock_wait(connection: AsyncConnection, over_seconds: float) -> LockWait | None:
+    """Return the holder of the lock that a statement has waited for longest; None if none waits for that long."""
+    row = (await connection.execute(_LONGEST, {"long": over_seconds})).one_or_none()
+    if row is None:
+        return None
+    query = " ".join(row.query.split())
+    return LockWait(row.pid, row.application_name, row.state or "unknown", query, row.num_waiting, float(row.seconds))
