@@ -176,7 +176,8 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
         raise MachineError(
             f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
             "RATCHET_INSTALLATION to a name of your own; if the other one is gone for good, run "
-            f"`temporal schedule delete --schedule-id {name}` first"
+            f"`temporal schedule delete --schedule-id {name}` first. If this is the same installation, whose row was "
+            f"deleted, run `UPDATE installation SET uuid = '{owner}'`"
         )
     await handle.update(lambda known: _with_numbers_of(known, schedule, owner is None))
 

@@ -148,6 +148,12 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.learner = f"{learner.phase} {learner.step}, heartbeat {learner.silent_seconds:.0f} s ago; {work}"
         if learner.silent_seconds > _SILENT_SECONDS and found.state == RunState.RUNNING:
             found.parts.setdefault("learner", f"silent for {learner.silent_seconds:.0f} s")
+        elif planned is not None and learner.phase == learners.WAITING and learner.step > planned:
+            found.parts.setdefault(
+                "learner",
+                f"it waits for step {learner.step}, but step {planned} is planned: rows of a step that it has trained "
+                "are gone; `ratchet down` and `ratchet up` make it begin again at its checkpoint",
+            )
     for engine in await engines.list_engines(connection):
         silent = "" if engine.silent_seconds < engines.SILENT_SECONDS else f", silent for {engine.silent_seconds:.0f} s"
         found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}")

@@ -8,7 +8,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | starting | a process runs, or is about to, and no probe has succeeded since its start |
 | answering | the newest probe succeeded |
 | failing | the newest probe failed, or ran into its time limit |
-| waiting | as failing, and the clock stands still, because a part that it needs does not answer |
+| waiting | as failing, and the clock stands still, because a part that it needs does not answer, or because no restart would help |
 | restarting | the watcher ends the process, supervisord starts another one |
 | given_up | MAX_SHORT_LIVES processes within WINDOW_SECONDS answered for less than STABLE_SECONDS; it is stopped |
 
@@ -18,8 +18,8 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | starting, failing, waiting | a probe succeeds | answering |
 | starting | no success for `start_seconds` | restarting |
 | answering | a probe fails | failing |
-| failing | a part that it needs does not answer | waiting |
-| waiting | every part that it needs answers | failing |
+| failing | a part that it needs does not answer, or a probe says that a restart would not help | waiting |
+| waiting | every part that it needs answers, and a probe fails for another reason | failing |
 | failing | no success for `failing_seconds` | restarting |
 | restarting | another process runs | starting; counted as a restart |
 | restarting | the same process runs after END_SECONDS | restarting: it is ended again |
@@ -98,6 +98,7 @@ class PartHealth:
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
     runs_paused: bool = False
+    restart_helps: bool = True
 
     def enter(self, state: HealthState, now: float, reason: str = "") -> None:
         if state is not self.state:
@@ -129,6 +130,7 @@ class PartHealth:
         self.first_answer_at = None
         self.short_lives = []
         self.runs_paused = False
+        self.restart_helps = True
 
     def _see_end(self, pid: int | None, now: float, last_error: str) -> HealthAction:
         """Record that the process has ended; `pid` is the one that has taken its place, if there is one."""
@@ -160,8 +162,11 @@ class PartHealth:
             self.last_answer_at = now
             self.enter(HealthState.ANSWERING, now)
             self.detail = detail
+            self.restart_helps = True
 
-    def see_failure(self, reason: str, now: float) -> None:
+    def see_failure(self, reason: str, now: float, restart_helps: bool = True) -> None:
+        """Record a failed probe. `restart_helps` False: the part works, but a setting of a person stops it."""
+        self.restart_helps = restart_helps
         if self.state is HealthState.ANSWERING:
             self.enter(HealthState.FAILING, now)
         if self.state in (HealthState.STARTING, HealthState.FAILING, HealthState.WAITING):
@@ -171,12 +176,12 @@ class PartHealth:
 
     def act(self, limits: HealthLimits, missing: str | None, now: float) -> HealthAction:
         """Return what must be done now. `missing`: a part that this one needs and that does not answer."""
-        if missing is not None:
+        if missing is not None or not self.restart_helps:
             if self.state is HealthState.FAILING:
                 self.state = HealthState.WAITING
             if self.state in (HealthState.WAITING, HealthState.STARTING):
                 self.since = now  # its clock stands still
-                self.reason = f"waits for {missing}"
+                self.reason = self.reason if missing is None else f"waits for {missing}"
         elif self.state is HealthState.WAITING:
             self.enter(HealthState.FAILING, now, "what it waited for answers again")
         if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:

@@ -86,7 +86,14 @@ _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
 class ProbeFailedError(RatchetError):
-    """The part answered, and the answer shows that it does not do its work."""
+    """The part answered, and the answer shows that it does not do its work.
+
+    `restart_helps` False: only a person can change what stops it.
+    """
+
+    def __init__(self, message: str, restart_helps: bool = True) -> None:
+        super().__init__(message)
+        self.restart_helps = restart_helps
 
 
 class Probes:
@@ -133,7 +140,9 @@ class Probes:
         finally:
             connection.terminate()
         if row[0] != "off":
-            raise ProbeFailedError("it accepts no writes (transaction_read_only is on)")
+            raise ProbeFailedError(
+                "it accepts no writes: default_transaction_read_only is on, or it is a standby", restart_helps=False
+            )
         return f"postgres {row[1]}"
 
     async def temporal(self) -> str:

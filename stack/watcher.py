@@ -29,7 +29,7 @@ from stack.part_health import (
 )
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
-from stack.probes import LIMITS, NEEDS, RUNS_NEED, Probes
+from stack.probes import LIMITS, NEEDS, RUNS_NEED, ProbeFailedError, Probes
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
 
@@ -163,7 +163,8 @@ class Watcher:
             if pid == health.pid:
                 logged = self._log_error(health.name)
                 words = f"; its log: {logged}" if logged else ""
-                health.see_failure(_reason(error, limits) + words, time.time())
+                restart_helps = not isinstance(error, ProbeFailedError) or error.restart_helps
+                health.see_failure(_reason(error, limits) + words, time.time(), restart_helps)
         else:
             if pid == health.pid:  # else the answer was that of a process which has ended
                 health.see_success(detail, time.time())

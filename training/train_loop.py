@@ -214,7 +214,7 @@ class TrainLoop:
         Return False if the run ends before this step.
         """
         waiting = time.monotonic()
-        self.context.heartbeat.set_phase("waiting for a plan", step)
+        self.context.heartbeat.set_phase(learners.WAITING, step)
         plan = self._wait_for_plan(step)
         if plan is None:
             return False

@@ -11,6 +11,8 @@ from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, LearnerTable, RunTable
 from ratchet.types import JsonObject, RunState
 
+WAITING = "waiting for a plan"
+"""Phase in which no plan row of the next step is there."""
 PUBLISHING = "publishing"
 """Phase in which new weights are written and, with weight_transport nccl, broadcast."""
 

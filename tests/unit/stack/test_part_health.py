@@ -157,3 +157,15 @@ def test_a_field_of_a_later_version_hides_no_part(tmp_path: Path, part: PartHeal
     path = health_path(tmp_path)
     path.write_text(path.read_text().replace('"restarts"', '"mood": "good", "restarts"'))
     assert read_health(tmp_path) == {"engine": part}
+
+
+def test_a_part_that_a_setting_stops_is_not_restarted(part: PartHealth) -> None:
+    part.see_success("ready", 10.0)
+    part.see_failure("read-only", 20.0, restart_helps=False)
+    for now in (21.0, 1_000.0, 100_000.0):
+        assert part.act(LIMITS, None, now) is HealthAction.NOTHING
+    assert part.state is HealthState.WAITING and "read-only" in part.summary(100_001.0)
+    part.see_failure("no answer", 100_010.0)
+    assert part.act(LIMITS, None, 100_011.0) is HealthAction.NOTHING
+    part.see_success("ready", 100_020.0)
+    assert part.state is HealthState.ANSWERING and part.restart_helps
