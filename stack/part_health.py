@@ -8,7 +8,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | starting | a process runs, or is about to, and no probe has succeeded since its start |
 | answering | the newest probe succeeded |
 | failing | the newest probe failed, or ran into its time limit |
-| waiting | as failing, and the clock stands still, because a part that it needs does not answer, or because no restart would help |
+| waiting | as failing, and the clock stands still: a part that it needs does not answer, or no restart would help |
 | restarting | the watcher ends the process, supervisord starts another one |
 | given_up | MAX_SHORT_LIVES processes within WINDOW_SECONDS answered for less than STABLE_SECONDS; it is stopped |
 
