@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def rollouts(
     run: Annotated[str, typer.Option("--run", help="The run's id.")],
-    outcome: Annotated[str | None, typer.Option(help="graded, truncated, infra_failed, …, or open.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="graded, rejected, infra_failed, …, or open.")] = None,
     agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
     task: Annotated[str | None, typer.Option(help="A part of the task's label.")] = None,

@@ -15,6 +15,8 @@ MAX_ANSWER_CHARS = 24_000
 _MAX_TEXT_CHARS = 1_500
 _MAX_ITEMS = 60
 _MIN_TEXT_CHARS = 40
+_ENTRIES_PER_ITEM = 4
+"""An object may have so many times as many entries as a list has items: the metrics of a step are one object."""
 
 
 def to_json(value: Any) -> Any:
@@ -45,8 +47,9 @@ def _cut(value: Any, text: int, items: int) -> Any:
         more = [f"… ({len(value) - items} more)"] if len(value) > items else []
         return [*(_cut(one, text, items) for one in value[:items]), *more]
     if isinstance(value, dict):
-        kept = {key: _cut(one, text, items) for key, one in list(value.items())[:items]}
-        return kept | ({"…": f"({len(value) - items} more)"} if len(value) > items else {})
+        entries = items * _ENTRIES_PER_ITEM
+        kept = {key: _cut(one, text, items) for key, one in list(value.items())[:entries]}
+        return kept | ({"…": f"({len(value) - entries} more)"} if len(value) > entries else {})
     return value
 
 

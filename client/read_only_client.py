@@ -73,7 +73,7 @@ class ReadOnlyClient:
         """Return a run's situation; without `run` that of the newest one.
 
         `explained`: its story in sentences. `open`: open rollouts by stage, and the slowest of them. `outcomes`: counts
-        by purpose, outcome and how the agent ended (`starved`: no model call was answered). `failures`: reasons of
+        by purpose, outcome and how the agent ended (`starved`: it could not reach its model). `failures`: reasons of
         missing rewards. `groups`: counts by state. `engines`, `newest_steps` with all metrics (names that begin with
         `alarm_` are alarms), `evaluations`, `flagged` rollouts, `requests` of people, and the `config`.
         """
@@ -126,12 +126,14 @@ class ReadOnlyClient:
         page = page_of_rows(members, _MAX_MEMBERS, lambda row: int(row[0]))
         return {**fit(found, 12_000), "members": [one for _, one in page["rows"]], "next": page["next"]}
 
-    def largest_ratios(self, run: str, step: int) -> JsonObject:
+    def largest_ratios(self, run: str, step: int, after: int = 0) -> JsonObject:
         """Return the trained tokens of a step whose ratios (policy now / policy that sampled) are furthest from 1, the
         furthest first: ratio, both logprobs, entropy, whether it was masked, its text, and the rollout, turn and
-        command that it is part of. From a loss spike, this leads to the command."""
-        rows = self._read(lambda connection: reading.read_largest_ratios(connection, run, step))
-        return page_of_rows(rows, len(rows) or 1, lambda row: 0)
+        command that it is part of, behind the first `after`. From a loss spike, this leads to the command."""
+        found = self._read(lambda connection: reading.read_largest_ratios(connection, run, step))
+        rows = list(enumerate(found, 1))[after:]
+        page = page_of_rows(rows, len(rows) or 1, lambda row: int(row[0]))
+        return {**page, "rows": [one for _, one in page["rows"]]}
 
     def rollouts(
         self,
@@ -147,7 +149,7 @@ class ReadOnlyClient:
         after: int | None = None,
         limit: int = 25,
     ) -> JsonObject:
-        """List a run's rollouts, newest first. `outcome`: graded, truncated, rejected, infra_failed, grader_failed,
+        """List a run's rollouts, newest first. `outcome`: graded, rejected, infra_failed, grader_failed,
         cancelled, or open. `agent_exit`: done, turn_limit, context_full, time_budget, crashed, starved. `purpose`:
         train or eval. `task`, `reason`: a part of the task's label or of the outcome's reason. `flagged`: only grades
         with flags or a rejection."""

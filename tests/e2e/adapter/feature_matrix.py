@@ -119,7 +119,11 @@ def agents_table(versions: Mapping[str, str]) -> str:
 
 def _features(name: str) -> list[str]:
     subs, mcp, image = SUB_AGENTS.get(name), MCP.get(name), IMAGES.get(name)
-    where = "in a lane of its own" if subs is not None and subs.lane else "as a conversation of its own: not named"
+    where = (
+        "in a lane of its own"
+        if subs is not None and subs.lane
+        else "as a new conversation, because its requests do not name it"
+    )
     return [
         "no" if subs is None else f"`{subs.tool}`, each {where}",
         "no" if mcp is None else f"`{mcp.tool}`",
