@@ -4,7 +4,7 @@ import hashlib
 
 import orjson
 
-from ratchet.config import RunConfig
+from ratchet.config import MetricsConfig, RunConfig
 from ratchet.types import JsonObject
 
 
@@ -34,6 +34,8 @@ def known_digests(config: RunConfig) -> list[str]:
             del values["engine"][key]
     if not config.sandbox.adaptive:
         del values["sandbox"]["adaptive"]
+    if config.metrics == MetricsConfig():
+        del values["metrics"]
     if config.endpoint is None:
         del values["endpoint"]
     if config.evaluation.every is None:

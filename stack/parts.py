@@ -3,7 +3,6 @@
 A part whose service the environment names elsewhere (for example TEMPORAL_ADDRESS) is not started here.
 """
 
-import contextlib
 import json
 import os
 import secrets
@@ -156,11 +155,18 @@ class Stack:
                 file.write(prefix + secrets.token_hex(20))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # of two processes that make it, one wins
+            try:
                 os.link(temporary, path)
-            os.unlink(temporary)
+            except FileExistsError:  # another process made it at the same moment
+                os.unlink(temporary)
+            except OSError:  # a file system without hard links
+                os.rename(temporary, path)
+            else:
+                os.unlink(temporary)
         if not (secret := path.read_text().strip()):
-            raise MachineError(f"{path} is empty; run `ratchet down`, delete the file, and run `ratchet up`")
+            raise MachineError(
+                f"{path} is empty; delete it and run `ratchet up`, which restarts the parts with a new one"
+            )
         return secret
 
     def _own(self) -> dict[str, str]:

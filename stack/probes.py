@@ -43,7 +43,7 @@ from activities.sandboxes.e2b import E2BProvider
 from engine.client import EngineClient, Sampling
 from ratchet import temporal_client
 from ratchet.errors import RatchetError, SandboxBusyError
-from ratchet.store import engines, learners
+from ratchet.store import engines, learners, lock_waits
 from ratchet.store.database import Database, async_url
 from ratchet.store.schema import InstallationTable
 from ratchet.temporal_settings import QUEUES, TemporalSettings
@@ -82,6 +82,8 @@ _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
 _LEARNER_SECONDS = 60.0
 _ADAPTER_SECONDS = 30.0
+_LOCK_SECONDS = 5.0
+"""A lock that is waited for for longer explains why an adapter sends no heartbeat."""
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
@@ -224,9 +226,12 @@ class Probes:
         async with self.database.begin() as connection:
             silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
             seconds = (await connection.execute(select(silent))).scalar_one_or_none()
+            wait = await lock_waits.longest_lock_wait(connection, _LOCK_SECONDS)
         pid = self.pid_of("adapter")  # a heartbeat of the process before it says nothing
         lived = time.time() - psutil.Process(pid).create_time() if pid is not None else _ADAPTER_SECONDS
         if seconds is None or seconds > min(lived, _ADAPTER_SECONDS):
+            if wait is not None:  # a new process would wait, too
+                raise ProbeFailedError(f"Postgres: {wait.sentence()}", restart_helps=False)
             raise ProbeFailedError("it has not loaded its output parsers, or sends no heartbeat")
         return "answers from the store"
 

@@ -124,7 +124,8 @@ class Supervisor:
         """Raise MachineError if supervisord's process is stopped: a call of it would wait for ever."""
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
             pid = int((self.stack.home / "supervisord.pid").read_text())
-            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_STOPPED and str(self.config_path) in process.cmdline():
                 raise MachineError(f"supervisord (process {pid}) is suspended; `kill -CONT {pid}` resumes it")
 
     def is_up(self) -> bool:

@@ -14,7 +14,7 @@ import psutil
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from ratchet.errors import RatchetError
+from ratchet.errors import MachineError, RatchetError
 from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.outage_log import OutageLog
@@ -36,6 +36,8 @@ from stack.supervisor import PartState, Supervisor
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
 _OWN_GAP_SECONDS = 3.0
+_UNOBSERVED_SECONDS = 30.0
+"""A gap that is longer counts as an outage. A busy machine makes shorter ones, and then the parts work."""
 """Wall time between two looks above which the watcher itself did not run. The monotonic clock stands still while a
 machine is suspended, unlike the clock of the rollouts' limits."""
 _WANTED = {"starting", "running", "backoff", "exited"}
@@ -85,12 +87,17 @@ class Watcher:
         if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
             for health in self.health.values():
                 health.hold(gap)
-            self.outages.see_gap(looked_at, now)
+            if gap > _UNOBSERVED_SECONDS:
+                self.outages.see_gap(looked_at, now)
         return now
 
     async def _look(self) -> None:
-        if not await asyncio.to_thread(self.supervisor.is_up):
-            return  # nothing is known now
+        try:
+            if not await asyncio.to_thread(self.supervisor.is_up):
+                return  # nothing is known now
+        except MachineError as error:  # it is suspended
+            _LOG.warning("parts not looked at", reason=str(error))
+            return
         self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
         for name, health in self.health.items():
             limits = LIMITS.get(name, HealthLimits())

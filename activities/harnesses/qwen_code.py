@@ -1,6 +1,7 @@
 """The `qwen_code` harness: Qwen Code, unmodified, without a terminal, with the adapter as its OpenAI-like provider."""
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -21,7 +22,13 @@ cd {workdir} || exit 1
 exec {program} --auth-type openai --yolo --output-format stream-json {arguments} <"$prompt"
 """
 _CALL_MILLISECONDS = 900_000
-"""Longer than the adapter holds a call for an engine or its store."""
+"""An adapter may hold a call for as long as an engine or the store is away; a call that was given up is repeated."""
+# Ends that the policy's answers cause: it repeats a call, or says nothing.
+_OWN_END = re.compile(
+    r"loop detection|empty response text|without visible progress|leaked protocol tags", re.IGNORECASE
+)
+# How the program marks the error of a model call, and its own limit of turns.
+_MODEL_CALL_FAILURE = re.compile(r"\[API Error|max session turns|connection error|fetch failed", re.IGNORECASE)
 
 
 class QwenCode(FetchedHarness):
@@ -98,6 +105,9 @@ def read_qwen_code_exit(output: bytes) -> AgentExit:
         return AgentExit.CRASHED
     if not result.get("is_error"):
         return AgentExit.DONE
+    error = json.dumps(result.get("error"))
+    if _OWN_END.search(error) or not _MODEL_CALL_FAILURE.search(error):
+        return AgentExit.CRASHED
     # The program repeats the error as an answer of its model, so an answer counts only if it called a tool.
     answered = any(part.get("type") == "tool_use" for event in events for part in _content_of(event))
-    return exit_of_error(json.dumps(result.get("error")), answered)
+    return exit_of_error(error, answered)

@@ -23,16 +23,17 @@ BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
 _LOCKS_OF_A_CALL = (
-    "LOCK TABLE turn, session IN ROW EXCLUSIVE MODE",  # a call writes them
-    "LOCK TABLE rollout IN ROW SHARE MODE",  # foreign keys lock its rows
+    # Calls write to these: also to `session` if they are refused, and to `rollout` if they are a session's first. In
+    # this order, which is that of `write_turns`, or two that wait could wait for each other.
+    "LOCK TABLE session, turn, rollout IN ROW EXCLUSIVE MODE",
     "LOCK TABLE session_token, engine IN ACCESS SHARE MODE",  # a call reads them
 )
 ADAPTER_HEARTBEAT = "adapter_heartbeat"
 """`outage.part` of a gap in the heartbeats, beside the outages of `adapter` that the watcher's probes find."""
 
 
-def _gap_seconds() -> ColumnElement[Any]:
-    silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
+def _gap_seconds(until: ColumnElement[Any] | None = None) -> ColumnElement[Any]:
+    silent = func.extract("epoch", (func.now() if until is None else until) - InstallationTable.adapter_seen_at)
     return case((silent > _LONGEST_NORMAL_GAP_SECONDS, silent), else_=0.0)
 
 
@@ -44,18 +45,19 @@ async def heartbeat_adapters(connection: AsyncConnection) -> None:
     """
     for lock in _LOCKS_OF_A_CALL:
         await connection.exec_driver_sql(lock)
+    # Not now(), which is the time before the locks were waited for.
+    here = literal((await connection.execute(select(func.clock_timestamp()))).scalar_one())
     seen_at = InstallationTable.adapter_seen_at
-    gap = select(literal(ADAPTER_HEARTBEAT), seen_at, func.now()).where(_gap_seconds() > 0)
+    gap = select(literal(ADAPTER_HEARTBEAT), seen_at, here).where(_gap_seconds(here) > 0)
     missed = insert(OutageTable).from_select(["part", "began_at", "ended_at"], gap)
     later = {"ended_at": func.greatest(OutageTable.ended_at, missed.excluded.ended_at)}
     await connection.execute(missed.on_conflict_do_update(index_elements=["part", "began_at"], set_=later))
-    here = {
-        "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(),
-        "adapter_seen_at": func.now(),
+    values = {
+        "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(here),
+        "adapter_seen_at": func.greatest(seen_at, here),
     }
-    await connection.execute(
-        insert(InstallationTable).values(singleton=True).on_conflict_do_update(index_elements=["singleton"], set_=here)
-    )
+    first = insert(InstallationTable).values(singleton=True)
+    await connection.execute(first.on_conflict_do_update(index_elements=["singleton"], set_=values))
 
 
 def adapters_away_seconds() -> ColumnElement[Any]:

@@ -11,7 +11,7 @@ _LONGEST = text("""
     FROM pg_stat_activity AS waiter
     CROSS JOIN LATERAL unnest(pg_blocking_pids(waiter.pid)) AS blocking(pid)
     JOIN pg_stat_activity AS holder ON holder.pid = blocking.pid
-    WHERE waiter.wait_event_type = 'Lock' AND waiter.datname = current_database()
+    WHERE waiter.wait_event_type = 'Lock' AND waiter.wait_event <> 'virtualxid' AND waiter.datname = current_database()
       AND NOT (holder.wait_event_type IS NOT DISTINCT FROM 'Lock')
     GROUP BY holder.pid, holder.application_name, holder.state, holder.query
     HAVING min(waiter.query_start) < now() - make_interval(secs => :long)

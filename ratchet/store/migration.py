@@ -32,6 +32,9 @@ def _config(url: str = "") -> Config:
     return config
 
 
+_LOCK_STATES = (asyncpg.LockNotAvailableError.sqlstate, asyncpg.DeadlockDetectedError.sqlstate)
+
+
 def migrate(url: str) -> None:
     """Bring the schema up to date. An advisory lock makes it safe for several processes to call this at once.
 
@@ -43,7 +46,7 @@ def migrate(url: str) -> None:
             command.upgrade(_config(async_url(url)), "head")
             return
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != asyncpg.LockNotAvailableError.sqlstate:
+            if getattr(error.orig, "sqlstate", None) not in _LOCK_STATES:
                 raise
             _LOG.warning("migration waits for a lock", try_number=number + 1, reason=str(error.orig))
             time.sleep(1)

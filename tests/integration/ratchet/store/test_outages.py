@@ -216,10 +216,10 @@ async def test_a_gap_of_the_heartbeats_stays_left_out_without_a_watcher(
     [
         ("turn", "SHARE", True),  # CREATE INDEX
         ("session", "ACCESS EXCLUSIVE", True),  # ALTER TABLE, VACUUM FULL
-        ("rollout", "EXCLUSIVE", True),
+        ("rollout", "SHARE", True),  # a session's first call notes its template there
         ("session_token", "ACCESS EXCLUSIVE", True),
         ("turn", "SHARE UPDATE EXCLUSIVE", False),  # VACUUM, CREATE INDEX CONCURRENTLY
-        ("rollout", "SHARE", False),
+        ("task", "ACCESS EXCLUSIVE", False),
     ],
 )
 async def test_no_heartbeat_is_sent_while_a_lock_stops_calls(

@@ -109,6 +109,23 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
+        ("Loop detection halted the run (consecutive_identical_tool_calls)", AgentExit.CRASHED),
+        ("[API Error: Model stream ended with empty response text.]", AgentExit.CRASHED),
+        ("[API Error: Model stream ended without a finish reason.]", AgentExit.STARVED),
+        ("[API Error: Connection error. (cause: fetch failed)]", AgentExit.STARVED),
+        ("[API Error: 503 the service is restarting]", AgentExit.STARVED),
+        ("Reached max session turns for this session.", AgentExit.TURN_LIMIT),
+    ],
+)
+def test_only_failed_model_calls_of_qwen_code_are_the_machines(words: str, kind: AgentExit) -> None:
+    """It also ends by itself if the policy repeats itself or answers nothing: with an error, but by no failed call."""
+    result = {"type": "result", "is_error": True, "error": {"message": words}}
+    assert read_qwen_code_exit(lines(result)) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
         ("API Error: 400 image cannot be processed", AgentExit.CRASHED),
         ("API Error (claude): 429 too many", AgentExit.STARVED),
         ("API Error: Connection error.", AgentExit.STARVED),

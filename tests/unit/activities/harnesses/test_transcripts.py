@@ -28,7 +28,7 @@ def test_qwen_codes_events_may_have_any_value(odd: object) -> None:
     events = [{"type": "assistant", "message": odd}, {"type": "assistant", "message": {"content": odd}}]
     data = "\n".join(map(json.dumps, [*events, {"type": "result", "is_error": True, "usage": odd, "error": odd}]))
     assert QwenCode().read_transcript(data.encode()).num_steps == 0
-    assert read_qwen_code_exit(data.encode()) is AgentExit.STARVED
+    assert read_qwen_code_exit(data.encode()) is AgentExit.CRASHED
 
 
 @pytest.mark.parametrize("part", ODD)
