@@ -110,14 +110,17 @@ class ResponsesStream:
             # Not of all the thinking, which would be encoded with every update: the item is complete at its end.
             events += self._grow(reasoning_item(turn_id, ""), new)
         new = grown.text[len(self.shown.text) :]
-        new_calls = grown.calls[len(self.shown.calls) :]
+        # A text ends before a call begins, and its end has the logprobs of all tokens.
+        new_calls = () if self._options.logprobs else grown.calls[len(self.shown.calls) :]
         if (new or new_calls) and self._open_item == "reasoning":
             events += self._end_item(reasoning_item(turn_id, grown.thinking))
         if new:
             events += self._grow(message_item(turn_id, ""), new)
+        if new_calls and self._open_item == "message":
+            events += self._end_item(message_item(turn_id, grown.text))
         for at, call in enumerate(new_calls, len(self.shown.calls)):
             events += self._begin_call(call_item(self._options, turn_id, at, call))
-        self.shown = grown
+        self.shown = grown._replace(calls=self.shown.calls + new_calls)
         return events
 
     def closing(self, answer: Answer) -> bytes:
@@ -188,7 +191,7 @@ class ResponsesStream:
         whole = item["content"][0]["text"]
         seen = self.shown.thinking if item["type"] == "reasoning" else self.shown.text
         if seen and self._open_item != item["type"]:
-            return b""  # thinking that ended before the text began
+            return b""  # it ended before the next item began
         events = b""
         if self._open_item != item["type"]:
             events += self._grow(item, "")

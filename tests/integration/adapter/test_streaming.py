@@ -134,7 +134,7 @@ async def test_a_call_is_seen_before_the_answer_is_known_and_ends_after_it_is_st
 
 ALL_ENDS = {"/v1/messages": 3, "/v1/chat/completions": 1, "/v1/responses": 3}
 ENDS = ("event: content_block_stop", '"finish_reason":"tool_calls"', "event: response.output_item.done")
-ENDED_TEXTS = {"/v1/messages": 1, "/v1/chat/completions": 0, "/v1/responses": 0}
+ENDED_TEXTS = {"/v1/messages": 1, "/v1/chat/completions": 0, "/v1/responses": 1}
 CALLS_IN: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": ASK, "max_tokens": 95, "tools": ANTHROPIC_TOOLS},
     "/v1/chat/completions": {"messages": ASK, "tools": CHAT_TOOLS},

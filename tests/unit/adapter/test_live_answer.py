@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, ToolCall
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, TokenLogprob, ToolCall
 from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
@@ -126,7 +126,7 @@ def read_responses_stream(events: list[Any]) -> list[Any]:
     texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
-            assert event["output_index"] not in items
+            assert sorted(items) == list(range(event["output_index"]))  # an item ends before the next one begins
             texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
         if event["type"] == "response.output_item.done":
             items[event["output_index"]] = item = event["item"]
@@ -272,6 +272,17 @@ def test_no_call_can_be_run_before_the_end_of_the_stream(dialect: Any) -> None:
     data = data_of(events + stream.closing(answer))
     assert arguments_in(data) == ['{"command":"ls"}', "{}"]
     assert READ_STREAM[dialect.name](data) == READ_REPLY[dialect.name](json.loads(dialect.reply(OPTIONS, answer)))
+
+
+def test_a_text_whose_logprobs_are_known_at_the_end_ends_before_a_call_begins() -> None:
+    dialect = ResponsesDialect()
+    options = replace(OPTIONS, dialect="responses", logprobs=True)
+    call = ToolCall("call_1", "bash", {"command": "ls"})
+    stream = dialect.stream(options)
+    events = stream.growth(7, ShownText("", "Look.", (call,)))
+    message = Message("assistant", "Look.", "", (call,))
+    answer = Answer(7, message, "tool_calls", 1, 1, logprobs=(TokenLogprob("Look.", -0.5),))
+    assert read_responses_stream(data_of(events + stream.closing(answer)))[0]["content"][0]["logprobs"]
 
 
 async def test_a_call_with_many_end_marks_is_read_with_the_whole_answer(
