@@ -5,6 +5,7 @@ Codex speaks this protocol, and its SDK is the strictest client. vLLM's parsers 
 13 CPU seconds).
 """
 
+from itertools import groupby
 from typing import Any
 
 import httpx
@@ -102,15 +103,12 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     def filled(name: str) -> list[str]:
         return [f"{name}.delta", f"{name}.done"]
 
-    def filled_twice(name: str) -> list[str]:
-        return [f"{name}.delta", *filled(name)]  # the last character by itself
-
-    assert kinds == [
+    assert [kind for kind, _ in groupby(kinds)] == [  # a text may come in several deltas
         "created",
         *[item[0], part[0], *filled("reasoning_text"), part[1], item[1]],
         *[item[0], part[0], *filled("output_text"), part[1], item[1]],
-        *[item[0], *filled_twice("function_call_arguments"), item[1]],
-        *[item[0], *filled_twice("custom_tool_call_input"), item[1]],
+        *[item[0], *filled("function_call_arguments"), item[1]],
+        *[item[0], *filled("custom_tool_call_input"), item[1]],
         "completed",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
