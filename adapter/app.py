@@ -34,6 +34,7 @@ from adapter.http_limits import LimitedHttpProtocol
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
 from adapter.prompt.renderer import Renderer
+from adapter.refusal_notes import RefusalNotes
 from adapter.replies import (
     REFUSALS,
     BodyTooLargeError,
@@ -52,7 +53,6 @@ from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.store.sessions import SessionRow
@@ -72,6 +72,7 @@ class _Parts:
     parser: VllmParsers
     outage: StoreOutage
     held: HeldCalls
+    refusals: RefusalNotes
 
 
 def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlette:
@@ -92,6 +93,7 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
         parser,
         outage,
         HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),
+        RefusalNotes(database),
     )
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
 
@@ -144,15 +146,21 @@ def _load_parsers(parser: VllmParsers) -> None:
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     async def start() -> PendingCall:
         row = await parts.auth.authenticate(request.headers)
-        async with _refusals_noted(parts, row.id):
+        try:
             return await parts.capture.start(row, body, dialect, request.headers)
+        except REFUSALS:
+            await parts.refusals.note(row.id)
+            raise
 
     reply = partial(_reply, parts, dialect)
     held = contextlib.ExitStack()
     try:
         session_id = (await _authenticate(parts, request)).id
-        async with _refusals_noted(parts, session_id):
+        try:
             body = await _body(parts, request)
+        except BodyTooLargeError:
+            await _held_for_client(parts, request, session_id, 0, partial(parts.refusals.note, session_id))
+            raise
         try:
             return reply(await start())
         except StoreUnavailableError:
@@ -163,24 +171,6 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         )
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)
-
-
-@asynccontextmanager
-async def _refusals_noted(parts: _Parts, session_id: int) -> AsyncIterator[None]:
-    """Record a refusal of the block's call before its client hears of it, since a refused call has no turn.
-
-    The agent stage must not take an agent that ends with it for one that made no call.
-    """
-
-    async def note() -> None:
-        async with parts.database.begin() as connection:
-            await sessions.note_refusal(connection, session_id)
-
-    try:
-        yield
-    except REFUSALS:
-        await parts.outage.hold(note)
-        raise
 
 
 async def _authenticate(parts: _Parts, request: Request) -> SessionRow:
@@ -228,7 +218,7 @@ async def _held_for_client(
 ) -> _T:
     """Return what `work` returns, held while the store is away and the client is connected.
 
-    The request's body must have been read. Raises ClientDisconnect, TooManyHeldError and what `work` raises.
+    What is left of the request's body is dropped. Raises ClientDisconnect, TooManyHeldError and what `work` raises.
     """
     with contextlib.suppress(StoreUnavailableError):
         return await work()
@@ -271,6 +261,7 @@ async def _body(parts: _Parts, request: Request) -> bytes:
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > parts.settings.max_body_bytes:
+                    data.clear()  # the error, which may wait for the store, refers to it
                     raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
     except TimeoutError:
         raise SlowBodyError(f"the request was not complete after {seconds:g} seconds") from None

@@ -3,15 +3,18 @@
 A call is read at an end mark, from the text up to it and nothing behind it, so no later token changes it: a stream may
 show it, and the stored answer has the same call. An end mark inside of an argument ends no call: there, more text would
 change what the model's parser finds. Nothing is read behind a call that cannot be read or that does not fit its tool.
+A call with too many end marks is read when the whole answer is known, at once with all that follows it.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from adapter.conversation import ToolCall
 
-_MOST_ENDS = 16
-"""End marks that one call may have in its arguments; each is parsed with all before it."""
+_MOST_ENDS = 4
+"""End marks at which one call is tried. Each costs two parses of all of it so far, and a model may repeat a mark until
+its limit."""
 
 
 class FoundCall(Protocol):
@@ -59,6 +62,7 @@ class CallReader:
         self._searched = 0
         self._num_ends = 0  # in the text behind the last call
         self._is_over = False
+        self._has_left = False
 
     def has_read_a_beginning_of(self, body: str) -> bool:
         return body.startswith(self._body)
@@ -77,21 +81,45 @@ class CallReader:
             self._searched = min(ends)
             self._read_until(self._searched)
 
+    def read_all(self, body: str) -> None:
+        """Read the whole text, also what `read` has left."""
+        self.read(body)
+        if not self._has_left:
+            return
+        self._has_left = False
+        text = body[self._begin :]
+        found = self._parse(text)
+        valid = self._valid(found)
+        unchanged = zip(found.calls, self._parse(text + "x").calls, strict=False) if valid else ()
+        num_sure = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], unchanged))
+        self._add(found, valid[:num_sure])
+
     def _read_until(self, end: int) -> None:
         text = self._body[self._begin : end]
         found = self._parse(text)
         self._num_ends += 1
-        calls = [self._checked(one) for one in found.calls]
-        valid = tuple(one for one in calls if one is not None)
-        is_whole = valid and len(valid) == len(calls) and list(found.calls) == list(self._parse(text + "x").calls)
-        if not is_whole:
-            self._is_over = self._num_ends == _MOST_ENDS
+        valid = self._valid(found)
+        is_whole = valid and len(valid) == len(found.calls)
+        if not is_whole or list(found.calls) != list(self._parse(text + "x").calls):
+            self._is_over = self._has_left = self._num_ends == _MOST_ENDS
             return
-        if not self.calls:
-            self.text = found.content
-        self.calls += valid
         self._begin = end
         self._num_ends = 0
+        self._add(found, valid)
+
+    def _valid(self, found: FoundCalls) -> tuple[ToolCall, ...]:
+        """The calls before the first that does not fit its tool."""
+        valid: list[ToolCall] = []
+        for one in found.calls:
+            if (call := self._checked(one)) is None:
+                break
+            valid.append(call)
+        return tuple(valid)
+
+    def _add(self, found: FoundCalls, calls: tuple[ToolCall, ...]) -> None:
+        if calls and not self.calls:
+            self.text = found.content
+        self.calls += calls
         if self._most_calls is not None and len(self.calls) >= self._most_calls:
             self.calls = self.calls[: self._most_calls]
             self._is_over = True

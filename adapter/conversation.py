@@ -67,7 +67,11 @@ class Message:
 
 
 class ShownText(NamedTuple):
-    """What a stream has of an answer. Text follows only after all of the thinking, calls only after all of the text."""
+    """What a stream has of an answer that is not stored yet.
+
+    Text follows only after all of the thinking, a call only after all of the text. `calls` has the first call at most:
+    in the vendors' streams a call ends before the next one begins, and it must not end before the answer is stored.
+    """
 
     thinking: str = ""
     text: str = ""
@@ -75,7 +79,7 @@ class ShownText(NamedTuple):
 
     @classmethod
     def of(cls, answer: Message) -> "ShownText":
-        return cls(answer.reasoning, answer.text, answer.tool_calls)
+        return cls(answer.reasoning, answer.text, answer.tool_calls[:1])
 
     def begins(self, answer: Message) -> bool:
         """Whether the answer begins with what was shown."""

@@ -2,9 +2,9 @@
 
 What is shown is the beginning of the answer that will be stored, so nothing is shown that a later token could change:
 the beginning of what may become a mark or a stop sequence, white space that the parsers may strip, and a tool call that
-is not complete, because one that is cut or does not fit its tool is no call. A call is shown at its end
-(`adapter/call_reader.py`). If the answer does not begin with what was shown, its streams fail, and a retry gets the
-stored answer (`adapter/replies.py`).
+is not complete, because one that is cut or does not fit its tool is no call. The first call is shown at its end
+(`adapter/call_reader.py`); those behind it are read at theirs, and follow when the answer is stored. If the answer does
+not begin with what was shown, its streams fail, and a retry gets the stored answer (`adapter/replies.py`).
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class _Part(StrEnum):
 
 
 class LiveAnswer:
-    """A growing answer. `thinking`, `text` and `calls` have what may be shown; they only grow.
+    """A growing answer. `thinking`, `text` and `calls` have what is certain of it; they only grow.
 
     `reader`: reads the calls, None if none can be shown before the answer is known.
     """
@@ -140,7 +140,7 @@ class LiveAnswer:
     @property
     def released(self) -> ShownText:
         """What streams may have written by now."""
-        return ShownText(self.thinking, self.text, self.calls)
+        return ShownText(self.thinking, self.text, self.calls[:1])
 
     def close(self) -> None:
         """Release at once what waits for its time, and nothing after it."""
@@ -191,7 +191,7 @@ class LiveAnswer:
             self._changed = None
 
     def _num_shown(self) -> int:
-        return len(self.thinking) + len(self.text) + len(self.calls)
+        return sum(map(len, self.released))
 
     def _decode(self) -> None:
         ids = self._new_ids

@@ -157,7 +157,7 @@ class OutputParser:
             read = self._reader(request) if live is None or live.reader is None else live.reader
             if not read.has_read_a_beginning_of(body):
                 read = self._reader(request)
-            read.read(body)
+            read.read_all(body)
             return self._parsers.split_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
 
         offers_tools = self._parsers.tool_parser is not None and bool(tools) and options.tool_choice != "none"

@@ -77,7 +77,8 @@ class SseWriter(Protocol):
     def growth(self, turn_id: int, grown: ShownText) -> bytes:
         """The events that complete what was shown to `grown`, which begins with it; empty if nothing is new.
 
-        No call ends before `closing`: some agents run one as soon as it ends, and its turn is not committed yet.
+        No call is whole before `closing`, because its turn is not committed yet: some agents run a call as soon as it
+        ends, others as soon as its arguments are JSON. So the last character of its arguments follows in `closing`.
         """
         ...
 

@@ -127,7 +127,6 @@ class MessagesStream:
         self._options = options
         self._num_blocks = 0
         self._open_block = ""
-        self._open_calls: list[int] = []  # numbers of their blocks
 
     def opening(self, prompt_tokens: int) -> bytes:
         start = _message_start(self._options, f"msg_{uuid4().hex[:24]}") | {
@@ -149,18 +148,17 @@ class MessagesStream:
             events += self._begin_block("text", {"type": "text", "text": ""})
             events += self._delta({"type": "text_delta", "text": new})
         for call in grown.calls[len(self.shown.calls) :]:
-            events += self._end_block()
-            self._open_calls.append(self._num_blocks)
-            events += self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            arguments = orjson.dumps(dict(call.arguments)).decode()
-            events += self._delta({"type": "input_json_delta", "partial_json": arguments})
+            events += self._begin_call(call)
         self.shown = grown
         return events
 
     def closing(self, answer: Answer) -> bytes:
-        events = self.growth(answer.turn_id, ShownText.of(answer.message)) + self._end_block()
-        for number in self._open_calls:
-            events += _event({"type": "content_block_stop", "index": number})
+        events = self.growth(answer.turn_id, ShownText.of(answer.message))
+        for at, call in enumerate(answer.message.tool_calls):
+            if at >= len(self.shown.calls):
+                events += self._begin_call(call)
+            events += self._delta({"type": "input_json_delta", "partial_json": "}"})
+        events += self._end_block()
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
         events += _event({"type": "message_delta", "delta": _end(answer), "usage": usage})
         return events + _event({"type": "message_stop"})
@@ -172,6 +170,14 @@ class MessagesStream:
         events = self._end_block()
         self._open_block = name
         return events + self._begin(empty)
+
+    def _begin_call(self, call: ToolCall) -> bytes:
+        """The events of a call without the last character of its arguments."""
+        events = self._end_block()
+        self._open_block = "tool_use"
+        events += self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        arguments = orjson.dumps(dict(call.arguments)).decode()
+        return events + self._delta({"type": "input_json_delta", "partial_json": arguments[:-1]})
 
     def _begin(self, empty: dict[str, Any]) -> bytes:
         self._num_blocks += 1

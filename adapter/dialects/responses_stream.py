@@ -96,7 +96,6 @@ class ResponsesStream:
         self._num_items = 0
         self._open_item = ""  # type of the last item of text if it is not complete
         self._text_number = 0  # number of that item
-        self._call_numbers: list[int] = []  # numbers of the calls' items
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self._event("response.created", response=self._response(None)) + self.ping()
@@ -111,14 +110,17 @@ class ResponsesStream:
             # Not of all the thinking, which would be encoded with every update: the item is complete at its end.
             events += self._grow(reasoning_item(turn_id, ""), new)
         new = grown.text[len(self.shown.text) :]
-        new_calls = grown.calls[len(self.shown.calls) :]
+        # A text ends before a call begins, and its end has the logprobs of all tokens.
+        new_calls = () if self._options.logprobs else grown.calls[len(self.shown.calls) :]
         if (new or new_calls) and self._open_item == "reasoning":
             events += self._end_item(reasoning_item(turn_id, grown.thinking))
         if new:
             events += self._grow(message_item(turn_id, ""), new)
+        if new_calls and self._open_item == "message":
+            events += self._end_item(message_item(turn_id, grown.text))
         for at, call in enumerate(new_calls, len(self.shown.calls)):
             events += self._begin_call(call_item(self._options, turn_id, at, call))
-        self.shown = grown
+        self.shown = grown._replace(calls=self.shown.calls + new_calls)
         return events
 
     def closing(self, answer: Answer) -> bytes:
@@ -126,9 +128,9 @@ class ResponsesStream:
         texts = [item for item in items if item["type"] in ("message", "reasoning")]
         events = b"".join(self._complete(item) for item in texts)
         for at, item in enumerate(items[len(texts) :]):
-            if at >= len(self._call_numbers):
+            if at >= len(self.shown.calls):
                 events += self._begin_call(item)
-            events += self._end_call(item, self._call_numbers[at])
+            events += self._end_call(item)
         end = "response.incomplete" if answer.finish == "length" else "response.completed"
         return events + self._event(end, response=self._response(answer))
 
@@ -155,18 +157,22 @@ class ResponsesStream:
         return {"output_index": self._text_number, "item_id": item["id"]}
 
     def _begin_call(self, item: dict[str, Any]) -> bytes:
-        """The events of a call that is added empty and filled."""
-        number = self._num_items
-        self._call_numbers.append(number)
-        kind = _CALL_EVENT[item["type"]]
-        place = {"output_index": number, "item_id": item["id"]}
-        return self._begin_item(item) + self._event(f"{kind}.delta", **place, delta=_filling(item))
+        """The events of a call that is added empty and filled, but for the last character."""
+        return self._begin_item(item) + self._fill_call(item, _filling(item)[:-1])
 
-    def _end_call(self, item: dict[str, Any], number: int) -> bytes:
+    def _fill_call(self, item: dict[str, Any], new: str) -> bytes:
+        if not new:
+            return b""
+        place = {"output_index": self._num_items - 1, "item_id": item["id"]}
+        return self._event(f"{_CALL_EVENT[item['type']]}.delta", **place, delta=new)
+
+    def _end_call(self, item: dict[str, Any]) -> bytes:
+        number = self._num_items - 1
         place = {"output_index": number, "item_id": item["id"]}
         filled = {"name": item["name"]} if item["type"] == "function_call" else {}
         filled |= {key: item[key] for key in _EMPTY[item["type"]]}
-        events = self._event(f"{_CALL_EVENT[item['type']]}.done", **place, **filled)
+        events = self._fill_call(item, _filling(item)[-1:])
+        events += self._event(f"{_CALL_EVENT[item['type']]}.done", **place, **filled)
         return events + self._event("response.output_item.done", output_index=number, item=item)
 
     def _grow(self, item: dict[str, Any], new: str) -> bytes:
@@ -185,7 +191,7 @@ class ResponsesStream:
         whole = item["content"][0]["text"]
         seen = self.shown.thinking if item["type"] == "reasoning" else self.shown.text
         if seen and self._open_item != item["type"]:
-            return b""  # thinking that ended before the text began
+            return b""  # it ended before the next item began
         events = b""
         if self._open_item != item["type"]:
             events += self._grow(item, "")

@@ -83,15 +83,18 @@ class EngineWaits:
             last = now
             if not self._unstored:
                 continue
+            taken = self._unstored
+            self._unstored = {}  # for what is noted meanwhile
+            stored: set[int] = set()
             try:
                 async with self._database.begin() as conn:
-                    stored = await sessions.add_engine_waits(conn, self._unstored)
+                    stored = await sessions.add_engine_waits(conn, taken)
             except StoreUnavailableError as error:
                 _LOG.warning("waits for an engine not recorded yet", reason=str(error))
+                stored = set()  # its commit may have failed
                 last = datetime.now(UTC)  # the attempt may have taken as long as the outage
-                continue
-            for session_id in stored:
-                del self._unstored[session_id]
+            for session_id in taken.keys() - stored:
+                self._unstored[session_id] = taken[session_id] + self._unstored.get(session_id, [])
 
     def _add(self, wait: EngineWait) -> None:
         waiting: set[int] = set()

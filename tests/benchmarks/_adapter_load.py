@@ -89,12 +89,15 @@ def _answer(reply: bytes) -> tuple[dict[str, Any], str]:
         assert event["type"] != "error", event
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
+            arguments = ""
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             if delta["type"] == "text_delta":
                 blocks[-1]["text"] += delta["text"]
             else:
-                blocks[-1]["input"] = orjson.loads(delta["partial_json"])
+                arguments += delta["partial_json"]
+        elif event["type"] == "content_block_stop" and arguments:
+            blocks[-1]["input"] = orjson.loads(arguments)
     assert event["type"] == "message_stop"
     return {"role": "assistant", "content": blocks}, blocks[-1]["id"]
 

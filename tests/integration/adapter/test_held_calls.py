@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from ratchet.store import sessions
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import (
     Opened,
@@ -63,6 +64,42 @@ async def test_more_calls_than_may_wait_are_refused_in_the_vendors_form(
         assert reply.headers["retry-after"] == "1"
         assert await calls.enter_async_context(held(address, other.token)) == 200
         assert (await http.get("/v1/models", headers={"x-api-key": "unknown"})).status_code == 503
+
+
+async def test_refused_calls_whose_note_waits_for_the_store_are_counted(
+    postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """Their bodies would take memory without a limit; a session that is known to have been refused is told at once."""
+    limits: Any = {"max_held_calls_per_session": 2, "max_body_bytes": 1000}
+    refused: Any = {"messages": ASK, "n": 2, "stream": True}
+    large: Any = {"messages": ASK, "padding": "x" * 2000}
+    async with (
+        cut_off(postgres_url) as (url, line),
+        adapter_here(adapter_settings(url, model_dir, **limits)) as address,
+        httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http,
+        asyncio.timeout(300),
+    ):
+        assert (await http.get("/v1/models")).status_code == 200  # the session is known now
+        line.cut()
+        async with held(address, opened.token, refused) as status:
+            assert status == 200  # it gets comments while it waits
+            leaving = asyncio.create_task(http.post("/v1/chat/completions", json=large))
+            while await _has_room(address, opened.token):
+                pass
+            assert not leaving.done()
+            leaving.cancel()
+            while not await _has_room(address, opened.token):
+                pass
+        waiting = asyncio.create_task(http.post("/v1/chat/completions", json=large))
+        await let_adapters_run(address)
+        line.mend()
+        assert (await waiting).status_code == 413
+        async with opened.database.begin() as connection:
+            key = (opened.rollout_id, 1)
+            assert (await sessions.read_progress(connection, [key]))[key].has_called
+        line.cut()
+        assert (await http.post("/v1/chat/completions", json=refused)).status_code == 400
+        assert (await http.post("/v1/chat/completions", json=large)).status_code == 413
 
 
 async def test_a_client_that_leaves_makes_room(

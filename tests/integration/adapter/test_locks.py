@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
+from adapter.turns.routing import EngineRouter
 from ratchet.store import rollouts, turns
 from ratchet.store.database import Database
 from ratchet.types import TurnKind
@@ -76,6 +79,26 @@ async def test_a_write_that_waited_for_a_lock_is_written_once(
                 raise InterruptedError  # rolled back
         assert (await call).json()["choices"][0]["message"]["content"] == "fine"
     assert [(row.state, row.ordinal) for row in await opened.wait_delivered(1)] == [("completed", 0)]
+
+
+async def test_a_wait_for_an_engine_that_is_noted_while_others_are_written_is_kept(opened: Opened) -> None:
+    database = opened.database
+    waits = EngineWaits(database, EngineRouter(database), StoreOutage(database))
+    query = f"SELECT engine_wait_seconds FROM session WHERE id = {opened.session_id}"
+    try:
+        async with asyncio.timeout(900):
+            async with database.begin() as conn:
+                await conn.exec_driver_sql("LOCK TABLE session IN SHARE MODE")
+                waits.add(1, opened.session_id)
+                await wait_for_a_lock(database)  # behind the statement that has taken the waits so far
+                waits.credit(1, 1000.0)
+            seconds = 0.0
+            while seconds < 0.5:  # written
+                async with database.begin() as conn:
+                    seconds = (await conn.exec_driver_sql(query)).scalar_one()
+            assert opened.session_id in waits._unstored or seconds >= 1000
+    finally:
+        waits.close()
 
 
 async def test_a_turn_is_opened_while_its_rollout_is_locked(

@@ -5,6 +5,7 @@ Codex speaks this protocol, and its SDK is the strictest client. vLLM's parsers 
 13 CPU seconds).
 """
 
+from itertools import groupby
 from typing import Any
 
 import httpx
@@ -102,7 +103,7 @@ async def test_a_stream_has_every_event_in_the_order_that_the_sdk_builds_from(
     def filled(name: str) -> list[str]:
         return [f"{name}.delta", f"{name}.done"]
 
-    assert kinds == [
+    assert [kind for kind, _ in groupby(kinds)] == [  # a text may come in several deltas
         "created",
         *[item[0], part[0], *filled("reasoning_text"), part[1], item[1]],
         *[item[0], part[0], *filled("output_text"), part[1], item[1]],

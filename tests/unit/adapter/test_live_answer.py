@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, TokenLogprob, ToolCall
 from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
@@ -78,6 +78,7 @@ def read_messages_stream(events: list[Any]) -> list[Any]:
     ended = set()
     for event in events:
         if event["type"] == "content_block_start":
+            assert ended == set(blocks)  # Anthropic's TypeScript SDK takes the end of any block for the last one's
             blocks[event["index"]] = event["content_block"] | {"json": ""}
         if event["type"] == "content_block_delta":
             assert event["index"] not in ended
@@ -101,8 +102,15 @@ def read_chat_stream(chunks: list[Any]) -> Any:
         for key in ("content", "reasoning_content"):
             read[key] += delta.get(key) or ""
         for call in delta.get("tool_calls", []):
-            assert call.pop("index") == len(read["tool_calls"])
-            read["tool_calls"].append(call)
+            at = call.pop("index")
+            if at == len(read["tool_calls"]):
+                read["tool_calls"].append(call)
+            else:  # no call is filled on behind the next one's beginning: OpenAI's SDKs take that for its end
+                assert at == len(read["tool_calls"]) - 1
+                filled = read["tool_calls"][at]
+                for kind, field in (("function", "arguments"), ("custom", "input")):
+                    if kind in call:
+                        filled[kind][field] += call[kind][field]
     return read
 
 
@@ -118,7 +126,7 @@ def read_responses_stream(events: list[Any]) -> list[Any]:
     texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
-            assert event["output_index"] not in items
+            assert sorted(items) == list(range(event["output_index"]))  # an item ends before the next one begins
             texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
         if event["type"] == "response.output_item.done":
             items[event["output_index"]] = item = event["item"]
@@ -233,6 +241,88 @@ async def test_each_call_is_shown_when_its_end_is_sampled(renderer: Renderer, pa
             nums.append(len(live.calls))
         assert nums == [0, 1, 1, 2, 2], which
         assert live.text.strip() == "Look."
+
+
+def arguments_in(events: list[Any]) -> list[str]:
+    """What a stream has of the arguments of its calls, by call."""
+    texts: dict[int, str] = {}
+    for event in events:
+        if event.get("delta", {}) and event["type"] == "response.function_call_arguments.delta":
+            texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
+        elif event.get("type") == "content_block_delta" and "partial_json" in event["delta"]:
+            texts[event["index"]] = texts.get(event["index"], "") + event["delta"]["partial_json"]
+        for choice in event.get("choices", []):
+            for call in choice["delta"].get("tool_calls", []):
+                texts[call["index"]] = texts.get(call["index"], "") + call["function"]["arguments"]
+    return list(texts.values())
+
+
+def data_of(events: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in events.decode().split("\n") if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.name)
+def test_no_call_can_be_run_before_the_end_of_the_stream(dialect: Any) -> None:
+    """Some clients run a call as soon as its arguments are JSON, or as the next call begins."""
+    calls = (ToolCall("call_1", "bash", {"command": "ls"}), ToolCall("call_2", "bash", {}))
+    stream = dialect.stream(OPTIONS)
+    events = stream.growth(7, ShownText("", "Look.", calls[:1]))
+    assert arguments_in(data_of(events)) == ['{"command":"ls"']
+    answer = Answer(7, Message("assistant", "Look.", "", calls), "tool_calls", 1, 1)
+    data = data_of(events + stream.closing(answer))
+    assert arguments_in(data) == ['{"command":"ls"}', "{}"]
+    assert READ_STREAM[dialect.name](data) == READ_REPLY[dialect.name](json.loads(dialect.reply(OPTIONS, answer)))
+
+
+def test_a_text_whose_logprobs_are_known_at_the_end_ends_before_a_call_begins() -> None:
+    dialect = ResponsesDialect()
+    options = replace(OPTIONS, dialect="responses", logprobs=True)
+    call = ToolCall("call_1", "bash", {"command": "ls"})
+    stream = dialect.stream(options)
+    events = stream.growth(7, ShownText("", "Look.", (call,)))
+    message = Message("assistant", "Look.", "", (call,))
+    answer = Answer(7, message, "tool_calls", 1, 1, logprobs=(TokenLogprob("Look.", -0.5),))
+    assert read_responses_stream(data_of(events + stream.closing(answer)))[0]["content"][0]["logprobs"]
+
+
+async def test_a_call_with_many_end_marks_is_read_with_the_whole_answer(
+    renderer: Renderer, parsers: list[VllmParsers]
+) -> None:
+    """Neither it nor the calls around it are lost, and a stream has the same calls as the answer."""
+    outputs = OutputParser(renderer, parsers[1])
+    asked = request(TOOLS, ())
+    many = CALL.replace("ls", "echo '" + "</tool_call>" * 40 + "'")
+    text = f"Look.\n{CALL}\n{many}\n{CALLS[0]}\n{CALLS[2]}\n{CALL}"
+    live = live_answer(outputs, asked)
+    live.feed(renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids)
+    streamed = await outputs.parse(text, asked, True, live)
+    alone = await outputs.parse(text, asked, True)
+    assert [call.arguments["command"] for call in alone.message.tool_calls] == [
+        "ls",
+        "echo '" + "</tool_call>" * 40 + "'",
+        "echo '</tool_call>' {{}",
+    ]
+    assert without_ids(streamed.message) == without_ids(alone.message) and live.released.begins(streamed.message)
+
+
+async def test_end_marks_that_end_no_call_cost_few_parses(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    """A model may repeat one until its limit."""
+    texts: list[str] = []
+
+    class Counting(VllmParsers):
+        def split_calls(self, body: str, tools: Any) -> Any:
+            texts.append(body)
+            return super().split_calls(body, tools)
+
+    counting = Counting(Path(), "qwen3_coder", None)
+    counting._parsers = parsers[1]._parsers
+    outputs = OutputParser(renderer, counting)
+    text = CALL + CALL[:40] + "</tool_call>" * 200
+    live = live_answer(outputs, request(TOOLS, ()))
+    for one in renderer.tokenizer.plain.encode(text, add_special_tokens=False).ids:
+        live.feed([one])
+    assert (await outputs.parse(text, request(TOOLS, ()), False, live)).message.tool_calls
+    assert len(texts) <= 12
 
 
 async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:

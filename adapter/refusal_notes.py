@@ -1,0 +1,29 @@
+"""Record which sessions had a call refused, before its client hears of it, since a refused call has no turn.
+
+The agent stage must not take an agent that ends with a refused call for one that made no call.
+"""
+
+from collections import OrderedDict
+
+from ratchet.store import sessions
+from ratchet.store.database import Database
+
+_MOST_NOTED = 10_000
+
+
+class RefusalNotes:
+    """The first refusal of a session is written; later ones add nothing and do not wait for the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._noted: OrderedDict[int, None] = OrderedDict()  # sessions, the least recently noted first
+
+    async def note(self, session_id: int) -> None:
+        """Raises StoreUnavailableError; then it may be repeated."""
+        if session_id in self._noted:
+            return
+        async with self._database.begin() as connection:
+            await sessions.note_refusal(connection, session_id)
+        self._noted[session_id] = None
+        if len(self._noted) > _MOST_NOTED:
+            self._noted.popitem(last=False)
