@@ -106,7 +106,7 @@ def reader_url(url: str) -> str:
 
 
 async def is_confined(connection: AsyncConnection) -> bool:
-    """Return whether no statement of this session can read more than a reader may, whatever role it takes.
+    """Return whether no statement of this session can read more than a reader may, if it takes another role, too.
 
     So it is if the role that has logged in is no administrator, owns nothing, is a member of no other role, and may not
     read the hidden tables."""

@@ -1,4 +1,4 @@
-"""A query of a person or a program cannot leave the role of a reader, whatever it calls."""
+"""A query of a person or a program cannot leave the role of a reader, by any function that it calls."""
 
 from collections.abc import Iterator
 from pathlib import Path
