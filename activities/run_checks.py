@@ -25,6 +25,8 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     find_reward(config.grading.reward)
     Harnesses()[config.harness.name].check(config.harness.all_options())
     secrets.with_secrets("harness.extra_env", config.harness.extra_env)
+    for sink in config.metrics.sinks:
+        secrets.resolve_references(f"metrics.sinks: {sink.name}: options", sink.options)
     for key, value in (("loss.preset", config.loss.preset), ("training.advantage", config.training.advantage)):
         if ":" in value:
             _require_function(key, value)

@@ -4,6 +4,7 @@ Each page has `next`: what to pass as `after` to get the page behind it, None on
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 import orjson
@@ -68,6 +69,30 @@ def page_of_rows(rows: Sequence[Any], limit: int, cursor_of: Callable[[Any], int
         kept.append(value)
     has_more = len(rows) > len(kept)
     return {"rows": kept, "next": cursor_of(rows[len(kept) - 1]) if kept and has_more else None}
+
+
+def page_of_groups(rows: Sequence[Any], group_of: Callable[[Any], int], behind: int | None) -> JsonObject:
+    """Return the first rows, at most an answer's size, so that a page ends with a whole group; its key is `next`.
+
+    `behind`: `next` if all groups fit. If the first group alone does not fit, its last row says how many are missing.
+    """
+    kept: list[Any] = []
+    size = 0
+    end = behind
+    for key, group in groupby(rows, group_of):
+        values = [fit(row) for row in group]
+        sizes = list(accumulate(len(orjson.dumps(value)) for value in values))
+        if kept and size + sizes[-1] > MAX_ANSWER_CHARS:
+            break
+        fitting = sum(one <= MAX_ANSWER_CHARS for one in sizes) or 1
+        kept += values[:fitting]
+        if fitting < len(values):
+            kept.append(f"… ({len(values) - fitting} more of {key})")
+        size += sizes[-1]
+        end = key
+    else:
+        end = behind
+    return {"rows": kept, "next": end}
 
 
 def page_of_text(text: str, after: int, **facts: Any) -> JsonObject:

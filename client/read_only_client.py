@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import reading
-from client.answers import fit, page_of_rows, page_of_text, to_json
+from client.answers import fit, page_of_groups, page_of_rows, page_of_text, to_json
 from client.explanations import explain_thing
-from client.read_only_sql import SqlResult, describe_tables, read_sql
+from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read_sql, read_sql_as_reader
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
 from ratchet.store import run_times
@@ -38,11 +38,14 @@ class ReadOnlyClient:
     def __init__(self, home: Path | str | None = None) -> None:
         self._client = Client(home)
 
+    @property
+    def _url(self) -> str:
+        return self._client.stack.environment()["RATCHET_DATABASE_URL"]
+
     def _read(self, work: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
         async def read() -> _T:
-            url = self._client.stack.environment()["RATCHET_DATABASE_URL"]
             try:
-                async with ReadOnlyStore(url, pool_size=1) as store, store.read() as connection:
+                async with ReadOnlyStore(self._url, pool_size=1) as store, store.read() as connection:
                     return await work(connection)
             except DBAPIError as error:
                 if has_refused_value(error):
@@ -110,7 +113,8 @@ class ReadOnlyClient:
         limit = _bounded(limit)
 
         async def read(connection: AsyncConnection) -> list[Any]:
-            found = await curve_views.metrics_by_step(connection, run_id, after + 1, after + limit + 1)
+            steps = await curve_views.steps_with_metrics(connection, run_id, after, limit + 1)
+            found = await curve_views.metrics_by_step(connection, run_id, steps[0], steps[-1]) if steps else {}
             return [
                 {"step": step} | {name: value for name, value in values.items() if not names or name in names}
                 for step, values in found.items()
@@ -205,24 +209,29 @@ class ReadOnlyClient:
         found = self._read(
             lambda connection: text_search.search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS)
         )
-        return {**page_of_rows(found.hits, len(found.hits) or 1, lambda row: row.rollout_id), "next": found.next_before}
+        return page_of_groups(found.hits, lambda hit: int(hit.rollout_id), found.next_before)
 
     def tables(self) -> JsonObject:
         """List the tables that `sql` can read, with what a row is and the columns."""
         return {"tables": to_json(describe_tables())}
 
     def sql(self, query: str, after: int = 0, limit: int = 50) -> JsonObject:
-        """Run one SELECT statement of Postgres, in a transaction that can only read and that ends after 4 seconds, and
-        return its columns and its rows behind the first `after`. Order the rows if you read more than one page."""
+        """Run one SELECT statement of Postgres, as a role that can only read and for at most 4 seconds, and return its
+        columns and its rows behind the first `after`. Order the rows if you read more than one page."""
         limit = _bounded(limit)
-        found = self._read(lambda connection: read_sql(connection, query, after, limit))
+        found = run_blocking(read_sql_as_reader(self._url, query, after, limit))
         numbered = list(enumerate(found.rows, after + 1))
         page = page_of_rows(numbered, limit, lambda row: int(row[0]))
         return {"columns": found.columns, "rows": [row for _, row in page["rows"]], "next": page["next"]}
 
     def query(self, query: str) -> SqlResult:
-        """Run one SELECT statement and return all of its rows."""
-        return self._read(lambda connection: read_sql(connection, query))
+        """Run one SELECT statement of a person who has the stack's own login, and return all of its rows.
+
+        If there is no login of a reader, it runs with the stack's own in a transaction that cannot write."""
+        try:
+            return run_blocking(read_sql_as_reader(self._url, query))
+        except NoReaderError:
+            return self._read(lambda connection: read_sql(connection, query))
 
     def _run_id(self, run: str | None) -> str:
         return self._read(lambda connection: reading.require_run(connection, run))

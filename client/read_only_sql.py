@@ -1,4 +1,8 @@
-"""One SELECT of a person or a program: read-only, ended after 4 seconds, its rows read a page at a time."""
+"""One SELECT of a person or a program: read-only, ended after 4 seconds, its rows read a page at a time.
+
+It runs in a session that has logged in as a reader: of a session that has only taken the role, a SELECT can give it
+back by `set_config`, and then end the stack's sessions or read the server's files.
+"""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -9,9 +13,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.store.schema import Base
-from ratchet.store.views.read_only import HIDDEN_TABLES
+from ratchet.store.views.read_only import (
+    HIDDEN_TABLES,
+    READER_ROLE,
+    READER_URL_VARIABLE,
+    ReadOnlyStore,
+    is_confined,
+    reader_url,
+    refuses_login,
+)
 
 LIMIT_SECONDS = 4
 _TIMED_OUT = "57014"
@@ -25,6 +37,17 @@ class SqlResult:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
 
+class NoReaderError(ConfigError):
+    """The server has no login that can only read."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"SQL needs a session that can only read, and there is none: {reason}. `ratchet up` lets {READER_ROLE} log "
+            f"in to the embedded Postgres; for another server, set {READER_URL_VARIABLE} to the URL of a role that may "
+            "only SELECT, is a member of no other role, and may not read session_token"
+        )
+
+
 @dataclass(slots=True, frozen=True)
 class TableDescription:
     """A table that may be read. `what`: what one of its rows is."""
@@ -32,6 +55,21 @@ class TableDescription:
     name: str
     what: str
     columns: list[str]
+
+
+async def read_sql_as_reader(url: str, query: str, after: int = 0, limit: int | None = None) -> SqlResult:
+    """Do what `read_sql` does, in a session of a reader. Raises NoReaderError if the store at `url` has none."""
+    async with ReadOnlyStore(reader_url(url), pool_size=1) as store:
+        try:
+            async with store.read() as connection:
+                if not await is_confined(connection):
+                    raise NoReaderError("its role may do more than a reader")
+        except StoreUnavailableError as error:
+            if refuses_login(error):
+                raise NoReaderError(str(error)) from None
+            raise
+        async with store.read() as connection:
+            return await read_sql(connection, query, after, limit)
 
 
 async def read_sql(connection: AsyncConnection, query: str, after: int = 0, limit: int | None = None) -> SqlResult:

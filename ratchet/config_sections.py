@@ -327,8 +327,9 @@ class MetricSinkConfig(Section):
     name: str = "tensorboard"
     """`tensorboard`, the default, `wandb`, `mlflow`, `trackio`, or a class of your own as `package.module:Class`."""
     options: dict[str, Any] = {}
-    """Arguments of the tool's client, such as `project` or `mode: offline` of wandb. Keys of accounts are not written
-    here: the client reads them from the learner's environment. Empty by default."""
+    """Arguments of the tool's client, such as `project` or `mode: offline` of wandb. Keys of accounts are not
+    written here: the client reads them from the learner's environment. Any other secret is written as `${NAME}`, as in
+    `harness.extra_env`. Empty by default."""
 
 
 class MetricsConfig(Section):

@@ -9,11 +9,13 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
 from ratchet import paths
 from ratchet.errors import ConfigError
+from ratchet.types import JsonObject
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 EXTRA_ENVS_VARIABLE = "VIME_AGENT_CC_EXTRA_ENVS"
@@ -51,6 +53,23 @@ def with_secrets(key: str, values: Mapping[str, str]) -> dict[str, str]:
     A value without a reference, in the config of a run that began before references were required, stays as it is.
     """
     return {name: _without_references(f"{key}.{name}", text) for name, text in values.items()}
+
+
+def resolve_references(key: str, value: Any) -> Any:
+    """Do what `with_secrets` does for every text in a value of a config, also within lists and mappings."""
+    if isinstance(value, str):
+        return _without_references(key, value)
+    if isinstance(value, Mapping):
+        return {name: resolve_references(f"{key}.{name}", one) for name, one in value.items()}
+    return [resolve_references(key, one) for one in value] if isinstance(value, list) else value
+
+
+def redact_config(config: JsonObject) -> JsonObject:
+    """Return a stored config as people and other services may see it: see `references_only`."""
+    harness = config.get("harness") or {}
+    if not harness.get("extra_env"):
+        return config
+    return {**config, "harness": {**harness, "extra_env": references_only(harness["extra_env"])}}
 
 
 def _without_references(key: str, text: str) -> str:

@@ -139,8 +139,10 @@ class Stack:
         return self.home / "stack.json"
 
     def _gateway_key(self) -> str:
-        """Return the local gateway's API key, made once in E2B's format, which older SDKs check."""
-        return self._kept_secret("gateway.key", "e2b_")
+        """Return the local gateway's API key, made once in E2B's format, which older SDKs check.
+
+        It is empty without a state directory, so that a command that only reads makes none."""
+        return self._kept_secret("gateway.key", "e2b_") if self.home.is_dir() else ""
 
     def _kept_secret(self, name: str, prefix: str) -> str:
         """Return the secret in this file of the state directory; a new one if there is no file.

@@ -35,12 +35,14 @@ import torch
 import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet import secrets
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.store import learner_commits, learners, runs, training_groups
 from ratchet.store.checkpoints import CheckpointRow, list_checkpoints
 from ratchet.store.learner_commits import RunLease
 from ratchet.store.learners import NextStep
+from ratchet.store.metrics import read_metric, record_metrics
 from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
 from training import plan_loader
@@ -142,9 +144,9 @@ class TrainLoop:
         self.config = record.config
         self.is_stored = record.is_stored
         if context.settings.metrics is not None and dist.get_rank() == 0:
-            sunk = SinkRun(
-                self.lease.run_id, self.lease.epoch, context.settings.metrics, record.config.model_dump(mode="json")
-            )
+            # Sinks upload the config: without literal secrets of old runs, and without the options of all sinks.
+            shown = secrets.redact_config(record.config.model_dump(mode="json", exclude={"metrics"}))
+            sunk = SinkRun(self.lease.run_id, self.lease.epoch, context.settings.metrics, shown)
             context.sinks.open(record.config.metrics.sinks, sunk)
         self.learner = RankLearner(record.model_path, record.config)
         self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
@@ -206,7 +208,17 @@ class TrainLoop:
             self.checkpoints.start(step)
         self.checkpoints.commit()
         self.publisher.close()
+        self._close_sinks(step)
         self.context.heartbeat.set_phase("done", step)
+
+    def _close_sinks(self, step: int) -> None:
+        """Record what the sinks lose at the end with the last step, beside what they lost before it."""
+        lost = self.context.sinks.close()
+        store, run_id = self.context.store, self.lease.run_id
+        for name, number in lost.items():
+            before = store.transaction(partial(read_metric, run_id=run_id, step=step, name=name)) or 0.0
+            values = {name: before + number, "alarm_metric_sink": 1.0}
+            store.transaction(partial(record_metrics, run_id=run_id, step=step, values=values))
 
     def _train_step(self, step: int) -> bool:
         """Wait for the step's plan row, train it, and publish the new weights with the step's metrics.

@@ -8,11 +8,13 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
+from ratchet import secrets
 from ratchet.config import MetricSinkConfig
 from ratchet.disk_space import free_space
 from training.metric_sinks.registry import load_sink
@@ -54,6 +56,7 @@ class SinkThread:
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._lost = 0
+        self._has_point = False
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
@@ -83,13 +86,25 @@ class SinkThread:
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 
-    def _lose(self, reason: str) -> None:
+    def abandon(self) -> int:
+        """Take back what is queued, and count it as lost with the point that the sink may be writing. Return their
+        number."""
+        number = int(self._has_point)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                number += self._queue.get_nowait() is not None
+        if number:
+            self._lose("the learner ends before the sink has written them", number)
+        return number
+
+    def _lose(self, reason: str, number: int = 1) -> None:
         with self._lock:
-            self._lost += 1
+            self._lost += number
             is_first = not self._is_failing
             self._is_failing = True
         if is_first:
-            _LOG.warning("metric sink loses points", sink=self.name, reason=reason[:500])
+            reason = secrets.without_secrets(reason)[:500]
+            _LOG.warning("metric sink loses points", sink=self.name, reason=reason)
 
     def _run(self) -> None:
         sink: MetricSink | None = None
@@ -97,21 +112,25 @@ class SinkThread:
             point = self._queue.get()
             if point is None:
                 continue
+            self._has_point = True
             try:
                 if not self._has_space():
                     raise OSError(f"under {_MIN_FREE_SHARE:.0%} of the disk is free")
-                sink = sink or self._make()
+                if sink is None:  # a sink of the user's may be false, such as an empty collection
+                    sink = self._make()
                 sink.write(point.step, point.metrics)
             except BaseException as error:  # a client may also exit
                 self._lose(f"{type(error).__name__}: {error}")
             else:
                 with self._lock:
                     self._is_failing = False
+            self._has_point = False
         try:
             if sink is not None:
                 sink.close()
         except BaseException as error:
-            _LOG.warning("metric sink not closed", sink=self.name, reason=f"{type(error).__name__}: {error}"[:500])
+            reason = secrets.without_secrets(f"{type(error).__name__}: {error}")[:500]
+            _LOG.warning("metric sink not closed", sink=self.name, reason=reason)
 
 
 class MetricSinks:
@@ -121,9 +140,15 @@ class MetricSinks:
         self._threads = list(threads)
 
     def open(self, wanted: Sequence[MetricSinkConfig], run: SinkRun) -> None:
-        """Start a thread for each sink; each gets a directory of its own below that of `run`."""
+        """Start a thread for each sink; each gets a directory of its own below that of `run`.
+
+        The second sink of one name is `NAME_2`."""
+        numbers: Counter[str] = Counter()
         for one in wanted:
             name = one.name.rpartition(":")[2].lower()
+            numbers[name] += 1
+            if numbers[name] > 1:
+                name = f"{name}_{numbers[name]}"
             self._threads.append(_start_sink(name, one, replace(run, directory=run.directory / name)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -140,19 +165,24 @@ class MetricSinks:
                 lost[f"{LOST}{thread.name}"] = lost.get(f"{LOST}{thread.name}", 0.0) + number
         return lost
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let the sinks write what is queued, for at most `seconds` together; what is left then is lost."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, float]:
+        """Let the sinks write what is queued, for at most `seconds` together; what is left then is lost. Return what
+        `lost_metrics` returns."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.end()
         for thread in self._threads:
             if not thread.join(deadline - time.monotonic()):
-                _LOG.warning("metric sink did not end; its queued points are lost", sink=thread.name)
+                lost_points = thread.abandon()
+                _LOG.warning("metric sink did not end", sink=thread.name, lost_points=lost_points)
+        lost = self.lost_metrics()
         self._threads = []
+        return lost
 
 
 def _start_sink(name: str, wanted: MetricSinkConfig, run: SinkRun) -> SinkThread:
     def make() -> MetricSink:
-        return load_sink(wanted.name)(run, wanted.options)
+        options = secrets.resolve_references(f"metrics.sinks: {wanted.name}: options", wanted.options)
+        return load_sink(wanted.name)(run, options)
 
     return SinkThread(name, make, lambda: free_space(run.directory).share >= _MIN_FREE_SHARE)

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 class SinkRun:
     """The run whose metrics are copied. `epoch`: number of the learner, which is higher after each restart.
 
-    `directory`: a directory of this sink in the state directory, for what it keeps; not made yet. `config`: of the run.
+    `directory`: a directory of this sink in the state directory, for what it keeps; not made yet. `config`: of the run,
+    without secrets and without the options of sinks, since a sink may upload it.
     """
 
     run_id: str

@@ -38,6 +38,12 @@ async def newest_metric_step(connection: AsyncConnection, run_id: str) -> int:
     return (await connection.execute(statement)).scalar_one_or_none() or 0
 
 
+async def steps_with_metrics(connection: AsyncConnection, run_id: str, after: int, limit: int) -> list[int]:
+    """Return the first steps behind `after` that have metrics; a run may lack those of some steps."""
+    statement = select(MetricTable.step).distinct().where(MetricTable.run_id == run_id, MetricTable.step > after)
+    return list((await connection.execute(statement.order_by(MetricTable.step).limit(limit))).scalars())
+
+
 async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, Metrics]:
     """Return the metrics of the steps first to last, inclusive."""
     statement = select(MetricTable.step, MetricTable.name, MetricTable.value).where(

@@ -2,24 +2,30 @@
 
 Every transaction is read-only and has a short statement timeout. It also takes the role `ratchet_reader`, which may
 only read, if `grant_reader_role` could create it: a managed Postgres may refuse to create roles.
+
+A statement can give a role back that was taken in a transaction, so this confines only statements that are written
+here. Those of other people run in a session that has logged in as a reader (`reader_url`, `is_confined`).
 """
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
 import asyncpg
 import structlog
-from sqlalchemy import event, text
+from sqlalchemy import event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
+from ratchet.store.database import Database, async_url
 from ratchet.store.schema import Base, SessionTokenTable
 
 READER_ROLE = "ratchet_reader"
+READER_URL_VARIABLE = "RATCHET_READER_DATABASE_URL"
+"""Names the login of a reader on a server that lets `ratchet_reader` not log in without a password."""
 _LOG = structlog.get_logger()
 _STATEMENT_SECONDS = 5.0
 _IDLE_SECONDS = 10.0
@@ -38,6 +44,16 @@ _MAY_USE = text(
     " AND pg_has_role(current_user, (SELECT oid FROM pg_roles WHERE rolname = :role), 'MEMBER')"
     " AND has_table_privilege((SELECT oid FROM pg_roles WHERE rolname = :role), 'rollout', 'SELECT')"
 )
+_CAN_LOG_IN = text("SELECT rolcanlogin FROM pg_roles WHERE rolname = :role")
+_IS_CONFINED = text(
+    "SELECT NOT (own.rolsuper OR own.rolcreaterole OR own.rolreplication)"
+    " AND NOT EXISTS (SELECT FROM pg_auth_members WHERE member = own.oid)"
+    " AND NOT EXISTS (SELECT FROM pg_database WHERE datdba = own.oid)"
+    " AND NOT EXISTS (SELECT FROM pg_class WHERE relowner = own.oid)"
+    " AND NOT EXISTS (SELECT FROM unnest(CAST(:hidden AS text[])) AS one"
+    " WHERE has_table_privilege(own.oid, to_regclass(one), 'SELECT'))"
+    " FROM pg_roles AS own WHERE own.rolname = session_user"
+)
 _BEGIN = text("SELECT set_config('transaction_read_only', 'on', true)")
 _BEGIN_AS_READER = text("SELECT set_config('transaction_read_only', 'on', true), set_config('role', :role, true)")
 
@@ -45,8 +61,13 @@ _BEGIN_AS_READER = text("SELECT set_config('transaction_read_only', 'on', true),
 async def grant_reader_role(database: Database) -> bool:
     """Create the role and let it read every table but those with secrets; return False if the server refuses.
 
-    The role has no login. `ratchet up` calls this after each migration; if nothing is missing, nothing is written.
+    The role logs in without a password, which only a server like the embedded one accepts, that trusts its machine.
+    `ratchet up` calls this after each migration; if nothing is missing, nothing is written.
     """
+    return await _grant_reading(database) and await _let_log_in(database)
+
+
+async def _grant_reading(database: Database) -> bool:
     tables = sorted(name for name in Base.metadata.tables if name not in HIDDEN_TABLES)
     try:
         async with database.begin() as connection:
@@ -55,7 +76,7 @@ async def grant_reader_role(database: Database) -> bool:
                 return True
             exists = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)")
             if not (await connection.execute(exists, {"role": READER_ROLE})).scalar_one():
-                await connection.exec_driver_sql(f"CREATE ROLE {READER_ROLE} NOLOGIN")
+                await connection.exec_driver_sql(f"CREATE ROLE {READER_ROLE} LOGIN")
             # From version 16 on, who creates a role is its administrator and must make itself a member.
             await connection.exec_driver_sql(f"GRANT {READER_ROLE} TO CURRENT_USER")
             await connection.exec_driver_sql(f"GRANT SELECT ON {', '.join(tables)} TO {READER_ROLE}")
@@ -63,6 +84,44 @@ async def grant_reader_role(database: Database) -> bool:
     except StoreUnavailableError as error:  # so is a missing privilege reported, too
         _LOG.info("no role for readers; their transactions are read-only all the same", reason=str(error))
         return False
+
+
+async def _let_log_in(database: Database) -> bool:
+    """Let a role log in that has no login yet: earlier versions made it so, or the server's administrator."""
+    try:
+        async with database.begin() as connection:
+            if not (await connection.execute(_CAN_LOG_IN, {"role": READER_ROLE})).scalar_one():
+                await connection.exec_driver_sql(f"ALTER ROLE {READER_ROLE} LOGIN")
+    except StoreUnavailableError as error:
+        _LOG.info("readers cannot log in; only their own SQL needs it", reason=str(error))
+    return True
+
+
+def reader_url(url: str) -> str:
+    """Return the URL with which a reader logs in to the store at `url`: the one that the user has set, if any."""
+    own = os.environ.get(READER_URL_VARIABLE)
+    if own:
+        return own
+    return make_url(async_url(url)).set(username=READER_ROLE, password="").render_as_string(hide_password=False)
+
+
+async def is_confined(connection: AsyncConnection) -> bool:
+    """Return whether no statement of this session can read more than a reader may, if it takes another role, too.
+
+    So it is if the role that has logged in is no administrator, owns nothing, is a member of no other role, and may not
+    read the hidden tables."""
+    found = await connection.execute(_IS_CONFINED, {"hidden": sorted(HIDDEN_TABLES)})
+    return bool(found.scalar_one_or_none())
+
+
+def refuses_login(error: BaseException) -> bool:
+    """Return whether the server, or a pooler before it, has answered and lets this role not in."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, asyncpg.PostgresError):
+            return str(inner.sqlstate)[:2] not in ("53", "57")  # full, starting or shutting down
+        inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
+    return False
 
 
 def has_refused_value(error: BaseException) -> bool:

@@ -177,11 +177,7 @@ async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | N
     if row is None:
         return None
     head = RunHead(*row)
-    harness = head.config.get("harness") or {}
-    if not harness.get("extra_env"):
-        return head
-    harness = {**harness, "extra_env": secrets.references_only(harness["extra_env"])}
-    return replace(head, config={**head.config, "harness": harness})
+    return replace(head, config=secrets.redact_config(head.config))
 
 
 async def count_verdicts(connection: AsyncConnection, run_id: str) -> list[VerdictCount]:

@@ -13,12 +13,14 @@ import pytest
 from mcp import Client, StdioServerParameters
 from sqlalchemy import insert, select, text, update
 
-from client.answers import MAX_ANSWER_CHARS, fit, page_of_rows, page_of_text
+from client import answers
+from client.answers import MAX_ANSWER_CHARS, fit, page_of_groups, page_of_rows, page_of_text
 from client.mcp_server import TOOLS
 from client.read_only_client import ReadOnlyClient
 from ratchet.errors import ConfigError
-from ratchet.store.arrays import pack_text
+from ratchet.store.arrays import pack_json, pack_text
 from ratchet.store.database import Database
+from ratchet.store.metrics import record_metrics
 from ratchet.store.schema import GradeTable, RolloutTable, StepTokenTable, TurnTable
 from ratchet.store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
@@ -142,7 +144,40 @@ async def test_pages_join_to_the_whole(filled: FilledRun, database: Database, re
     assert SECRET_MARKUP in json.dumps(reads.turns(str(filled.solved))["rows"][1]["messages"])
 
 
+async def test_no_hit_of_a_search_is_skipped(
+    filled: FilledRun, database: Database, reads: ReadOnlyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hits of several rollouts that are together larger than an answer."""
+    monkeypatch.setattr(answers, "MAX_ANSWER_CHARS", 9_000)
+    words = "ALERT(" + "x" * 900
+    said = pack_json({"messages": [{"role": "user", "content": words}]})
+    async with database.begin() as connection:
+        await connection.execute(update(TurnTable).values(request=said, answer=None))
+        turns = (await connection.execute(select(TurnTable.id, TurnTable.rollout_id))).all()
+    found, after, pages = [], None, 0
+    while True:
+        page = reads.search(filled.run_id, words, after)
+        found += [one["turn_id"] if isinstance(one, dict) else one for one in page["rows"]]
+        pages += 1
+        if (after := page["next"]) is None:
+            break
+    assert pages > 1 and sorted(found) == sorted(turn for turn, _ in turns)
+
+
+async def test_metrics_go_on_behind_a_hole(filled: FilledRun, database: Database, reads: ReadOnlyClient) -> None:
+    async with database.begin() as connection:
+        for step in (50, 51, 200):
+            await record_metrics(connection, filled.run_id, step, {"loss": 1.0 * step})
+    steps, after = [], 3
+    while after is not None:
+        page = reads.metrics(filled.run_id, ["loss"], after, limit=2)
+        steps += [row["step"] for row in page["rows"]]
+        after = page["next"]
+    assert steps == [50, 51, 200]
+
+
 async def test_rows_of_a_large_table_are_not_held_in_memory(reads: ReadOnlyClient, database: Database) -> None:
+    await grant_reader_role(database)
     page = reads.sql("SELECT n, repeat('x', 100000) FROM generate_series(1, 1000000) n", limit=5)
     assert [row[0] for row in page["rows"]] == [1, 2, 3, 4, 5] and page["next"] == 5
     assert all("more characters" in row[1] for row in page["rows"])
@@ -156,12 +191,18 @@ async def test_rows_of_a_large_table_are_not_held_in_memory(reads: ReadOnlyClien
 def test_an_answer_is_cut_and_says_so() -> None:
     value = {"log": "x" * 10**4, "tests": {f"test_{number}": "passed" for number in range(500)}, "nan": float("nan")}
     cut = fit([value] * 100)
-    assert len(json.dumps(cut)) <= MAX_ANSWER_CHARS and cut[0]["nan"] is None
+    assert len(json.dumps(cut, separators=(",", ":"), ensure_ascii=False)) <= MAX_ANSWER_CHARS and cut[0]["nan"] is None
     assert "more characters" in cut[0]["log"] and "more)" in cut[0]["tests"]["…"] and "more)" in cut[-1]
     rows = [{"n": number, "text": "y" * 10_000} for number in range(100)]
     page = page_of_rows(rows, 99, lambda row: row["n"])
     assert 1 < len(page["rows"]) < 99 and page["next"] == page["rows"][-1]["n"]
     assert page_of_rows(rows[:1], 5, lambda row: row["n"])["next"] is None
+    groups = [(number // 3, "z" * 1_400) for number in range(60)]
+    page = page_of_groups(groups, lambda row: row[0], 7)
+    assert len(page["rows"]) % 3 == 0 and page["next"] == page["rows"][-1][0]
+    assert page_of_groups(groups[:3], lambda row: row[0], 7)["next"] == 7
+    large = page_of_groups(groups, lambda row: 5, 7)
+    assert len(json.dumps(large)) < 1.1 * MAX_ANSWER_CHARS and large["next"] == 7 and "more of 5" in large["rows"][-1]
     assert page_of_text("abc", 3)["next"] is None and page_of_text("", 0)["text"] == ""
 
 

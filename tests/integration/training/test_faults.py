@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import cast, delete, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
@@ -287,13 +288,40 @@ async def test_a_run_that_ends_ends_its_learner(equal_runs: Runs) -> None:
     assert await asyncio.to_thread(group.wait) == [0, 0]
 
 
+NEVER_EXITS = """
+import atexit
+import json
+import time
+
+class NeverExits:
+    def __init__(self, run, options):
+        atexit.register(time.sleep, 10**6)
+        run.directory.mkdir(parents=True)
+        (run.directory / "config.json").write_text(json.dumps(dict(run.config)))
+
+    def write(self, step, metrics):
+        pass
+
+    def close(self):
+        pass
+"""
+
+
 async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
-    """Two ranks under torchrun train the same weights, bit by bit, and write TensorBoard events."""
+    """Two ranks under torchrun train the same weights, bit by bit, and write TensorBoard events.
+
+    A sink that would hold up the end of its process does not, and it gets no secret of the config."""
     settings, undisturbed = await equal_runs.make(), await equal_runs.make()
     await equal_runs.train(undisturbed, 2, [])
     home = equal_runs.home / "torchrun"
     (home / "policies").mkdir(parents=True)
+    (home / "never_exits.py").write_text(NEVER_EXITS)
+    sinks = {"sinks": [{"name": "tensorboard"}, {"name": "never_exits:NeverExits", "options": {"key": "secret"}}]}
+    async with equal_runs.database.begin() as connection:
+        config = RunTable.config.op("||")(cast({"metrics": sinks, "harness": {"extra_env": {"K": "secret"}}}, JSONB))
+        await connection.execute(update(RunTable).where(RunTable.run_id == settings.run_id).values(config=config))
     environment = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": settings.database_url}
+    environment["PYTHONPATH"] = str(home)
     command = [
         sys.executable,
         "-m",
@@ -310,6 +338,8 @@ async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
     await equal_runs.assert_trained_once(settings)
     assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
     assert list((home / "tensorboard" / settings.run_id).glob("events.out.tfevents.*"))
+    uploaded = (home / "neverexits" / "config.json").read_text()
+    assert '"K": "***"' in uploaded and "secret" not in uploaded
 
 
 async def test_a_changed_learning_rate_replays_bit_by_bit(equal_runs: Runs) -> None:

@@ -52,8 +52,22 @@ def test_a_name_without_a_value_is_named_with_the_remedy() -> None:
         secrets.with_secrets("harness.extra_env", {"A": "${KEY}"})
 
 
+def test_references_are_resolved_in_lists_and_mappings(home: Path) -> None:
+    (home / "secrets.env").write_text(f"KEY={PLANTED}\n")
+    options = {"uri": "http://me:${KEY}@host", "settings": {"key": "${KEY}", "number": 1}, "tags": ["${KEY}", "a"]}
+    found = secrets.resolve_references("metrics.sinks", options)
+    assert found == {
+        "uri": f"http://me:{PLANTED}@host", "settings": {"key": PLANTED, "number": 1}, "tags": [PLANTED, "a"]
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"metrics.sinks.settings.key: \$\{NONE\} has no value"):
+        secrets.resolve_references("metrics.sinks", {"settings": {"key": "${NONE}"}})
+
+
 def test_the_config_of_an_older_run_keeps_its_value() -> None:
     assert secrets.with_secrets("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
+    assert secrets.redact_config({"harness": {"extra_env": {"A": "plain", "B": "${B}"}}}) == {
+        "harness": {"extra_env": {"A": "***", "B": "${B}"}}
+    }
 
 
 def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
