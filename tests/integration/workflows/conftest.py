@@ -37,6 +37,7 @@ from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
+from stack.temporal_server import ensure_temporal_cli
 from tests.replay.record import record_all
 from tests.standins.tiny_model import make_tokenizer
 
@@ -58,6 +59,12 @@ def _short(directory: Path) -> Path:
     path = directory / "temporal.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+@pytest.fixture(scope="session")
+def temporal_cli() -> str:
+    """Path of Temporal's CLI, whose dev server some tests need. It is downloaded, or else built for minutes, once."""
+    return str(ensure_temporal_cli(print))
 
 
 @dataclass

@@ -34,7 +34,6 @@ from ratchet.payloads import (
 )
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import SEARCH_ATTRIBUTES, RunState, Wish
-from stack.temporal_server import ensure_temporal_cli
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
 
@@ -107,7 +106,7 @@ class Learner:
         return RunEnded(ended=True)
 
 
-async def test_a_group_that_is_made_during_a_step_is_started_during_it() -> None:
+async def test_a_group_that_is_made_during_a_step_is_started_during_it(temporal_cli: str) -> None:
     learner = Learner()
     attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
     activities: list[Any] = [
@@ -117,7 +116,7 @@ async def test_a_group_that_is_made_during_a_step_is_started_during_it() -> None
     async with (
         await WorkflowEnvironment.start_local(
             data_converter=pydantic_data_converter,
-            dev_server_existing_path=str(ensure_temporal_cli(print)),
+            dev_server_existing_path=temporal_cli,
             search_attributes=attributes,
         ) as server,
         Worker(server.client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),

@@ -18,7 +18,6 @@ from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, Evaluate
 from ratchet.payloads import Claim, EvaluationPlan, MemberInput, Replacement, RolloutInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import SEARCH_ATTRIBUTES, Outcome
-from stack.temporal_server import ensure_temporal_cli
 from workflows.evaluate import Evaluate
 from workflows.rollout import Rollout
 
@@ -85,7 +84,9 @@ class Rollouts:
 
 
 @pytest.mark.parametrize(("page", "suggest_after"), [(NUM_MEMBERS, SUGGEST_AFTER), (15, 4096)])
-async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(page: int, suggest_after: int) -> None:
+async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(
+    page: int, suggest_after: int, temporal_cli: str
+) -> None:
     """Because its history is long, or because there are more members than one execution gets."""
     rollouts = Rollouts(page)
     suggest = ["--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={suggest_after}"]
@@ -93,7 +94,7 @@ async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(pag
     async with (
         await WorkflowEnvironment.start_local(
             data_converter=pydantic_data_converter,
-            dev_server_existing_path=str(ensure_temporal_cli(print)),
+            dev_server_existing_path=temporal_cli,
             dev_server_extra_args=suggest,
             search_attributes=attributes,
         ) as server,

@@ -13,7 +13,6 @@ from temporalio.worker import Worker
 
 from ratchet.payloads import RunView
 from ratchet.types import RunState, Wish
-from stack.temporal_server import ensure_temporal_cli
 from workflows.steered_run import SteeredRun
 
 pytestmark = pytest.mark.timeout(300)
@@ -46,12 +45,12 @@ class Waits(SteeredRun):
         await workflow.execute_activity(look_up, start_to_close_timeout=timedelta(seconds=60))
 
 
-async def test_the_history_of_a_long_wait_is_bounded() -> None:
+async def test_the_history_of_a_long_wait_is_bounded(temporal_cli: str) -> None:
     """On a machine that is too slow for many looks in the time of the wait, the test proves less and does not fail."""
     async with (
         await WorkflowEnvironment.start_local(
             data_converter=pydantic_data_converter,
-            dev_server_existing_path=str(ensure_temporal_cli(print)),
+            dev_server_existing_path=temporal_cli,
             dev_server_extra_args=[
                 "--dynamic-config-value",
                 f"limit.historyCount.suggestContinueAsNew={SUGGEST_AFTER}",
