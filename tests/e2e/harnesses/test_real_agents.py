@@ -28,7 +28,8 @@ TASK = {
     "pre_commands": [PRE],
     "eval_cmd": "/opt/ratchet/bin/python3 -c 'from calc import add; assert add(2, 3) == 5'",
 }
-FIX = "sed -i 's/a - b/a + b/' calc.py"
+FIX = "sed 's/a - b/a + b/' calc.py >fixed && mv fixed calc.py"
+"""Not `sed -i`, which Qwen Code refuses for a file that it has not read."""
 LIMITS = {"agent_seconds": 300, "eval_seconds": 60}
 LONG = {"sampling": {"max_context_tokens": 400_000, "max_response_tokens": 2_000}, "training": {"bin_tokens": 400_000}}
 """The test's tokenizer makes several tokens of a word, and these programs begin with 50 KB of instructions."""

@@ -37,7 +37,7 @@ from ratchet.types import SEARCH_ATTRIBUTES, RunState, Wish
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 KEYS = {
     "Keyword": SearchAttributeKey.for_keyword,
     "Double": SearchAttributeKey.for_float,

@@ -21,7 +21,7 @@ from ratchet.types import SEARCH_ATTRIBUTES, Outcome
 from workflows.evaluate import Evaluate
 from workflows.rollout import Rollout
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 NUM_MEMBERS = 40
 SUGGEST_AFTER = 60
 KEYS = {

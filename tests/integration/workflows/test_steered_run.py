@@ -15,7 +15,7 @@ from ratchet.payloads import RunView
 from ratchet.types import RunState, Wish
 from workflows.steered_run import SteeredRun
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 SUGGEST_AFTER = 60
 WAIT_SECONDS = 5
 POLL_SECONDS = 0.01
