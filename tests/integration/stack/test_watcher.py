@@ -148,7 +148,7 @@ async def test_a_postgres_that_accepts_no_writes_does_not_answer(home: Path) -> 
         connection = await asyncpg.connect(stack.environment()["RATCHET_DATABASE_URL"])
         await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
         await connection.execute("SELECT pg_reload_conf()")
-        found = await wait_for(stack, "postgres", lambda part: part.state is HealthState.FAILING, "is found")
+        found = await wait_for(stack, "postgres", lambda part: part.state is HealthState.WAITING, "is found")
         assert "accepts no writes" in found.reason
         await connection.execute("SET transaction_read_only = off")
         await connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
