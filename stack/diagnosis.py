@@ -34,7 +34,6 @@ _TEMPORAL_SECONDS = 8.0
 _LONG_SECONDS = 60.0
 _SILENT_SECONDS = 60.0
 _LOCK_SECONDS = 5
-_LONG_LOCK_SECONDS = 5.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,7 +105,7 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
 async def _read_in_time(found: Diagnosis, database: Database) -> AsyncIterator[AsyncConnection]:
     """Open a transaction whose statements do not wait for locks that others have held for long."""
     async with database.begin() as connection:
-        if (wait := await lock_waits.longest_lock_wait(connection, _LONG_LOCK_SECONDS)) is not None:
+        if (wait := await lock_waits.longest_lock_wait(connection)) is not None:
             found.parts = {"postgres": wait.sentence()} | found.parts  # it stops the others
         await connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
         yield connection

@@ -82,8 +82,6 @@ _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
 _LEARNER_SECONDS = 60.0
 _ADAPTER_SECONDS = 30.0
-_LOCK_SECONDS = 5.0
-"""A lock that is waited for for longer explains why an adapter sends no heartbeat."""
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
@@ -226,7 +224,7 @@ class Probes:
         async with self.database.begin() as connection:
             silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
             seconds = (await connection.execute(select(silent))).scalar_one_or_none()
-            wait = await lock_waits.longest_lock_wait(connection, _LOCK_SECONDS)
+            wait = await lock_waits.longest_lock_wait(connection)
         pid = self.pid_of("adapter")  # a heartbeat of the process before it says nothing
         lived = time.time() - psutil.Process(pid).create_time() if pid is not None else _ADAPTER_SECONDS
         if seconds is None or seconds > min(lived, _ADAPTER_SECONDS):

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -88,10 +88,7 @@ class ClaudeCode(FetchedHarness):
         if options.system_prompt is not None:
             arguments += ["--append-system-prompt", options.system_prompt]
         arguments += shlex.split(DEFAULT_EXTRA_ARGS if spec.extra_args is None else spec.extra_args)
-        command = _COMMAND.format(
-            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=shlex.join(arguments)
-        )
-        return {"command.sh": (exports(self.environment(spec)) + command).encode(), "prompt.txt": spec.prompt.encode()}
+        return {"command.sh": self.command(_COMMAND, spec, arguments), "prompt.txt": spec.prompt.encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_claude_code_exit(await last_output(box, attempt), exit_code)

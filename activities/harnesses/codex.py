@@ -1,11 +1,10 @@
 """The `codex` harness: OpenAI's CLI, unmodified, in `exec` mode, with the adapter as its model provider."""
 
 import json
-import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -53,12 +52,8 @@ class Codex(FetchedHarness):
         config = _CONFIG.format(model=json.dumps(spec.model_name), base_url=json.dumps(f"{spec.adapter_base_url}/v1"))
         if spec.max_context_tokens is not None:
             config = f"model_context_window = {spec.max_context_tokens}\n" + config
-        arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(
-            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
-        )
         return {
-            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "command.sh": self.command(_COMMAND, spec),
             "config.toml": config.encode(),
             "prompt.txt": spec.prompt.encode(),
         }

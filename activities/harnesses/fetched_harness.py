@@ -1,9 +1,11 @@
 """Base of the harnesses whose program is fetched first (`ratchet agents fetch`)."""
 
+import shlex
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import BaseHarness, HarnessSpec
+from activities.harnesses.base import BaseHarness, HarnessSpec, exports
 from activities.sandboxes.base import Sandbox
 
 
@@ -20,6 +22,18 @@ class FetchedHarness(BaseHarness):
     @property
     def version(self) -> str:
         return self._program.version
+
+    def command(self, template: str, spec: HarnessSpec, arguments: Sequence[str] | None = None) -> bytes:
+        """Return `command.sh`: the environment, then the template with `workdir`, `program` and `arguments` filled.
+
+        `arguments`: the whole command line; None: only `spec.extra_args`.
+        """
+        if arguments is None:
+            arguments = shlex.split(spec.extra_args or "")
+        filled = template.format(
+            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=shlex.join(arguments)
+        )
+        return (exports(self.environment(spec)) + filled).encode()
 
     async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
         await agent_programs.ensure_program(box, self._program)

@@ -5,11 +5,10 @@ It speaks Chat Completions through litellm, and is an example of a Python agent 
 
 import json
 import re
-import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports
+from activities.harnesses.base import HarnessSpec, Transcript
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -68,12 +67,8 @@ class MiniSweAgent(FetchedHarness):
                 "model_kwargs": {"api_base": f"{spec.adapter_base_url}/v1", "timeout": 900},
             },
         }
-        arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(
-            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
-        )
         return {
-            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "command.sh": self.command(_COMMAND, spec),
             "overrides.yaml": json.dumps(overrides).encode(),  # JSON is YAML
             "prompt.txt": spec.prompt.encode(),
         }

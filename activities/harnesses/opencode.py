@@ -1,11 +1,10 @@
 """The `opencode` harness: OpenCode, unmodified, in `run` mode, with the adapter as an OpenAI-compatible provider."""
 
 import json
-import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -59,12 +58,8 @@ class OpenCode(FetchedHarness):
             "lsp": False,
             "formatter": False,
         }
-        arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(
-            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
-        )
         return {
-            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "command.sh": self.command(_COMMAND, spec),
             "opencode.json": json.dumps(config).encode(),
             "prompt.txt": spec.prompt.encode(),
         }

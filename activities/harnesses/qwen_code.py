@@ -2,11 +2,10 @@
 
 import json
 import re
-import shlex
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, exports, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from activities.sandboxes.base import Sandbox
@@ -66,12 +65,8 @@ class QwenCode(FetchedHarness):
                 "generationConfig": generation,
             },
         }
-        arguments = shlex.join(shlex.split(spec.extra_args or ""))
-        command = _COMMAND.format(
-            workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=arguments
-        )
         return {
-            "command.sh": (exports(self.environment(spec)) + command).encode(),
+            "command.sh": self.command(_COMMAND, spec),
             "settings.json": json.dumps(settings).encode(),
             "prompt.txt": spec.prompt.encode(),
         }

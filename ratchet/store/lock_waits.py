@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+LONG_SECONDS = 5.0
+"""A wait that lasts longer explains why nothing moves; no statement of ours waits so long by itself."""
 _LONGEST = text("""
     SELECT holder.pid, holder.application_name, holder.state, left(holder.query, 120) AS query,
            count(*) AS num_waiting, extract(epoch FROM now() - min(waiter.query_start)) AS seconds
@@ -38,7 +40,7 @@ class LockWait:
         )
 
 
-async def longest_lock_wait(connection: AsyncConnection, over_seconds: float) -> LockWait | None:
+async def longest_lock_wait(connection: AsyncConnection, over_seconds: float = LONG_SECONDS) -> LockWait | None:
     """Return the holder of the lock that a statement has waited for longest; None if none waits for that long."""
     row = (await connection.execute(_LONGEST, {"long": over_seconds})).one_or_none()
     if row is None:

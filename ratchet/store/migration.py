@@ -20,6 +20,7 @@ from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.store.database import Database, async_url
 
 _LOG = structlog.get_logger()
+_LOCK_STATES = (asyncpg.LockNotAvailableError.sqlstate, asyncpg.DeadlockDetectedError.sqlstate)
 _LOCK_TRIES = 10
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 30.0
@@ -30,9 +31,6 @@ def _config(url: str = "") -> Config:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["url"] = url
     return config
-
-
-_LOCK_STATES = (asyncpg.LockNotAvailableError.sqlstate, asyncpg.DeadlockDetectedError.sqlstate)
 
 
 def migrate(url: str) -> None:
