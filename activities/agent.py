@@ -97,6 +97,8 @@ class AgentActivities:
             await harness.install(box, spec)
             await harness.start(box, spec, input.attempt, token)
             ended = await self._wait_until_guard(box, harness, input)
+            if ended.kind is AgentExit.TIME_BUDGET:
+                await self._wait_for_records(session_id)
             if ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds < config.limits.agent_seconds:
                 # It stalled, or the guard ended it, maybe in an earlier try: lost boxes have used its time, and its
                 # work gets no verdict.
@@ -135,6 +137,12 @@ class AgentActivities:
         finally:
             waiting.cancel()
             await asyncio.wait({waiting})
+
+    async def _wait_for_records(self, session_id: int) -> None:
+        """Wait until adapters have written for how long the session's calls waited; a lock on its row stops them."""
+        async with self.database.begin() as connection:
+            await sessions.wait_for_writers(connection, session_id)
+        await asyncio.sleep(2 * sessions.WAITS_RECORDED_SECONDS)
 
     def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
         template = config.harness.prompt or DEFAULT_PROMPT

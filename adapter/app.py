@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -152,22 +153,29 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
             await parts.refusals.note(row.id)
             raise
 
+    async def start_when_available() -> PendingCall:
+        with parts.capture.storing(session_id):
+            return await parts.outage.hold(start)
+
     reply = partial(_reply, parts, dialect)
     held = contextlib.ExitStack()
     try:
+        began_at = datetime.now(UTC)
         session_id = (await _authenticate(parts, request)).id
+        parts.capture.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
         except BodyTooLargeError:
             await _held_for_client(parts, request, session_id, 0, partial(parts.refusals.note, session_id))
             raise
         try:
-            return reply(await start())
+            with parts.capture.storing(session_id):
+                return reply(await start())
         except StoreUnavailableError:
             streams = asks_for_stream(body)
             held.enter_context(parts.held.add(session_id, len(body)))
         return HeldReply(
-            parts.outage.hold(start), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds, held
+            start_when_available(), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds, held
         )
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)

@@ -56,7 +56,9 @@ delivered that is not stored, and none is trained of which a client has seen ano
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import uuid4
 
 from adapter.auth import UnauthorisedError
@@ -156,6 +158,14 @@ class Capture:
     async def count_tokens(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""
         return await self._prompts.count(self._sessions.get(row), body, dialect, headers)
+
+    def storing(self, session_id: int) -> AbstractContextManager[None]:
+        """Count the block, in which a call of this session begins, as waiting if it takes long."""
+        return self._waits.storing(session_id)
+
+    def note_access(self, session_id: int, began_at: datetime) -> None:
+        """Count an access to the store that has taken from `began_at` until now, if that is long."""
+        self._waits.note_access(session_id, began_at)
 
     async def deliver(self, answer: Answer) -> None:
         """Record that the answer's last byte was written, once the store is available."""

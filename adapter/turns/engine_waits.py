@@ -1,12 +1,15 @@
-"""Record the time that calls wait for an engine, about once per second.
+"""Record the time that calls wait for an engine or for the store, about once per second.
 
-Waiting is time without an engine or with a paused one; it is not counted in the agent's time budget. Time without the
-store is not recorded here: no adapter sends a heartbeat then, which is not counted in the budget either
-(`ratchet.store.adapters`). A session waits
-while any of its calls does, so that concurrent sub-agents do not count the same second twice.
+It is not counted in the agent's time budget. Waiting for an engine is time without one or with a paused one. A call
+waits for the store if an access takes longer than `_LONG_SECONDS`: another transaction has locked its session or turn,
+or this process alone has lost the store. If no adapter reaches the store, none sends a heartbeat either, which is not
+counted in the budget (`ratchet.store.adapters`); what overlaps counts once. A session waits while any of its calls
+does, so that concurrent sub-agents do not count the same second twice.
 """
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -20,7 +23,9 @@ from ratchet.store.database import Database
 from ratchet.store.sessions import EngineWait
 
 _LOG = structlog.get_logger("ratchet.adapter")
-_COUNT_SECONDS = 1.0
+_COUNT_SECONDS = sessions.WAITS_RECORDED_SECONDS
+_LONG_SECONDS = 5.0
+"""As long as a gap in the heartbeats has to be; a healthy store answers in milliseconds."""
 
 
 @dataclass(slots=True)
@@ -31,21 +36,51 @@ class _GeneratingTurn:
     waited_seconds: float = 0.0
 
 
+@dataclass(slots=True, frozen=True)
+class _StoringCall:
+    session_id: int
+    began_at: datetime
+
+
 class EngineWaits:
     def __init__(self, database: Database, router: EngineRouter, outage: StoreOutage) -> None:
         self._database = database
         self._router = router
         self._outage = outage
         self._generating: dict[int, _GeneratingTurn] = {}
+        self._storing: dict[object, _StoringCall] = {}
         self._unstored: dict[int, list[EngineWait]] = {}  # by session
         self._task: asyncio.Task[None] | None = None
 
     def add(self, turn_id: int, session_id: int) -> None:
         """Count the time that this turn waits from now on."""
         self._generating[turn_id] = _GeneratingTurn(session_id)
+        self._begin()
+
+    def _begin(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._count())
             self._task.add_done_callback(_log_failure)
+
+    @contextlib.contextmanager
+    def storing(self, session_id: int) -> Iterator[None]:
+        """Count the block as waiting if it takes long, also while it lasts."""
+        key = object()
+        began_at = datetime.now(UTC)
+        self._storing[key] = _StoringCall(session_id, began_at)
+        self._begin()
+        try:
+            yield
+        finally:
+            del self._storing[key]
+            self.note_access(session_id, began_at)
+
+    def note_access(self, session_id: int, began_at: datetime) -> None:
+        """Count an access to the store that has taken until now, if that is long."""
+        now = datetime.now(UTC)
+        if (now - began_at).total_seconds() > _LONG_SECONDS:
+            self._begin()
+            self._note(session_id, EngineWait(began_at, now))
 
     def set_engine(self, turn_id: int, engine_id: int | None) -> None:
         """Record the engine that works on the call; None: the call waits for one."""
@@ -81,6 +116,8 @@ class EngineWaits:
             if not self._outage.is_away and now > last:  # the clock may have been set back
                 self._add(EngineWait(last, now))
             last = now
+            for call in self._storing.values():
+                self.note_access(call.session_id, call.began_at)
             if not self._unstored:
                 continue
             taken = self._unstored
@@ -108,7 +145,7 @@ class EngineWaits:
 
     def _note(self, session_id: int, wait: EngineWait) -> None:
         waits = self._unstored.setdefault(session_id, [])
-        if waits and waits[-1].ended_at == wait.began_at:
+        if waits and waits[-1].began_at <= wait.began_at <= waits[-1].ended_at <= wait.ended_at:
             waits[-1] = EngineWait(waits[-1].began_at, wait.ended_at)
         else:
             waits.append(wait)

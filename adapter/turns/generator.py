@@ -12,9 +12,10 @@ those before it.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -43,6 +44,8 @@ from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
 _LOG = structlog.get_logger("ratchet.adapter")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class TurnGenerator:
         completed = completed_turn(
             session.row, answer, answered.generation, answered.engine_id, self._waits.remove(turn_id)
         )
-        if await self._outage.hold(lambda: self._writer.complete(completed)):
+        if await self._stored(session, lambda: self._writer.complete(completed)):
             ids = answered.generation.token_ids
             thinks = prepared.thinks or answer.thinks
             growth = TurnGrowth(prepared.new_keys, answer.message, prepared.lane, prepared.kind, answered.ended, thinks)
@@ -167,7 +170,7 @@ class TurnGenerator:
             return answer
         # Another process completed or aborted the call, the session was sealed, or this process committed and the
         # confirmation was lost.
-        known = await self._outage.hold(lambda: self._known(turn_id))
+        known = await self._stored(session, lambda: self._known(turn_id))
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
             raise UnauthorisedError
         return stored_answer(known)
@@ -239,10 +242,10 @@ class TurnGenerator:
             if engine.id != recorded_engine_id:
                 # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id
-                await self._outage.hold(partial(self._note_engine, turn_id, engine.id))
+                await self._stored(session, partial(self._note_engine, turn_id, engine.id))
             if await self._ask(engine, call):
                 return _SampledOutput(sampled.generation(), engine.id)
-            known = await self._outage.hold(lambda: self._known(turn_id))
+            known = await self._stored(session, lambda: self._known(turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError  # a seal or another process has aborted the call
             if sampled.finish_reason is None and (live is None or live.begin_again()):
@@ -281,6 +284,11 @@ class TurnGenerator:
             await client.generate(prompt, sampling, name, engine.version, call.sampled)
 
     # ------------------------------------------------------------ the store
+
+    async def _stored(self, session: LiveSession, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` returns, held while the store is away; if it takes long, the session waits."""
+        with self._waits.storing(session.row.id):
+            return await self._outage.hold(work)
 
     async def _known(self, turn_id: int) -> KnownCall | None:
         async with self._database.begin() as conn:

@@ -65,6 +65,17 @@ def adapters_away_seconds() -> ColumnElement[Any]:
     return func.coalesce(select(InstallationTable.adapter_away_seconds + _gap_seconds()).scalar_subquery(), 0.0)
 
 
+def adapters_alive_seconds(since: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return an expression for how long adapters have sent heartbeats without a gap, at most since a time, in seconds.
+
+    0 in a gap; NULL if the time is.
+    """
+    gap_ended = select(func.max(OutageTable.ended_at)).where(OutageTable.part == ADAPTER_HEARTBEAT).scalar_subquery()
+    alive = func.extract("epoch", func.now() - func.greatest(since, gap_ended))
+    gap = func.coalesce(select(_gap_seconds()).select_from(InstallationTable).scalar_subquery(), 0.0)
+    return case((since.is_(None), None), (gap > 0, 0.0), else_=func.greatest(0.0, alive))
+
+
 async def renew_process_lease(connection: AsyncConnection, process_id: str, seconds: float) -> None:
     """Let this process's lease last `seconds` from now."""
     until = func.now() + timedelta(seconds=seconds)

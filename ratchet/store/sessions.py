@@ -18,8 +18,15 @@ from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import FencedError
-from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_away_seconds
-from ratchet.store.schema import EngineTable, RolloutTable, SessionTable, SessionTokenTable, TurnTable
+from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_alive_seconds, adapters_away_seconds
+from ratchet.store.schema import (
+    AdapterProcessTable,
+    EngineTable,
+    RolloutTable,
+    SessionTable,
+    SessionTokenTable,
+    TurnTable,
+)
 from ratchet.types import SessionState, TurnState
 
 
@@ -53,6 +60,9 @@ class SessionRow:
     endpoint: EndpointConfig | None = None
 
 
+WAITS_RECORDED_SECONDS = 1.0
+"""How often adapters write the waits of their calls (`add_engine_waits`)."""
+
 AttemptKey = tuple[int, int]
 """A rollout's id, and which of its attempts."""
 
@@ -63,9 +73,11 @@ class SessionProgress:
 
     `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
     the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
-    `engine_wait_seconds`: time in which its calls waited for an engine. `away_seconds`: time since its first token
-    without any adapter. `both_seconds`: time that both of them have. `idle_seconds`: since its last call ended, or
-    since its first token; 0 while a call is in flight.
+    `engine_wait_seconds`: time in which its calls waited for an engine or the store. `away_seconds`: time since its
+    first token without any adapter. `both_seconds`: time that both of them have. `silent_seconds`: time for which the
+    process of its newest call, which is in flight, has not renewed its lease although other adapters work: it has lost
+    the store or was killed. `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in
+    flight.
     """
 
     num_turns: int
@@ -74,12 +86,13 @@ class SessionProgress:
     engine_wait_seconds: float
     away_seconds: float
     both_seconds: float
+    silent_seconds: float
     idle_seconds: float
 
     @property
     def waited_seconds(self) -> float:
         """Time that does not count against the agent's budget."""
-        return max(0.0, self.engine_wait_seconds + self.away_seconds - self.both_seconds)
+        return max(0.0, self.engine_wait_seconds + self.away_seconds - self.both_seconds) + self.silent_seconds
 
 
 def token_hash(token: str) -> bytes:
@@ -94,7 +107,7 @@ def request_id(turn_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineWait:
-    """A time in which at least one call of a session waited for an engine, by the adapter's clock."""
+    """A time in which at least one call of a session waited for an engine or the store, by the adapter's clock."""
 
     began_at: datetime
     ended_at: datetime
@@ -247,7 +260,12 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
             ).label("age"),
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.IN_FLIGHT).label("num_in_flight"),
             func.count(TurnTable.id).label("num_begun"),
+            func.max(AdapterProcessTable.alive_until)
+            .filter(TurnTable.state == TurnState.IN_FLIGHT)
+            .label("leased_until"),
         )
+        .select_from(TurnTable)
+        .outerjoin(AdapterProcessTable, AdapterProcessTable.id == TurnTable.worker)
         .where(TurnTable.session_id == SessionTable.id)
         .lateral()
     )
@@ -262,7 +280,8 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
     of_session = (SessionTable.engine_wait_seconds, SessionTable.refused_at, _AWAY_WHILE_WAITING.label("both"))
-    columns = (*key, *of_session, away, *turns.c, opened)
+    silent = adapters_alive_seconds(since=turns.c.leased_until).label("silent")
+    columns = (*key, *of_session, away, *turns.c, opened, silent)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
     return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
 
@@ -271,9 +290,22 @@ def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
     has_called = bool(row.num_begun) or row.refused_at is not None
+    silent = 0.0 if row.silent is None else float(row.silent)
     return SessionProgress(
-        row.num_turns, has_called, age, row.engine_wait_seconds, float(row.away), float(row.both), idle
+        num_turns=row.num_turns,
+        has_called=has_called,
+        last_call_age_seconds=age,
+        engine_wait_seconds=row.engine_wait_seconds,
+        away_seconds=float(row.away),
+        both_seconds=float(row.both),
+        silent_seconds=silent if age is not None and age >= silent else 0.0,
+        idle_seconds=idle,
     )
+
+
+async def wait_for_writers(conn: AsyncConnection, session_id: int) -> None:
+    """Wait until no other transaction has locked the session's row, so that adapters can write its waits."""
+    await conn.execute(select(SessionTable.id).where(SessionTable.id == session_id).with_for_update(read=True))
 
 
 def dated_wait_seconds() -> ColumnElement[float]:

@@ -164,7 +164,8 @@ class SessionTable(Base):
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
     `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy. `endpoint_error`:
     why that server did not answer the last call, NULL if it did. `refused_at`: when a call was first refused for what
-    it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, in all `engine_wait_seconds`;
+    it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, or for more than five seconds
+    for the store, in all `engine_wait_seconds`;
     waits that adapters of earlier versions counted are only in the latter.
     """
 
