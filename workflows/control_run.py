@@ -15,6 +15,7 @@ with workflow.unsafe.imports_passed_through():
         run_activity,
         run_activity_even_if_cancelled,
     )
+    from workflows.box_tries import BoxTries
 
 
 class NoControlError(Exception):
@@ -41,17 +42,19 @@ async def confirm_grade(
     return confirmed.model_copy(update={"used_seconds": used_seconds})
 
 
-async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], tries: int) -> GradeResult:
+async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], most_tries: int) -> GradeResult:
     reason = ""
-    for number in range(tries):
+    tries = BoxTries(most_tries)
+    while tries.left:
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries - number - 1})
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries.left - 1})
             return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
         except ActivityError as error:
             cause = failure_cause(error)
             if cause.is_cancellation:
                 raise
+            tries.count(error)
             reason = cause.message
             boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt)
             await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])

@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
         run_activity,
         run_activity_even_if_cancelled,
     )
+    from workflows.box_tries import BoxTries
     from workflows.control_run import NoControlError, confirm_grade
 
 _NO_COUNTS = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
@@ -83,12 +84,11 @@ class Regrade:
             grader=input.grader,
             repeat=repeat,
         )
-        for number in range(page.grade_tries):
+        tries = BoxTries(page.grade_tries)
+        while tries.left:
             try:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
-                work = wanted.model_copy(
-                    update={"sandbox_id": box.sandbox_id, "tries_left": page.grade_tries - number - 1}
-                )
+                work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries.left - 1})
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
                 if grade.num_control_runs:
                     grade = await confirm_grade(grade, work, page.stages, page.grade_tries)
@@ -96,6 +96,7 @@ class Regrade:
             except ActivityError as error:
                 if failure_cause(error).is_cancellation:
                     raise
+                tries.count(error)
             except NoControlError:
                 return None
         return None

@@ -49,6 +49,7 @@ with workflow.unsafe.imports_passed_through():
         shielded,
         stop_if_cancelled,
     )
+    from workflows.box_tries import BoxTries
     from workflows.control_run import NoControlError, confirm_grade
 
 
@@ -130,16 +131,19 @@ class Rollout:
     async def _make_patch(self, claim: Claim) -> int:
         """Make attempts, each in a new box, until one has a patch; return the patch's id."""
         reason = ""
-        for _ in range(claim.box_tries):
+        tries = BoxTries(claim.box_tries)
+        while tries.left:
             self._check_guard(claim, reason)
             try:
                 return await self._run_attempt(claim)
             except StarvedAgentError as error:
+                tries.count(error)
                 reason = str(error)
             except ActivityError as error:
                 cause = failure_cause(error)
                 if cause.is_cancellation:
                     raise
+                tries.count(error)
                 self._count_failed_try(claim, error)
                 reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
@@ -178,8 +182,9 @@ class Rollout:
         A solved verdict that needs control runs counts only after them.
         """
         reason = ""
-        for number in range(claim.grade_tries):
-            if number > 0 and workflow.patched("guard-counts-failed-tries"):
+        tries = BoxTries(claim.grade_tries)
+        while tries.left:
+            if tries.used and workflow.patched("guard-counts-failed-tries"):
                 self._check_guard(claim, reason, "grader_failed")
             try:
                 box = await self._boot(claim, SandboxRole.GRADE)
@@ -189,7 +194,7 @@ class Rollout:
                     sandbox_id=box.sandbox_id,
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
-                    tries_left=claim.grade_tries - number - 1,
+                    tries_left=tries.left - 1,
                 )
                 self._show("grade")
                 where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
@@ -203,6 +208,7 @@ class Rollout:
                 cause = failure_cause(error)
                 if cause.is_cancellation:
                     raise
+                tries.count(error)
                 self._count_failed_try(claim, error)
                 reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):

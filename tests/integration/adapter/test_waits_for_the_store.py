@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import insert, text, update
 
 from ratchet.store import adapters, sessions
 from ratchet.store.database import Database
@@ -98,7 +98,7 @@ async def test_a_call_at_an_adapter_that_is_silent_waits_although_nobody_can_rec
     turn = update(TurnTable).where(TurnTable.session_id == opened.session_id)
     ended = text("now() - interval '1 minute'")
     async with opened.database.begin() as connection:
-        await connection.execute(AdapterProcessTable.__table__.insert().values(id="lost", alive_until=ended))
+        await connection.execute(insert(AdapterProcessTable).values(id="lost", alive_until=ended))
         await connection.execute(turn.values(worker="lost", created_at=text("now() - interval '5 minutes'")))
         await adapters.heartbeat_adapters(connection)
     assert 60 <= (await progress(opened)).waited_seconds < 300
