@@ -158,6 +158,11 @@ class TemporalSettings(_Section):
     """Prefix of this installation's task queues, run ids and workflow ids, so that several installations can share a
     namespace; RATCHET_INSTALLATION overrides it. Empty, the default, suits a namespace of its own. It must not change
     while workflows are open."""
+    worker_versioning: bool = False
+    """Whether Temporal routes tasks by the workers' version. By default it does not: any worker gets any task, and
+    versions may run side by side. With it, a version gets work once `ratchet up` or an administrator has made it
+    current, so that it can be started beside the old one, and taken back; without a worker of the current version
+    everything waits."""
     retention_days: int
     """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]

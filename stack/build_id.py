@@ -4,7 +4,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-DEPLOYMENT = "ratchet"
 _CHECKOUT = Path(__file__).parent.parent
 _GIT_SECONDS = 10.0
 

@@ -12,7 +12,7 @@ from temporalio.client import Client
 from activities.datasets.formats import read_rows
 from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.store import runs
@@ -22,6 +22,7 @@ from ratchet.store.views.read_only import grant_reader_role
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
+from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.parts import Stack, require_space
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
@@ -115,6 +116,8 @@ async def _make_ready(
             say(warning)
         await wait_until_answering(stack, starts, say)
         say("every part answers")
+        if await worker_versions.make_current(client, settings, build_id()):
+            say("the workers of this version get the work now")
         for run_id in await continue_runs(client, database, settings):
             say(f"run {run_id} continues")
 

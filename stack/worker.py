@@ -13,9 +13,8 @@ from typing import Any
 
 import structlog
 from temporalio.client import Client
-from temporalio.common import WorkerDeploymentVersion
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
-from temporalio.worker import Worker, WorkerDeploymentConfig
+from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.adhoc_rollouts import AdhocRolloutActivities
@@ -45,7 +44,8 @@ from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
-from stack.build_id import DEPLOYMENT, build_id
+from ratchet.worker_versions import worker_deployment
+from stack.build_id import build_id
 from workflows.admit_tasks import AdmitTasks
 from workflows.evaluate import Evaluate
 from workflows.regrade import Regrade
@@ -193,9 +193,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     client = await temporal_client.connect_temporal(settings, wait_seconds=60, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
     activities = await _activities(client, database, settings)
-    # Only reported, not used for routing: `docs/durability.md` says why.
-    build = WorkerDeploymentVersion(DEPLOYMENT, build_id())
-    deployment = WorkerDeploymentConfig(version=build, use_worker_versioning=False)
+    deployment = worker_deployment(settings, build_id())
     async with contextlib.AsyncExitStack() as stack:
         for queue in queues:
             worker = Worker(

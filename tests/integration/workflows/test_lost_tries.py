@@ -62,6 +62,7 @@ class Stages:
     def __init__(self, lose: dict[str, list[Loss]]) -> None:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
         self.tries: Counter[str] = Counter()
+        self.num_finalised = 0
         self.began = asyncio.Event()
 
     async def _use_box(self, stage: str) -> None:
@@ -121,12 +122,16 @@ class Stages:
 
     @activity_stage("finalise")
     async def finalise(self, input: FinaliseInput) -> RolloutResult:
+        self.num_finalised += 1
         reward = None if input.failure else 1.0
         return RolloutResult(rollout_id=1, outcome=Outcome(input.failure or "graded"), reward=reward)
 
+    def activities(self) -> list[Callable[..., Any]]:
+        before = [self.claim, self.boot, self.workspace, self.agent, self.diff]
+        return [*before, self.grade, self.release, self.finalise]
+
     def worker(self, client: Client) -> Worker:
-        bound = (self.claim, self.boot, self.workspace, self.agent, self.diff, self.grade, self.release, self.finalise)
-        return Worker(client, task_queue="control", workflows=[Rollout], activities=list(bound))
+        return Worker(client, task_queue="control", workflows=[Rollout], activities=self.activities())
 
 
 @pytest.fixture(scope="module")
