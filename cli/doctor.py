@@ -56,6 +56,7 @@ def _checks() -> list[dict[str, Any]]:
     ports = ", ".join(f"{name} {port}" for name, port in stack.ports.items())
     checks.append({"what": "ports", "ok": True, "needed": False, "detail": ports})
     checks += _part_checks(stack)
+    checks += _ownership_checks(stack)
     return checks
 
 
@@ -68,6 +69,26 @@ def _temporal_check(stack: "Stack") -> dict[str, Any]:
     there = program is not None and program.is_file()
     detail = f"{kind}: {program}" if there else f"{kind}: run `ratchet setup`"
     return {"what": "temporal program", "ok": there, "needed": True, "detail": detail}
+
+
+def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
+    """Return the checks of the database and the namespace that a running stack works with."""
+    import asyncio
+
+    from stack.ownership import check_ownership
+    from stack.supervisor import Supervisor
+
+    if not Supervisor(stack).is_up():
+        return []
+    return [
+        {
+            "what": check.what,
+            "ok": not check.problem,
+            "needed": True,
+            "detail": check.problem or "as `ratchet up` left it",
+        }
+        for check in asyncio.run(check_ownership(stack))
+    ]
 
 
 def _part_checks(stack: "Stack") -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from uuid import UUID
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
+from sqlalchemy import select
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -44,6 +45,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ratchet.errors import MachineError
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
+from ratchet.store.schema import InstallationTable
 from ratchet.sweep_payloads import SweepInput
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SEARCH_ATTRIBUTES
@@ -63,16 +65,9 @@ async def prepare_namespace(client: Client, database: Database, settings: Tempor
     MachineError if another installation works in the namespace, if this one works in another, or if something is
     missing that only an administrator may add.
     """
-    found = await _namespace_id(client)
     async with database.begin() as connection:
         installation = await sandboxes.installation_id(connection)
-        known = await sandboxes.installation_namespace(connection)
-    if known is not None and known != found and not is_own:
-        raise MachineError(
-            f"the workflows of this database are in another namespace (id {known}) than {client.namespace} (id "
-            f"{found}): set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to that one; if it is gone for good, run "
-            "`UPDATE installation SET namespace_id = NULL` and `ratchet up` starts the open runs here"
-        )
+    await require_own_namespace(client, database, settings, is_own)
     if is_own:
         await _set_retention(client, settings)
         await _add_search_attributes(client)
@@ -80,7 +75,36 @@ async def prepare_namespace(client: Client, database: Database, settings: Tempor
         await _require_search_attributes(client)
     await _schedule_sweep(client, settings, installation)
     async with database.begin() as connection:
-        await sandboxes.set_installation_namespace(connection, found)
+        await sandboxes.set_installation_namespace(connection, await _namespace_id(client))
+
+
+async def require_own_namespace(client: Client, database: Database, settings: TemporalSettings, is_own: bool) -> None:
+    """Raise MachineError, with the remedy, if database and namespace belong to different installations."""
+    found = await _namespace_id(client)
+    async with database.begin() as connection:
+        row = (await connection.execute(select(InstallationTable.uuid, InstallationTable.namespace_id))).one_or_none()
+    known = row and row.namespace_id
+    if known is not None and known != found and not is_own:
+        raise MachineError(
+            f"the workflows of this database are in another namespace (id {known}) than {client.namespace} (id "
+            f"{found}): set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to that one; if it is gone for good, run "
+            "`UPDATE installation SET namespace_id = NULL` and `ratchet up` starts the open runs here"
+        )
+    name = settings.own(SWEEP_SCHEDULE)
+    try:
+        owner = await _owner(client, (await client.get_schedule_handle(name).describe()).schedule)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return
+    if owner is not None and (row is None or owner != str(row.uuid)):
+        raise MachineError(
+            f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
+            "RATCHET_INSTALLATION to a name of your own; if the other one is gone for good, run "
+            f"`temporal schedule delete --schedule-id {name}` first. If this is the same installation, whose row was "
+            f"deleted or changed, run `INSERT INTO installation (singleton, uuid) VALUES (true, '{owner}') "
+            "ON CONFLICT (singleton) DO UPDATE SET uuid = excluded.uuid`"
+        )
 
 
 async def wait_for_namespace(client: Client, database: Database) -> None:
@@ -172,13 +196,6 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
     except ScheduleAlreadyRunningError:
         handle = client.get_schedule_handle(name)
     owner = await _owner(client, (await handle.describe()).schedule)
-    if owner not in (None, str(installation)):
-        raise MachineError(
-            f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
-            "RATCHET_INSTALLATION to a name of your own; if the other one is gone for good, run "
-            f"`temporal schedule delete --schedule-id {name}` first. If this is the same installation, whose row was "
-            f"deleted, run `UPDATE installation SET uuid = '{owner}'`"
-        )
     await handle.update(lambda known: _with_numbers_of(known, schedule, owner is None))
 
 

@@ -15,11 +15,15 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.store.database import Database, async_url
+from ratchet.store.schema import Base
 
 _LOG = structlog.get_logger()
+_RECORD = "alembic_version"
+_COLUMNS = text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = current_schema()")
 _LOCK_STATES = (asyncpg.LockNotAvailableError.sqlstate, asyncpg.DeadlockDetectedError.sqlstate)
 _LOCK_TRIES = 10
 _LOOK_SECONDS = 1.0
@@ -37,8 +41,10 @@ def migrate(url: str) -> None:
     """Bring the schema up to date. An advisory lock makes it safe for several processes to call this at once.
 
     A migration that does not get the lock on a table within five seconds gives way to the statements that wait behind
-    it, and is tried again. Raises MachineError after ten tries.
+    it, and is tried again. Raises MachineError after ten tries, and at once if the record of the schema's revision is
+    damaged.
     """
+    asyncio.run(_require_whole_record(url))
     for number in range(_LOCK_TRIES):
         try:
             command.upgrade(_config(async_url(url)), "head")
@@ -54,6 +60,43 @@ def migrate(url: str) -> None:
     )
 
 
+async def _require_whole_record(url: str) -> None:
+    async with Database(url, pool_size=1) as database, database.begin() as connection:
+        if problem := await schema_problem(connection):
+            raise MachineError(problem)
+
+
+async def schema_problem(connection: AsyncConnection) -> str:
+    """Return what is wrong with the record of the schema's revision and how that is undone; empty if nothing is.
+
+    A database without tables, and one of an earlier version, has no problem: `ratchet up` migrates it.
+    """
+    scripts = ScriptDirectory.from_config(_config())
+    known = {script.revision for script in scripts.walk_revisions()}
+    columns = {(row.table_name, row.column_name) for row in await connection.execute(_COLUMNS)}
+    tables = {table for table, _ in columns}
+    has_record = _RECORD in tables
+    found = list((await connection.execute(text(f"SELECT version_num FROM {_RECORD}"))).scalars()) if has_record else []
+    if len(found) == 1 and found[0] in known:
+        return ""
+    if not found and not tables & set(Base.metadata.tables):
+        return ""
+    if len(found) == 1:
+        problem = f"the database has schema revision {found[0]}, which is later than this program's"
+        return f"{problem} {scripts.get_current_head()}; install the version of ratchet that migrated it"
+    problem = f"{len(found)} rows" if has_record else "missing"
+    wanted = {(table.name, column.name) for table in Base.metadata.tables.values() for column in table.columns}
+    if not wanted <= columns:
+        remedy = "restore it from a backup, or write the revision that its last version of ratchet needs"
+    else:
+        remedy = (
+            f"the tables are those of this version, so run `CREATE TABLE IF NOT EXISTS {_RECORD} (version_num "
+            f"varchar(32) PRIMARY KEY); DELETE FROM {_RECORD}; INSERT INTO {_RECORD} VALUES "
+            f"('{scripts.get_current_head()}')`"
+        )
+    return f"the table {_RECORD}, which names the schema's revision, is damaged ({problem}, expected one row): {remedy}"
+
+
 async def wait_for_schema(database: Database) -> None:
     """Wait until the database has the schema's newest revision that this program knows, without a limit.
 
@@ -66,17 +109,18 @@ async def wait_for_schema(database: Database) -> None:
     while True:
         try:
             async with database.begin() as connection:
-                found = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar_one_or_none()
-            reason = f"the schema has revision {found}, this program needs {wanted}; `ratchet up` migrates it"
-        except StoreUnavailableError as error:
-            found, reason = None, str(error)
-        if found == wanted:
-            return
-        if found is not None and found not in known:
-            raise MachineError(
-                f"the database has schema revision {found}, which is later than this program's {wanted}; "
-                "install the version of ratchet that migrated it"
+                found = list((await connection.execute(text(f"SELECT version_num FROM {_RECORD}"))).scalars())
+                if found == [wanted]:
+                    return
+                problem = await schema_problem(connection)
+            shown = found[0] if found else None
+            reason = (
+                problem or f"the schema has revision {shown}, this program needs {wanted}; `ratchet up` migrates it"
             )
+            if len(found) == 1 and found[0] not in known:
+                raise MachineError(reason)
+        except StoreUnavailableError as error:
+            reason = str(error)
         if time.monotonic() - said >= _SAY_SECONDS:
             _LOG.warning("waiting for the schema", reason=reason)
             said = time.monotonic()

@@ -15,7 +15,7 @@ from ratchet.errors import MachineError
 from ratchet.store import runs, sandboxes
 from ratchet.store.database import Database, async_url
 from ratchet.store.migration import migrate
-from ratchet.temporal_namespace import prepare_namespace
+from ratchet.temporal_namespace import prepare_namespace, require_own_namespace
 from ratchet.temporal_settings import load_temporal_settings
 from tests.integration.workflows.conftest import Loop
 
@@ -42,6 +42,19 @@ async def test_a_second_installation_under_the_same_names_is_refused(loop: Loop,
         await prepare_namespace(loop.client, other, loop.settings, is_own=True)
     async with other.begin() as connection:
         assert await sandboxes.installation_namespace(connection) is None, "its workers go on waiting"
+
+
+async def test_a_deleted_row_of_the_installation_is_named_with_its_remedy(loop: Loop, other: Database) -> None:
+    settings = loop.settings.model_copy(update={"installation": f"deleted{uuid4().hex[:6]}"})
+    await prepare_namespace(loop.client, other, settings, is_own=True)
+    for by in (require_own_namespace, prepare_namespace):  # `ratchet doctor`, `ratchet up`
+        async with other.begin() as connection:
+            await connection.execute(text("DELETE FROM installation"))
+        with pytest.raises(MachineError, match="same installation, whose row was deleted") as refused:
+            await by(loop.client, other, settings, is_own=True)
+        async with other.begin() as connection:
+            await connection.execute(text(str(refused.value).rpartition("run `")[2].rstrip("`")))
+        await by(loop.client, other, settings, is_own=True)
 
 
 async def test_a_store_whose_workflows_are_elsewhere_is_refused(loop: Loop, other: Database) -> None:

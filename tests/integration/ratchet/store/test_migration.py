@@ -93,6 +93,35 @@ async def test_a_schema_of_a_later_version_is_refused_by_name(url: str) -> None:
             await wait_for_schema(database)
 
 
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("DROP TABLE alembic_version", "missing"),
+        ("DELETE FROM alembic_version", "0 rows"),
+        ("INSERT INTO alembic_version VALUES ('0001')", "2 rows"),
+        ("ALTER TABLE run DROP COLUMN seed; DELETE FROM alembic_version", "restore it from a backup"),
+    ],
+)
+async def test_a_damaged_record_of_the_revision_is_named_with_its_remedy(url: str, damage: str, found: str) -> None:
+    await asyncio.to_thread(migrate, url)
+    async with Database(url, pool_size=1) as database:
+        async with database.begin() as connection:
+            for statement in damage.split("; "):
+                await connection.execute(text(statement))
+        with pytest.raises(MachineError, match=found) as refused:
+            await asyncio.to_thread(migrate, url)
+        waiting = asyncio.create_task(wait_for_schema(database))
+        remedy = str(refused.value).partition("so run `")[2].rstrip("`")
+        if not remedy:
+            waiting.cancel()
+            return
+        async with database.begin() as connection:
+            for statement in remedy.split("; "):
+                await connection.execute(text(statement))
+        await asyncio.wait_for(waiting, 30)  # parts wait until it is undone
+        await asyncio.to_thread(migrate, url)
+
+
 async def test_a_migration_does_not_hold_up_a_stack_that_works(url: str) -> None:
     """A long transaction keeps the migration from its lock; other statements pass in between."""
     await to_revision(url, "0002")
