@@ -73,6 +73,8 @@ NEEDS = {
 }
 """Part → the parts without which it cannot answer."""
 
+_RESTART_HELPS = ("57", "58", "XX")
+"""Classes of errors of a Postgres that is stuck while it starts or ends, or is damaged in memory."""
 RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learner", "worker"})
 """Parts without which a run cannot go on. Without Postgres or Temporal nothing can be decided, so nothing is paused."""
 
@@ -131,7 +133,11 @@ class Probes:
 
     async def postgres(self) -> str:
         url = async_url(self.environment["RATCHET_DATABASE_URL"]).replace("+asyncpg", "")
-        connection = await asyncpg.connect(url, timeout=LIMITS.get("postgres", HealthLimits()).probe_seconds)
+        try:
+            connection = await asyncpg.connect(url, timeout=LIMITS.get("postgres", HealthLimits()).probe_seconds)
+        except asyncpg.PostgresError as error:  # it lives: all connections are taken, or a setting refuses them
+            helps = (error.sqlstate or "")[:2] in _RESTART_HELPS
+            raise ProbeFailedError(f"it refuses connections: {error}", restart_helps=helps) from error
         try:
             row = await connection.fetchrow(
                 "SELECT current_setting('transaction_read_only'), current_setting('server_version'),"

@@ -1,12 +1,14 @@
 """Start, watch and stop the local stack through supervisord; this module renders its config and calls its API."""
 
 import contextlib
+import fcntl
 import os
 import shlex
 import subprocess
 import sys
 import time
 import xmlrpc.client
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,9 +136,20 @@ class Supervisor:
         except (OSError, xmlrpc.client.Error, ConnectionError):
             return False
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other `up` or `down` of this stack changes it: each would end what the other one has begun."""
+        (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
+        with (self.stack.home / "supervisor.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def up(self) -> None:
         """Start what is stopped and restart parts whose command has changed; leave other parts alone. Idempotent."""
-        (self.stack.home / "logs").mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            self._up()
+
+    def _up(self) -> None:
         if self.is_up():
             self.stack.record_ports()
             self._write_config()
@@ -209,6 +222,12 @@ class Supervisor:
 
     def down(self) -> None:
         """Stop every part, Postgres and Temporal last, then supervisord. Boxes run on until their TTL."""
+        if not self.stack.home.is_dir():
+            return
+        with self._alone():
+            self._down()
+
+    def _down(self) -> None:
         if self.is_up():
             pid = int(self._ask("getPID"))
             for part in self.stack.parts():

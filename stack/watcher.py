@@ -6,6 +6,7 @@ or the machine was suspended or overloaded), that time counts against no part an
 """
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -98,6 +99,8 @@ class Watcher:
         except MachineError as error:  # it is suspended
             _LOG.warning("parts not looked at", reason=str(error))
             return
+        with contextlib.suppress(OSError):  # without the directory, supervisord cannot start a part that has ended
+            part_log(self.stack, "").parent.mkdir(exist_ok=True)
         self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
         for name, health in self.health.items():
             limits = LIMITS.get(name, HealthLimits())

@@ -42,9 +42,10 @@ _CLASS_42_OF_THE_SERVER = {
     asyncpg.UndefinedColumnError.sqlstate,
     asyncpg.UndefinedObjectError.sqlstate,
     asyncpg.UndefinedFunctionError.sqlstate,
+    asyncpg.InvalidColumnReferenceError.sqlstate,  # the unique index that an ON CONFLICT needs was dropped
     asyncpg.DuplicatePreparedStatementError.sqlstate,  # a connection pooler in transaction mode
 }
-"""Errors of class 42, wrong SQL, that a migration, a grant or a setting of the server mends."""
+"""Errors of class 42, wrong SQL, that a migration, an index, a grant or a setting of the server mends."""
 
 
 def _is_statements_fault(error: BaseException | None) -> bool:
@@ -109,7 +110,7 @@ class Database:
         }
 
         # By a statement, because connection poolers refuse unknown parameters of a connection.
-        @event.listens_for(self.engine.sync_engine, "connect")
+        @event.listens_for(self.engine.sync_engine, "connect", insert=True)  # before the driver asks for versions
         def set_limits(connection: DBAPIConnection, _: object) -> None:
             cursor = connection.cursor()
             for name, seconds in limits.items():

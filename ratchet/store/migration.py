@@ -13,9 +13,11 @@ import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Dialect, Index, PrimaryKeyConstraint, UniqueConstraint, text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import AddConstraint, CreateIndex
 
 from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.store.database import Database, async_url
@@ -23,7 +25,14 @@ from ratchet.store.schema import Base
 
 _LOG = structlog.get_logger()
 _RECORD = "alembic_version"
+_DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 _COLUMNS = text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = current_schema()")
+_UNIQUE_INDEXES = text("""
+    SELECT relname AS table_name, array_agg(attname::text) AS column_names
+    FROM pg_index JOIN pg_class ON pg_class.oid = indrelid JOIN pg_attribute ON attrelid = indrelid
+    WHERE indisunique AND attnum = ANY(indkey) AND relnamespace = current_schema()::regnamespace
+    GROUP BY indexrelid, relname
+""")
 _LOCK_STATES = (asyncpg.LockNotAvailableError.sqlstate, asyncpg.DeadlockDetectedError.sqlstate)
 _LOCK_TRIES = 10
 _LOOK_SECONDS = 1.0
@@ -66,6 +75,28 @@ async def _require_whole_record(url: str) -> None:
             raise MachineError(problem)
 
 
+async def _missing_constraint(connection: AsyncConnection) -> str:
+    """Return which unique index is missing, with the statement that makes it; what is fenced by it is not safe."""
+    # By columns, because the migrations named some of them otherwise.
+    there = {(row.table_name, frozenset(row.column_names)) for row in await connection.execute(_UNIQUE_INDEXES)}
+    for table in Base.metadata.tables.values():
+        indexes = [index for index in table.indexes if index.unique]
+        constraints = [one for one in table.constraints if isinstance(one, PrimaryKeyConstraint | UniqueConstraint)]
+        for one in (*indexes, *constraints):
+            if (table.name, frozenset(column.name for column in one.columns)) not in there:
+                make = CreateIndex(one) if isinstance(one, Index) else AddConstraint(one)
+                statement = " ".join(str(make.compile(dialect=_DIALECT)).split())
+                return f"the unique index {one.name} of {table.name} was dropped; `{statement}` makes it again"
+    return ""
+
+
+async def _recorded(connection: AsyncConnection) -> list[str]:
+    """Return the rows of the revision's table, none if it is missing."""
+    if (await connection.execute(text(f"SELECT to_regclass('{_RECORD}')"))).scalar_one() is None:
+        return []
+    return list((await connection.execute(text(f"SELECT version_num FROM {_RECORD}"))).scalars())
+
+
 async def schema_problem(connection: AsyncConnection) -> str:
     """Return what is wrong with the record of the schema's revision and how that is undone; empty if nothing is.
 
@@ -75,8 +106,9 @@ async def schema_problem(connection: AsyncConnection) -> str:
     known = {script.revision for script in scripts.walk_revisions()}
     columns = {(row.table_name, row.column_name) for row in await connection.execute(_COLUMNS)}
     tables = {table for table, _ in columns}
-    has_record = _RECORD in tables
-    found = list((await connection.execute(text(f"SELECT version_num FROM {_RECORD}"))).scalars()) if has_record else []
+    found = await _recorded(connection)
+    if found == [scripts.get_current_head()]:
+        return await _missing_constraint(connection)
     if len(found) == 1 and found[0] in known:
         return ""
     if not found and not tables & set(Base.metadata.tables):
@@ -84,7 +116,7 @@ async def schema_problem(connection: AsyncConnection) -> str:
     if len(found) == 1:
         problem = f"the database has schema revision {found[0]}, which is later than this program's"
         return f"{problem} {scripts.get_current_head()}; install the version of ratchet that migrated it"
-    problem = f"{len(found)} rows" if has_record else "missing"
+    problem = f"{len(found)} rows" if _RECORD in tables else "missing"
     wanted = {(table.name, column.name) for table in Base.metadata.tables.values() for column in table.columns}
     if not wanted <= columns:
         remedy = "restore it from a backup, or write the revision that its last version of ratchet needs"
@@ -109,14 +141,13 @@ async def wait_for_schema(database: Database) -> None:
     while True:
         try:
             async with database.begin() as connection:
-                found = list((await connection.execute(text(f"SELECT version_num FROM {_RECORD}"))).scalars())
+                found = await _recorded(connection)
                 if found == [wanted]:
                     return
                 problem = await schema_problem(connection)
             shown = found[0] if found else None
-            reason = (
-                problem or f"the schema has revision {shown}, this program needs {wanted}; `ratchet up` migrates it"
-            )
+            older = f"the schema has revision {shown}, this program needs {wanted}; `ratchet up` migrates it"
+            reason = problem or older
             if len(found) == 1 and found[0] not in known:
                 raise MachineError(reason)
         except StoreUnavailableError as error:

@@ -31,6 +31,7 @@ async def _hold_lock(connection: AsyncConnection) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
     # Statements of a running stack queue behind a migration that waits for a table's lock.
     await connection.execute(text("SET lock_timeout = '5s'"))
+    await connection.execute(text("SET statement_timeout = 0"))  # one of the database may be shorter than a migration
     await connection.commit()
 
 

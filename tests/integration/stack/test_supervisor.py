@@ -1,10 +1,13 @@
 """Sleeping parts under the real supervisord: interrupted `up`, an unreachable gateway, errors in one line."""
 
 import ast
+import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from ratchet.errors import MachineError
 from stack.parts import Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, load_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
+from stack.watcher import Watcher
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120
@@ -58,6 +62,35 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
     pids = {part.name: part.pid for part in supervisor.states()}
     supervisor.up()
     assert {part.name: part.pid for part in supervisor.states()} == pids, "what runs is left alone"
+
+
+def test_up_and_down_at_once_do_not_end_what_the_other_has_begun(stack: Sleepers) -> None:
+    """Whichever comes last decides: here an `up` that comes while a slow `down` waits."""
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    down = threading.Thread(target=Supervisor(stack).down)
+    down.start()
+    while not any(part.state == "stopping" for part in Supervisor(stack).states()) and down.is_alive():
+        time.sleep(0.01)
+    Supervisor(stack).up()
+    down.join(PATIENCE_SECONDS)
+    assert not down.is_alive()
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+
+
+def test_a_part_whose_logs_were_deleted_starts_again(stack: Sleepers) -> None:
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    shutil.rmtree(stack.home / "logs")
+
+    async def watch() -> None:
+        watcher = Watcher(stack)
+        await watcher._look()
+        await watcher.probes.close()
+
+    asyncio.run(watch())
+    pid = {part.name: part.pid for part in Supervisor(stack).states()}["engine"]
+    os.kill(pid or 0, signal.SIGKILL)
+    psutil.Process(pid).wait(PATIENCE_SECONDS) if psutil.pid_exists(pid or 0) else None
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
 
 
 def test_up_restarts_nothing_after_loopback_was_added_to_no_proxy(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import yaml
 
 from client.steering import steer_run
 from ratchet.errors import MachineError
@@ -138,7 +139,13 @@ async def test_a_suspended_postgres_is_restarted_and_keeps_what_it_holds(home: P
         await connection.close()
 
 
-async def test_a_postgres_that_accepts_no_writes_does_not_answer(home: Path) -> None:
+async def test_a_postgres_that_accepts_no_writes_or_no_connections_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = yaml.safe_load((ROOT / "temporal.yaml").read_text())
+    settings["postgres"]["max_connections"] = 20
+    (home / "temporal.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setenv("RATCHET_TEMPORAL_CONFIG", str(home / "temporal.yaml"))
     stack = FewParts(home, postgres_part())
     async with watched(stack):
         from stack.postgres import ensure_database
@@ -152,7 +159,16 @@ async def test_a_postgres_that_accepts_no_writes_does_not_answer(home: Path) -> 
         assert "accepts no writes" in found.reason
         await connection.execute("SET transaction_read_only = off")
         await connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
-        await connection.close()
+        await connection.execute("SELECT pg_reload_conf()")
+        await wait_for(stack, "postgres", answers, "answers again")
+        taken = []
+        with pytest.raises(asyncpg.TooManyConnectionsError):
+            while True:
+                taken.append(await asyncpg.connect(stack.environment()["RATCHET_DATABASE_URL"]))
+        found = await wait_for(stack, "postgres", lambda part: part.state is HealthState.WAITING, "is found")
+        assert "too many clients" in found.reason and found.restarts == 0
+        for one in (*taken, connection):
+            await one.close()
 
 
 async def test_a_part_that_accepts_connections_and_answers_nothing_is_restarted(home: Path) -> None:

@@ -27,7 +27,7 @@ STATES = sorted(
 """Every SQLSTATE that the driver knows, without success and warnings."""
 
 
-MENDED_BY_MIGRATION_OR_GRANT = {"42501", "42P01", "42703", "42704", "42883", "42P05"}
+MENDED_BY_MIGRATION_OR_GRANT = {"42501", "42P01", "42703", "42704", "42883", "42P05", "42P10"}
 
 
 def is_statements_fault(state: str) -> bool:

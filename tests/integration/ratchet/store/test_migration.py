@@ -11,7 +11,7 @@ from alembic import command
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from ratchet.errors import MachineError
+from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.store import runs
 from ratchet.store.database import Database, async_url
 from ratchet.store.migration import _config, migrate, wait_for_schema
@@ -120,6 +120,32 @@ async def test_a_damaged_record_of_the_revision_is_named_with_its_remedy(url: st
                 await connection.execute(text(statement))
         await asyncio.wait_for(waiting, 30)  # parts wait until it is undone
         await asyncio.to_thread(migrate, url)
+
+
+async def test_a_dropped_unique_index_is_waited_for_and_named(url: str) -> None:
+    """A statement that needs it is repeated, because somebody can make it again; nothing is written twice meanwhile."""
+    await asyncio.to_thread(migrate, url)
+    async with Database(url, pool_size=1) as database:
+        async with database.begin() as connection:
+            await connection.execute(text("ALTER TABLE engine DROP CONSTRAINT uq_engine_address"))
+        with pytest.raises(StoreUnavailableError, match="ON CONFLICT"):
+            async with database.begin() as connection:
+                insert = "INSERT INTO engine (address, state, model_path) VALUES ('a', 'ready', '')"
+                await connection.execute(text(f"{insert} ON CONFLICT (address) DO NOTHING"))
+        with pytest.raises(MachineError, match="uq_engine_address of engine was dropped") as refused:
+            await asyncio.to_thread(migrate, url)
+        async with database.begin() as connection:
+            await connection.execute(text(str(refused.value).split("`")[1]))
+        await asyncio.to_thread(migrate, url)
+
+
+async def test_a_short_statement_timeout_of_the_database_ends_no_migration(url: str) -> None:
+    async with Database(url, pool_size=1) as database, database.begin() as connection:
+        name = url.rpartition("/")[2]
+        await connection.execute(text(f"ALTER DATABASE {name} SET statement_timeout = '50ms'"))
+    await asyncio.to_thread(migrate, url)
+    async with Database(url, pool_size=1) as database, database.begin() as connection:
+        await connection.execute(text("SELECT pg_sleep(0.2)"))
 
 
 async def test_a_migration_does_not_hold_up_a_stack_that_works(url: str) -> None:
