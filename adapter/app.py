@@ -281,6 +281,7 @@ def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
         http=LimitedHttpProtocol,
+        ws="none",
     )
 
 

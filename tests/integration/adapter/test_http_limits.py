@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -78,6 +79,104 @@ async def test_a_head_without_end_is_refused(address: str, engine: ScriptedEngin
     assert sent < 8_000_000 and await ended(reader) in (b"", http_limits._TOO_LARGE)
     writer.close()
     assert await is_served(address, opened)
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\nx-api-key: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+WHOLE_CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+AFTER_HEAD = {
+    "a trailer": WHOLE_CHUNK + b"0\r\nx: ",
+    "an extension of a chunk": b"5;x=",
+    "the next head": WHOLE_CHUNK + b"0\r\n\r\nGET / HTTP/1.1\r\nx: ",
+}
+
+
+async def send_without_end(writer: asyncio.StreamWriter, part: bytes) -> int:
+    """Send up to 59 MB; return the number of bytes that were sent before the connection ended."""
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 59_000_000 and not writer.transport.is_closing():
+            writer.write(part * (50_000 // len(part)))
+            await writer.drain()
+            await asyncio.sleep(0)
+            sent += 50_000
+    return sent
+
+
+@pytest.mark.parametrize("answered", [None, 401, 404], ids=["no answer", "an early 401", "an early 404"])
+@pytest.mark.parametrize("where", list(AFTER_HEAD))
+async def test_a_line_without_end_behind_a_head_is_refused(
+    address: str, engine: ScriptedEngine, opened: Opened, where: str, answered: int | None
+) -> None:
+    token = b"unknown" if answered == 401 else opened.token.encode()
+    reader, writer = await connect(address)
+    writer.write(CHUNKED % (b"/nothing" if answered == 404 else b"/v1/messages", token))
+    if answered:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 %d " % answered)
+    writer.write(AFTER_HEAD[where])
+    assert await send_without_end(writer, b"a") < 8_000_000
+    await ended(reader)
+    writer.close()
+    assert await is_served(address, opened)
+
+
+async def test_lines_without_end_in_place_of_a_request_are_refused(
+    address: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    _, writer = await connect(address)
+    assert await send_without_end(writer, b"\r\n") < 8_000_000
+    writer.close()
+    assert await is_served(address, opened)
+
+
+async def test_a_trailer_is_no_header(address: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """The token comes too late, behind the body, so the request has none."""
+    reader, writer = await connect(address)
+    named = CHUNKED % (b"/v1/messages", b"unknown")
+    trailer = b"0\r\nx-api-key: %s\r\n\r\n" % opened.token.encode()
+    writer.write(named.replace(b"x-api-key: unknown\r\n", b"") + WHOLE_CHUNK + trailer)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()
+
+
+async def test_requests_without_end_on_one_connection_are_not_kept(
+    address: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """A few may wait for the answer to the first one; each gets its answer, in order."""
+    reader, writer = await connect(address)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * (http_limits.MAX_PIPELINED + 1))
+    for _ in range(http_limits.MAX_PIPELINED + 1):
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    assert await send_without_end(writer, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") < 8_000_000
+    await ended(reader)
+    writer.close()
+    assert await is_served(address, opened)
+
+
+@pytest.mark.parametrize("rest", [b"", b"a", b"1\r\na\r\n"])
+async def test_the_rest_of_a_request_that_was_answered_early_has_a_time_limit(
+    address: str, engine: ScriptedEngine, opened: Opened, rest: bytes
+) -> None:
+    reader, writer = await connect(address)
+    writer.write(CHUNKED % (b"/v1/messages", b"unknown") + rest)
+    assert b" 401 " in await ended(reader)
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"P", b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_slow_later_head_ends_the_connection(
+    address: str, engine: ScriptedEngine, opened: Opened, sent: bytes
+) -> None:
+    reader, writer = await connect(address)
+    whole = head(opened, len(BODY)) + BODY
+    for _ in range(2):
+        writer.write(whole)
+        found = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", found)
+        assert found.startswith(b"HTTP/1.1 200") and length
+        await reader.readexactly(int(length[1]))
+    writer.write(sent)
+    assert await ended(reader) == b""
+    writer.close()
 
 
 async def test_a_large_head_that_ends_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
