@@ -57,7 +57,7 @@ class TurnForwarder:
         """Ask the session's endpoint until it answers, however long it is away.
 
         Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full, and
-        EngineRejectedError if the endpoint refuses the request itself.
+        EndpointRejectedError if the endpoint refuses the request itself.
         """
         endpoint = session.row.endpoint
         assert endpoint is not None

@@ -21,6 +21,7 @@ from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNo
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
+from adapter.endpoint import EndpointRejectedError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
 from adapter.replies import BodyTooLargeError, SlowBodyError, classify
@@ -39,6 +40,7 @@ REFUSALS: list[tuple[BaseException, AgentExit]] = [
     (UnknownModelError("model 'claude-9' is not served here"), AgentExit.CRASHED),
     (UnauthorisedError(), AgentExit.STARVED),
     (SlowBodyError("not complete after 5 seconds"), AgentExit.STARVED),
+    (EndpointRejectedError("http://host answered 400: the session token"), AgentExit.CRASHED),
     (EngineRejectedError("engine answered in an unknown form"), AgentExit.STARVED),
     (StoreUnavailableError("away"), AgentExit.STARVED),
     (asyncio.CancelledError(), AgentExit.STARVED),
