@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
+from adapter.conversation import TokenLogprob
 from ratchet import secrets
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError, EngineRejectedError, EngineUnavailableError
@@ -72,6 +73,7 @@ class EndpointCall:
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
     """An answer of an endpoint. `finish`: its finish reason. `stop_sequence`: the one that ended it, if it says so.
+    `logprobs`: as far as it returns them.
 
     The counts of tokens are the endpoint's own, 0 if it gives none.
     """
@@ -85,6 +87,7 @@ class EndpointAnswer:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class _GrowingAnswer:
     finish: str | None = None
     stop_sequence: str | None = None
     usage: JsonObject = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk. Raises KeyError, TypeError, ValueError or AttributeError for another form."""
@@ -115,6 +119,8 @@ class _GrowingAnswer:
                 growing = self.calls.setdefault(int(call.get("index", number)), _GrowingCall())
                 growing.name += call["function"].get("name") or ""
                 growing.arguments += call["function"].get("arguments") or ""
+            for one in (choice.get("logprobs") or {}).get("content") or []:
+                self.logprobs.append(TokenLogprob(str(one["token"]), float(one["logprob"])))
             self.finish = choice.get("finish_reason") or self.finish
             if isinstance(stop := choice.get("stop_reason"), str):
                 self.stop_sequence = stop
@@ -133,6 +139,7 @@ class _GrowingAnswer:
             completion_tokens=int(usage.get("completion_tokens") or 0),
             cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             reasoning_tokens=int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0),
+            logprobs=tuple(self.logprobs),
         )
 
 

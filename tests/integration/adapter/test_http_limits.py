@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -330,15 +331,22 @@ async def test_a_client_that_leaves_causes_no_traceback(
 
 
 async def test_sixty_thousand_tiny_messages(address: str, engine: ScriptedEngine, database: Database) -> None:
-    """Those that cannot fit are refused before anything is rendered; the others have their prompt."""
-    roomy = await open_rollout(database, 1, max_context_tokens=10**7)
-    small = await open_rollout(database, 2, max_context_tokens=32_000)
-    users = [{"role": "user", "content": "x"}] * 60_000
-    mixed = [{"role": "assistant" if at % 2 else "user", "content": "x"} for at in range(60_001)]
+    """Their cost grows linearly. Those that cannot fit are refused before anything is rendered."""
+    cpu_seconds: dict[tuple[str, int], float] = {}
     async with httpx.AsyncClient(base_url=address, timeout=300) as http:
-        for opened, messages, status in ((roomy, users, 200), (roomy, mixed, 200), (small, mixed, 400)):
-            body = {"model": "policy", "messages": messages, "max_tokens": 9}
-            reply = await http.post("/v1/messages", json=body, headers={"x-api-key": opened.token})
-            assert reply.status_code == status, reply.text[:300]
-    assert "prompt is too long" in reply.json()["error"]["message"]
+        for number, (kind, roles) in enumerate([("users", ["user"]), ("mixed", ["user", "assistant"])]):
+            for size in (600, 6_000, 60_000):  # the first one warms up
+                roomy = await open_rollout(database, 10 * number + len(str(size)), max_context_tokens=10**7)
+                messages = [{"role": roles[at % len(roles)], "content": "x"} for at in range(size - 1)]
+                messages.append({"role": "user", "content": "x"})
+                body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 9})
+                began = time.process_time()
+                reply = await http.post("/v1/messages", content=body, headers={"x-api-key": roomy.token})
+                cpu_seconds[kind, size] = time.process_time() - began
+                assert reply.status_code == 200, reply.text[:300]
+        small = await open_rollout(database, 99, max_context_tokens=32_000)
+        reply = await http.post("/v1/messages", content=body, headers={"x-api-key": small.token})
+    print({f"{kind} {size}": round(seconds, 3) for (kind, size), seconds in cpu_seconds.items()}, "CPU seconds")
+    assert all(cpu_seconds[kind, 60_000] < 13 * cpu_seconds[kind, 6_000] for kind in ("users", "mixed")), cpu_seconds
+    assert reply.status_code == 400 and "prompt is too long" in reply.json()["error"]["message"]
     assert await small.turns() == []

@@ -106,6 +106,10 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
     answer = {"type": "assistant", "message": {"content": [{"type": "tool_use", "name": "edit", "input": {}}]}}
     assert read_qwen_code_exit(lines(own, result)) is AgentExit.STARVED
     assert read_qwen_code_exit(lines(answer, own, result)) is AgentExit.CRASHED
+    failed = "litellm.AuthenticationError: OpenAIException - the session token is unknown or its session has ended\n"
+    status = '"exit_status": "AuthenticationError"\n'
+    assert read_mini_swe_agent_exit(failed + status) is AgentExit.STARVED
+    assert read_mini_swe_agent_exit(failed + '"role": "assistant"\n' + status) is AgentExit.CRASHED
 
 
 @pytest.mark.parametrize(
