@@ -161,7 +161,8 @@ async def test_an_answer_that_its_limit_cut_is_no_refusal(adapter: str, engine: 
         response = await client.responses.create(model="policy", input="go", text=text)
     assert message.stop_reason == "max_tokens"
     assert chat.choices[0].finish_reason == "length"
-    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"  # type: ignore[union-attr]
+    assert response.status == "incomplete" and response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
     for said in (chat.choices[0].message.refusal, response.output[0].content[1].refusal):  # type: ignore[union-attr]
         assert said.startswith("the answer was cut at its limit of tokens")  # type: ignore[union-attr]
     stored: Any = unpack_json((await opened.turns())[0].answer)
