@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from adapter.auth import SessionAuth
+from adapter.auth import SessionAuth, token_digest
 from adapter.conversation import RequestOptions
 from adapter.dialects.base import Dialect, Failure, asks_for_stream
 from adapter.dialects.chat import ChatDialect
@@ -76,10 +76,13 @@ class _Parts:
     refusals: RefusalNotes
 
 
-def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlette:
+def create_adapter_app(
+    settings: AdapterSettings, database: Database, has_schema: Callable[[], bool] = lambda: True
+) -> Starlette:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
-    Raises ConfigError if the tokenizer or the template cannot be used.
+    Calls are held until `has_schema`, as while the store is away. Raises ConfigError if the tokenizer or the template
+    cannot be used.
     """
     renderer = Renderer(settings.model_path, settings.template_kwargs)
     router = EngineRouter(database)
@@ -88,7 +91,7 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
     parts = _Parts(
         settings,
         database,
-        SessionAuth(database),
+        SessionAuth(database, has_schema),
         Capture(settings, database, renderer, OutputParser(renderer, parser), router, outage),
         router,
         parser,
@@ -105,7 +108,10 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
         return FailureReply(messages if is_messages else chat, Failure.UNKNOWN_ROUTE, sentence)
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        """The status is 200 also while calls are held: a balancer that sent them elsewhere would end them."""
+        if not has_schema() or outage.is_away:
+            return JSONResponse({"status": "calls wait for the store"})
+        return JSONResponse({"status": "ok" if parser.ready else "calls wait for the output parsers"})
 
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
@@ -118,16 +124,18 @@ def create_adapter_app(settings: AdapterSettings, database: Database) -> Starlet
         Route("/health", health),
     ]
     return Starlette(
-        routes=routes, lifespan=lambda _: _lifespan(parts, database), exception_handlers={HTTPException: unknown_route}
+        routes=routes,
+        lifespan=lambda _: _lifespan(parts, database, has_schema),
+        exception_handlers={HTTPException: unknown_route},
     )
 
 
 @asynccontextmanager
-async def _lifespan(parts: _Parts, database: Database) -> AsyncIterator[None]:
+async def _lifespan(parts: _Parts, database: Database, has_schema: Callable[[], bool]) -> AsyncIterator[None]:
     if not parts.parser.ready:  # a daemon thread: the import takes long, and a stop must not wait for it
         threading.Thread(target=_load_parsers, args=(parts.parser,), name="parsers", daemon=True).start()
     background_tasks = [
-        asyncio.create_task(heartbeat_adapter(database, lambda: parts.parser.ready)),
+        asyncio.create_task(heartbeat_adapter(database, parts.outage, lambda: parts.parser.ready and has_schema())),
         asyncio.create_task(collect_when_idle(lambda: parts.capture.is_busy)),
     ]
     try:
@@ -190,7 +198,7 @@ async def _authenticate(parts: _Parts, request: Request) -> SessionRow:
     try:
         return await parts.auth.authenticate(request.headers)
     except StoreUnavailableError:
-        with parts.held.add(None, 0):
+        with parts.held.add(token_digest(request.headers), 0):
             return await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
 
 
@@ -222,7 +230,7 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
 
 
 async def _held_for_client(
-    parts: _Parts, request: Request, session_id: int | None, num_bytes: int, work: Callable[[], Awaitable[_T]]
+    parts: _Parts, request: Request, session: int | bytes, num_bytes: int, work: Callable[[], Awaitable[_T]]
 ) -> _T:
     """Return what `work` returns, held while the store is away and the client is connected.
 
@@ -230,7 +238,7 @@ async def _held_for_client(
     """
     with contextlib.suppress(StoreUnavailableError):
         return await work()
-    with parts.held.add(session_id, num_bytes):
+    with parts.held.add(session, num_bytes):
         working = asyncio.ensure_future(parts.outage.hold(work))
         disconnected = asyncio.create_task(wait_for_disconnect(request.receive))
         try:
@@ -247,7 +255,8 @@ async def _models(parts: _Parts, request: Request) -> Response:
     """The one model, alone or in a list, with the fields of both vendors; each SDK reads its own."""
     dialect: Dialect = MessagesDialect() if "anthropic-version" in request.headers else ChatDialect()
     try:
-        row = await _held_for_client(parts, request, None, 0, lambda: parts.auth.authenticate(request.headers))
+        authenticate = partial(parts.auth.authenticate, request.headers)
+        row = await _held_for_client(parts, request, token_digest(request.headers), 0, authenticate)
     except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
     name = row.model
@@ -289,6 +298,7 @@ def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
         http=LimitedHttpProtocol,
+        ws="none",
     )
 
 
@@ -298,18 +308,29 @@ def run_adapter(settings: AdapterSettings) -> None:
 
 
 async def serve_adapter(settings: AdapterSettings) -> None:
-    """Run the adapter until SIGTERM or SIGINT.
+    """Run the adapter until SIGTERM or SIGINT. It listens at once, and holds calls until the store can be used.
 
-    Calls in flight are then found in the store by their clients' retries.
+    Calls in flight at its end are found in the store by their clients' retries. Raises MachineError if the store has
+    the schema of a later version.
     """
     # No debug lines: one per turn would cost as much as a turn.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     database = Database(settings.database_url, settings.pool_size, check_connections=False)
+    schema = asyncio.create_task(wait_for_schema(database))
     try:
-        await wait_for_schema(database)
-        app = create_adapter_app(settings, database)
+        app = create_adapter_app(settings, database, lambda: schema.done() and schema.exception() is None)
+        server = uvicorn.Server(server_config(app, settings))
+        schema.add_done_callback(partial(_stop_without_schema, server))
         freeze_startup_objects()
-        config = server_config(app, settings)
-        await uvicorn.Server(config).serve()
+        await server.serve()
+        if schema.done():
+            schema.result()
     finally:
+        schema.cancel()
         await database.close()
+
+
+def _stop_without_schema(server: uvicorn.Server, schema: "asyncio.Task[None]") -> None:
+    """Stop if the schema is one that this program cannot read; `serve_adapter` raises the error."""
+    if not schema.cancelled() and schema.exception() is not None:
+        server.should_exit = True

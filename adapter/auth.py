@@ -5,7 +5,7 @@ There is no admin API and no other secret; sessions are rows of the store.
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ratchet.errors import StoreUnavailableError
@@ -34,8 +34,10 @@ class SessionAuth:
     store refuses to open its next turn.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, has_schema: Callable[[], bool]) -> None:
+        """`has_schema`: whether the store is known to have this program's schema; until then it counts as away."""
         self._database = database
+        self._has_schema = has_schema
         self._cache: OrderedDict[bytes, _CachedSession] = OrderedDict()
 
     async def authenticate(self, headers: Mapping[str, str]) -> SessionRow:
@@ -43,10 +45,12 @@ class SessionAuth:
 
         Raises UnauthorisedError, or StoreUnavailableError if the token was never seen and the store is unavailable.
         """
-        digest = token_hash(_token(headers))
+        digest = token_digest(headers)
         cached = self._cache.get(digest)
         if cached is not None and cached.expires_at > time.monotonic():
             return cached.row
+        if not self._has_schema():
+            raise StoreUnavailableError("the store's schema is not known yet")
         try:
             async with self._database.begin() as conn:
                 row = await find_session(conn, digest)
@@ -61,6 +65,14 @@ class SessionAuth:
         while len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
         return row
+
+
+def token_digest(headers: Mapping[str, str]) -> bytes:
+    """Return the digest of a request's token. Raises UnauthorisedError if it has none."""
+    token = _token(headers)
+    if not token:
+        raise UnauthorisedError
+    return token_hash(token)
 
 
 def _token(headers: Mapping[str, str]) -> str:

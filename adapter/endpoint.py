@@ -1,13 +1,14 @@
 """The HTTP client of a server with OpenAI's Chat Completions, which answers an evaluation instead of the policy.
 
-    failure                                                         error
-    cannot connect, connection lost, silence, an unknown form       EndpointUnavailableError
-    any status but 400, 413 and 422, such as 401, 429 and 5xx       EndpointUnavailableError
-    400, 413, 422 because the prompt is too long                    EndpointContextError
-    any other 400, 413, 422                                         EngineRejectedError
+    failure                                                              error
+    cannot connect, connection lost, silence, an unknown form            EndpointUnavailableError
+    408, 409, 425, 429, 5xx: busy or broken                              EndpointUnavailableError
+    3xx, 401, 402, 403, 404, any other 4xx, or a code in _USERS_CODES    the same, for a person: it names what to check
+    400, 422 because the prompt is too long; 413                         EndpointContextError
+    400, 422 for any other reason; 403, 451 because of the content       EndpointRejectedError
 
 So a call waits until a person has mended a key or a quota, as it waits for an engine. Only what the server says about
-the request itself is told to the agent.
+the request itself is told to the agent, whose act it was: otherwise a policy could end its rollouts without a verdict.
 """
 
 import re
@@ -18,12 +19,17 @@ from typing import Any
 import httpx
 import orjson
 
+from adapter.conversation import TokenLogprob
 from ratchet import secrets
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError, EngineRejectedError, EngineUnavailableError
 from ratchet.types import JsonObject
 
-_ABOUT_THE_REQUEST = (400, 413, 422)
+_TRANSIENT = (408, 409, 425, 429)
+_CHECKS = {401: "endpoint.key", 402: "the account of endpoint.key", 403: "endpoint.key and endpoint.model"}
+_USERS_CODES = ("invalid_api_key", "model_not_found", "authentication_error", "permission_error", "insufficient_quota")
+"""Error codes and types of what the config names. Some servers answer 400 with them."""
+_FLAGGED = re.compile(r"moderation|flagged|content.?(policy|filter)", re.I)
 _TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|maximum context|prompt is too long|too many tokens", re.I)
 _TOKEN_COUNT = re.compile(r"\b\d{3,}\b")
 _REASON_CHARS = 300
@@ -31,11 +37,19 @@ _CONNECT_SECONDS = 10.0
 
 
 class EndpointUnavailableError(EngineUnavailableError):
-    """The endpoint does not answer now. `retry_after_seconds`: its own hint, None if it gave none."""
+    """The endpoint does not answer now. `retry_after_seconds`: its own hint, None if it gave none.
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    `for_a_person`: key, account, address or model must be mended before it answers.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None, *, for_a_person: bool = False) -> None:
         super().__init__(secrets.without_secrets(message))
         self.retry_after_seconds = retry_after_seconds
+        self.for_a_person = for_a_person
+
+
+class EndpointRejectedError(EngineRejectedError):
+    """The endpoint refused a request for what it contains."""
 
 
 class EndpointContextError(Exception):
@@ -59,6 +73,7 @@ class EndpointCall:
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
     """An answer of an endpoint. `finish`: its finish reason. `stop_sequence`: the one that ended it, if it says so.
+    `logprobs`: as far as it returns them.
 
     The counts of tokens are the endpoint's own, 0 if it gives none.
     """
@@ -72,6 +87,7 @@ class EndpointAnswer:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,6 +106,7 @@ class _GrowingAnswer:
     finish: str | None = None
     stop_sequence: str | None = None
     usage: JsonObject = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk. Raises KeyError, TypeError, ValueError or AttributeError for another form."""
@@ -102,6 +119,8 @@ class _GrowingAnswer:
                 growing = self.calls.setdefault(int(call.get("index", number)), _GrowingCall())
                 growing.name += call["function"].get("name") or ""
                 growing.arguments += call["function"].get("arguments") or ""
+            for one in (choice.get("logprobs") or {}).get("content") or []:
+                self.logprobs.append(TokenLogprob(str(one["token"]), float(one["logprob"])))
             self.finish = choice.get("finish_reason") or self.finish
             if isinstance(stop := choice.get("stop_reason"), str):
                 self.stop_sequence = stop
@@ -120,6 +139,7 @@ class _GrowingAnswer:
             completion_tokens=int(usage.get("completion_tokens") or 0),
             cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             reasoning_tokens=int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0),
+            logprobs=tuple(self.logprobs),
         )
 
 
@@ -175,7 +195,8 @@ class EndpointClient:
         """Return the chunk. Raises for one that is an error in the middle of a stream."""
         if isinstance(chunk, dict) and (error := chunk.get("error")):
             code = error.get("code") if isinstance(error, dict) else None
-            raise self._error_of(code if isinstance(code, int) else 500, orjson.dumps(error).decode(), None)
+            status = code if isinstance(code, int) else 400 if _codes_of(chunk) & {"invalid_request_error"} else 500
+            raise self._error_of(status, orjson.dumps(chunk).decode(), None)
         return dict(chunk)
 
     def _headers(self) -> dict[str, str]:
@@ -188,9 +209,15 @@ class EndpointClient:
     def _error_of(self, status: int, text: str, retry_after: str | None) -> Exception:
         reason = secrets.without_secrets(" ".join(_message_of(text).split()))[:_REASON_CHARS]
         words = f"{self._endpoint.url} answered {status}" + (f": {reason}" if reason else "")
-        if status not in _ABOUT_THE_REQUEST:
+        if status in _TRANSIENT or status >= 500:
             return EndpointUnavailableError(words, _seconds(retry_after))
-        return EndpointContextError(reason) if _TOO_LONG.search(text) else EngineRejectedError(words)
+        is_users = bool(_codes_of(_json_of(text)) & set(_USERS_CODES))
+        if not is_users and (status == 413 or (status in (400, 422) and _TOO_LONG.search(text))):
+            return EndpointContextError(reason)
+        if not is_users and (status in (400, 422, 451) or (status == 403 and _FLAGGED.search(text))):
+            return EndpointRejectedError(words)
+        check = _CHECKS.get(status, "endpoint.url, endpoint.model and endpoint.key")
+        return EndpointUnavailableError(f"{words}; check {check}", _seconds(retry_after), for_a_person=True)
 
 
 async def check_endpoint(endpoint: EndpointConfig) -> None:
@@ -201,24 +228,36 @@ async def check_endpoint(endpoint: EndpointConfig) -> None:
     request: JsonObject = {"messages": [{"role": "user", "content": "Answer with OK."}], "max_tokens": 16}
     try:
         await client.complete(request)
-    except (EngineRejectedError, EndpointContextError) as error:
+    except (EndpointRejectedError, EndpointContextError) as error:
         raise ConfigError(f"endpoint: {error}; `endpoint.body` adds or leaves out fields of the requests") from None
     except EndpointUnavailableError as error:
-        if re.search(r" answered (401|403|404)\b", str(error)):
-            raise ConfigError(f"endpoint: {error}; check endpoint.url, endpoint.model and endpoint.key") from None
+        if error.for_a_person:
+            raise ConfigError(f"endpoint: {error}") from None
     finally:
         await client.close()
 
 
+def _json_of(text: str) -> Any:
+    """Return the value of a JSON text, None if it is none."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
 def _message_of(text: str) -> str:
     """Return the sentence in a body of OpenAI's or a similar form, else the body."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+    value = _json_of(text)
     while isinstance(value, dict) and (inner := value.get("error") or value.get("message") or value.get("detail")):
         value = inner
     return value if isinstance(value, str) else text
+
+
+def _codes_of(body: Any) -> set[str]:
+    """Return code and type in a body of OpenAI's or a similar form."""
+    error = body.get("error", body) if isinstance(body, dict) else None
+    found = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
+    return {one for one in found if isinstance(one, str)}
 
 
 def _seconds(retry_after: str | None) -> float | None:

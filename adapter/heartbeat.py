@@ -8,27 +8,29 @@ from collections.abc import Callable
 
 import structlog
 
-from ratchet.errors import StoreUnavailableError
+from adapter.store_outage import StoreOutage
 from ratchet.store import adapters
 from ratchet.store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
 
 
-async def heartbeat_adapter(database: Database, ready: Callable[[], bool]) -> None:
+async def heartbeat_adapter(database: Database, outage: StoreOutage, ready: Callable[[], bool]) -> None:
     """Write heartbeats from the moment that calls can be answered, until cancelled.
 
     While the store is unavailable, or a lock stops calls, no heartbeat is written, which is right: no call can be
-    answered then.
+    answered then. So `outage` knows of an outage also if no call is made.
     """
     while not ready():
         await asyncio.sleep(0.2)
     while True:
         try:
-            async with database.begin() as connection:
-                await adapters.heartbeat_adapters(connection)
-        except StoreUnavailableError as error:
-            _LOG.warning("heartbeat not recorded", reason=str(error))
+            await outage.hold(lambda: _beat(database))
         except Exception:  # if this loop ended, the time budget of every agent would stop running
             _LOG.exception("heartbeat not recorded")
         await asyncio.sleep(adapters.BEAT_SECONDS)
+
+
+async def _beat(database: Database) -> None:
+    async with database.begin() as connection:
+        await adapters.heartbeat_adapters(connection)

@@ -7,12 +7,16 @@ which no whole head arrives, or whose client reads nothing, stays open.
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
-"""Largest request line with all headers. Real clients send 2 KiB."""
+"""Largest request line with all headers, and largest trailer. Real clients send 2 KiB."""
+MAX_PIPELINED = 8
+"""Requests that may wait on one connection for the answer to an earlier one. Real clients send none."""
 HEAD_SECONDS = 20.0
 """To the end of a request's headers: from the connection's begin, or from the first byte of a later request.
+
+Also for the rest of a request that was answered before its end.
 
 uvicorn's `timeout_keep_alive` limits the time between two requests.
 """
@@ -29,8 +33,12 @@ _TOO_LARGE = (
 )
 
 
-class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol with the limits above. A body's limits are in `adapter/app.py`, which knows the vendor."""
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with the limits above. A body's limits are in `adapter/app.py`, which knows the vendor.
+
+    All bytes that are no body count as a head's: extensions of chunks, trailers, and what is sent in place of a
+    request. The count begins anew with each byte of a body and with the end of a request.
+    """
 
     head_seconds = HEAD_SECONDS
     write_seconds = WRITE_SECONDS
@@ -38,36 +46,65 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
+        self._is_in_body = False  # or in what follows it: the parser is between a head's end and its request's end
+        self._has_advanced = False  # by the data that is parsed now
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        in_body = before is not None and before.more_body
+        self._has_advanced = False
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if in_body or self.cycle is not before:
-            self._end_head()
-            return
-        self._head_bytes += len(data)
+        self._head_bytes = 0 if self._has_advanced else self._head_bytes + len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
-        elif self._head_timer is None:
+        elif not self._is_in_body and not self._has_advanced:
             self._start_head_timer()
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_head_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_body:  # trailers are dropped: uvicorn would add them to the headers of a request in progress
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Only httptools calls this; h11 has a limit of its own. After an exception `send_400_response` is called."""
+        """After an exception, `send_400_response` is called."""
+        self._stop_head_timer()
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("the headers are too large")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            raise ValueError("too many requests wait for the answer to an earlier one")
+        self._is_in_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._has_advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self._has_advanced = True
+        self._stop_head_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Limit the time for the rest of a request that was answered before its end. The rest is dropped."""
+        super().on_response_complete()
+        if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
+            self._start_head_timer()
+
     def send_400_response(self, msg: str) -> None:
+        if self.transport.is_closing():
+            return
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         else:
@@ -83,7 +120,7 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        self._stop_head_timer()
         self._end_write_stall()
         super().connection_lost(exc)
 
@@ -97,18 +134,29 @@ class LimitedHttpProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().resume_writing()
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._end_slow_head)
 
-    def _refuse_head(self) -> None:
-        self._end_head()
-        self.transport.write(_TOO_LARGE)
-        self.transport.close()
-
-    def _end_head(self) -> None:
-        self._head_bytes = 0
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _end_slow_head(self) -> None:
+        self._head_timer = None
+        if self.pipeline:  # the server does not read on before these have their answers
+            self._start_head_timer()
+        else:
+            self.transport.abort()
+
+    def _refuse_head(self) -> None:
+        """End the connection. No answer is written into that to a request before it."""
+        self._stop_head_timer()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     def _end_write_stall(self) -> None:
         if self._write_timer is not None:

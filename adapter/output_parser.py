@@ -170,11 +170,8 @@ class OutputParser:
         if message.tool_calls and is_complete:
             finish = "tool_calls"
         reasoning_chars = len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
-        violation = None
-        if options.output_schema is not None and not message.tool_calls:
-            violation = violation_of(message.text, dict(options.output_schema))
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
-        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, violation)
+        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, _violation(message, finish, options))
 
     def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
         """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
@@ -196,10 +193,8 @@ class OutputParser:
             finish = "tool_calls"
         elif stop_sequence is not None:
             finish = "stop_sequence"
-        violation = None
-        if options.output_schema is not None and not message.tool_calls:
-            violation = violation_of(message.text, dict(options.output_schema))
-        return ParsedOutput(message, finish, stop_sequence if finish == "stop_sequence" else None, 0, violation)
+        stop_sequence = stop_sequence if finish == "stop_sequence" else None
+        return ParsedOutput(message, finish, stop_sequence, 0, _violation(message, finish, options))
 
     def token_logprobs(self, ids: Ids, logprobs: npt.NDArray[np.float32]) -> tuple[TokenLogprob, ...]:
         """Text and logprob of each sampled token."""
@@ -217,6 +212,14 @@ def _message(parsed: ParsedText, tools: Sequence[Tool], options: RequestOptions)
         return Message("assistant", parsed.body, parsed.reasoning)
     message = Message("assistant", parsed.content, parsed.reasoning, calls)
     return message if options.parallel_calls else replace(message, tool_calls=message.tool_calls[:1])
+
+
+def _violation(message: Message, finish: Finish, options: RequestOptions) -> str | None:
+    """How the answer violates the format that was asked for, None if it does not. Calls have no such format."""
+    if options.output_schema is None or message.tool_calls:
+        return None
+    found = violation_of(message.text, dict(options.output_schema))
+    return f"the answer was cut at its limit of tokens, and {found}" if found and finish == "length" else found
 
 
 def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, SseWriter, StateNotKeptError
+from adapter.endpoint import EndpointRejectedError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
 from adapter.store_outage import TooManyHeldError
@@ -87,6 +88,8 @@ def classify(error: BaseException) -> ClassifiedFailure:
             return ClassifiedFailure(Failure.STATE_NOT_KEPT, f"invalid request: {error}")
         case InvalidRequestError() | TemplateRefusedError():
             return ClassifiedFailure(Failure.INVALID, f"invalid request: {error}")
+        case EndpointRejectedError():
+            return ClassifiedFailure(Failure.INVALID, f"the endpoint refused the request: {error}")
         case EngineRejectedError():
             return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
         case ClientDisconnect():

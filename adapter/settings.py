@@ -41,7 +41,7 @@ class AdapterSettings(BaseModel):
     max_held_calls: int = 4096
     """Calls that may wait for the store before they have begun; another one gets 503 or 529."""
     max_held_calls_per_session: int = 256
-    """Of them those of one session, or of all sessions together that this process does not know yet."""
+    """Of them those of one session. Sessions that this process does not know yet together have half of all."""
     max_held_bytes: int = 1 << 30
     """Sum of their bodies."""
     max_sessions: int = 2000

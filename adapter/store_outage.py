@@ -28,44 +28,55 @@ class TooManyHeldError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HeldLimits:
-    """`num_calls_per_session` counts also those of all sessions that are not known yet, together."""
-
     num_calls_per_session: int
     num_calls: int
     num_bytes: int
+
+    @property
+    def num_unknown_calls(self) -> int:
+        """Of all calls those of sessions that are not known yet."""
+        return (self.num_calls + 1) // 2
 
 
 class HeldCalls:
     """The calls that wait for the store before they have begun: their numbers by session, and their bodies' size.
 
-    Calls of sessions that are not known, whose body is not read yet, count as those of one session, so that requests
-    without a valid token cannot take the place of others.
+    While the store is away, a token that was not seen before cannot be looked up; its calls, whose body is not read
+    yet, count as those of one session. All such tokens together have half of the places, so that tokens that a box
+    invents cannot take the places of sessions that are known.
     """
 
     def __init__(self, limits: HeldLimits) -> None:
         self._limits = limits
-        self._by_session: Counter[int | None] = Counter()
+        self._by_session: Counter[int | bytes] = Counter()
+        self._num_unknown = 0
         self._num_bytes = 0
 
     @contextlib.contextmanager
-    def add(self, session_id: int | None, num_bytes: int) -> Iterator[None]:
-        """Count a call while the block runs. Raises TooManyHeldError."""
+    def add(self, session: int | bytes, num_bytes: int) -> Iterator[None]:
+        """Count a call while the block runs. `session`: its id, or the digest of a token that is not known yet.
+
+        Raises TooManyHeldError."""
         limits = self._limits
+        unknown = isinstance(session, bytes)
         if (
-            self._by_session[session_id] >= limits.num_calls_per_session
+            self._by_session[session] >= limits.num_calls_per_session
             or self._by_session.total() >= limits.num_calls
+            or (unknown and self._num_unknown >= limits.num_unknown_calls)
             or self._num_bytes + num_bytes > limits.num_bytes
         ):
             raise TooManyHeldError
-        self._by_session[session_id] += 1
+        self._by_session[session] += 1
+        self._num_unknown += unknown
         self._num_bytes += num_bytes
         try:
             yield
         finally:
-            self._by_session[session_id] -= 1
+            self._by_session[session] -= 1
+            self._num_unknown -= unknown
             self._num_bytes -= num_bytes
-            if not self._by_session[session_id]:
-                del self._by_session[session_id]
+            if not self._by_session[session]:
+                del self._by_session[session]
 
 
 class StoreOutage:
@@ -90,7 +101,7 @@ class StoreOutage:
                 return await work()
             except StoreUnavailableError as error:
                 if self._probe is None or self._probe.done():
-                    _LOG.warning("calls wait for the store", reason=str(error))
+                    _LOG.warning("the store is away, calls wait", reason=str(error))
                     self._probe = asyncio.create_task(self._wait_until_available())
                 await asyncio.shield(self._probe)
 

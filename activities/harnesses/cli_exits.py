@@ -11,6 +11,7 @@ status, and the exits:
     403     turn limit                              turn_limit
     400     invalid request                         crashed       the program, its tools or the policy made it
     404     unknown model, unknown route            crashed       a program asks only for what it was told to use
+    400     refused by an endpoint                  crashed       the program or the policy made what it does not take
     408     request not sent in time                starved       the box or the network is too slow
     400     refused by the engine                   starved       the adapter sent what this engine cannot serve
     401     no open session                         starved       before the first answer: no session was ever there
@@ -37,6 +38,7 @@ _OWN_WORDS = {
     "invalid request": AgentExit.CRASHED,
     "unknown model": AgentExit.CRASHED,
     "unknown route": AgentExit.CRASHED,
+    "the endpoint refused": AgentExit.CRASHED,
     "the engine refused": AgentExit.STARVED,
     "the session token": AgentExit.STARVED,
     "request timed out": AgentExit.STARVED,

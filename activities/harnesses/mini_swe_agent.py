@@ -26,6 +26,7 @@ cd {workdir} || exit 1
   -o "$MSWEA_GLOBAL_CONFIG_DIR/trajectory.json" {arguments} >&2
 code=$?
 cat "$MSWEA_GLOBAL_CONFIG_DIR/trajectory.json"
+grep -m1 -o '"role": "assistant"' "$MSWEA_GLOBAL_CONFIG_DIR/trajectory.json" >&2
 grep -m1 -o '"exit_status": "[A-Za-z]*"' "$MSWEA_GLOBAL_CONFIG_DIR/trajectory.json" >&2
 exit $code
 """
@@ -88,12 +89,13 @@ class MiniSweAgent(FetchedHarness):
 
 
 def read_mini_swe_agent_exit(errors: str) -> AgentExit:
-    """Read the exit from the trajectory's exit status, which `command.sh` prints last: `Submitted`, a limit or an
-    exception."""
+    """Read the exit from what `command.sh` prints of the trajectory last: whether there was an answer, and the exit
+    status, which is `Submitted`, a limit or an exception."""
     found = _EXIT_STATUS.findall(errors)
     status = found[-1] if found else ""
     if status == "Submitted":
         return AgentExit.DONE
     if status not in _MODEL_CALL_FAILURES:
         return AgentExit.CRASHED
-    return exit_of_error(errors.rpartition("litellm.")[2])  # before it stands what the policy printed
+    words = errors.rpartition("litellm.")[2]  # before it stands what the policy printed
+    return exit_of_error(words, answered='"role": "assistant"' in words)

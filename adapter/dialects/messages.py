@@ -338,7 +338,7 @@ def _message_start(options: RequestOptions, message_id: str) -> dict[str, Any]:
 
 
 def _end(answer: Answer) -> dict[str, Any]:
-    if answer.violation is not None:
+    if answer.violation is not None and answer.finish != "length":
         details = {"type": "refusal", "category": None, "explanation": answer.violation}
         return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
     return {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop_sequence}

@@ -151,19 +151,19 @@ class Renderer:
         segments = self._require_segments()
         history = segments.render_history(preamble, runs)
         parts: list[Ids] = []
-        text = ""
+        texts: list[str] = []  # not one text that grows: each growth may copy it
         thinks = False
         dropped = False
         for at, run in enumerate(runs):
             thought = run.assistant and segments.thinks(run.messages[0])
             thinks = thinks or (thought and history.kept[at])
             if at in sampled and (history.kept[at] or not thought):
-                parts += [self.tokenizer.encode(text + segments.generation), sampled[at]]
-                text = self._text_after_end_token if self.ended(sampled[at]) else segments.end
+                parts += [self.tokenizer.encode("".join(texts) + segments.generation), sampled[at]]
+                texts = [self._text_after_end_token if self.ended(sampled[at]) else segments.end]
             else:
-                text += history.texts[at]
+                texts.append(history.texts[at])
                 dropped = dropped or at in sampled
-        parts.append(self.tokenizer.encode(text + segments.generation))
+        parts.append(self.tokenizer.encode("".join(texts) + segments.generation))
         return ComposedPrompt(np.concatenate(parts), thinks, dropped)
 
     # ------------------------------------------------------------ start

@@ -15,11 +15,11 @@ from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import HistoryRepairs
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
-from ratchet.store import sessions, turns
+from ratchet.store import sessions
 from ratchet.store.arrays import ids_from_bytes, unpack_json
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
-from ratchet.store.turns import TreeTurn
+from ratchet.store.turn_trees import TreeTurn, load_tree
 from ratchet.types import TurnKind
 
 _LOADED_AT_ONCE = 20  # turns between two chances for other calls to run
@@ -84,7 +84,7 @@ class SessionCache:
         async with session.lock:
             template = self._renderer.template
             async with self._database.begin() as conn:
-                stored = await turns.load_tree(conn, session.row.id, list(session.tree.turn_ids()))
+                stored = await load_tree(conn, session.row.id, list(session.tree.turn_ids()))
                 if not session.loaded:
                     await sessions.note_template(conn, session.row.rollout_id, template.digest, template.kwargs)
             for number, turn in enumerate(stored, start=1):

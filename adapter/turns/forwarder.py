@@ -16,6 +16,7 @@ import structlog
 
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, Message, RequestOptions
+from adapter.dialects.base import InvalidRequestError
 from adapter.endpoint import EndpointAnswer, EndpointClient, EndpointContextError, EndpointUnavailableError
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PreparedCall, PromptTooLongError
@@ -34,6 +35,7 @@ from ratchet.types import JsonObject, TurnState
 _LOG = structlog.get_logger("ratchet.adapter")
 _FIRST_DELAY_SECONDS = 1.0
 _MAX_DELAY_SECONDS = 60.0
+_NO_LOGPROBS = "logprobs: the endpoint of this evaluation returns none; leave the field out"
 _MAX_STOPS = 4
 """More stop sequences are refused by OpenAI; the adapter cuts at all of them in any case."""
 
@@ -48,6 +50,7 @@ class TurnForwarder:
         self._waits = waits
         self._outage = outage
         self._clients: dict[str, EndpointClient] = {}
+        self._without_logprobs: set[str] = set()  # endpoints that returned none although they were asked for
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -56,11 +59,14 @@ class TurnForwarder:
     async def answer(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
         """Ask the session's endpoint until it answers, however long it is away.
 
-        Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full, and
-        EngineRejectedError if the endpoint refuses the request itself.
+        Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full,
+        EndpointRejectedError if the endpoint refuses the request itself, and InvalidRequestError if it returns no
+        logprobs and the client asked for them.
         """
         endpoint = session.row.endpoint
         assert endpoint is not None
+        if prepared.request.options.logprobs and endpoint.model_dump_json() in self._without_logprobs:
+            raise InvalidRequestError(_NO_LOGPROBS)
         client = self._client(endpoint)
         body = chat_request(prepared.request, session.row.temperature, prepared.max_tokens)
         delay_seconds = _FIRST_DELAY_SECONDS
@@ -70,6 +76,7 @@ class TurnForwarder:
             self._waits.set_forwarded(turn_id, True)
             try:
                 found = await client.complete(body)
+                self._require_logprobs(prepared.request, endpoint, found)
                 if has_failed:
                     await self._outage.hold(partial(self._note, session.row.id, None))
                 return self._answer_of(found, prepared, turn_id)
@@ -112,7 +119,14 @@ class TurnForwarder:
             output.stop_sequence,
             reasoning_tokens=found.reasoning_tokens,
             violation=output.violation,
+            logprobs=found.logprobs if prepared.request.options.logprobs else (),
         )
+
+    def _require_logprobs(self, request: ParsedRequest, endpoint: EndpointConfig, found: EndpointAnswer) -> None:
+        """Raise InvalidRequestError if the client asked for logprobs and the endpoint returned none."""
+        if request.options.logprobs and found.text and not found.logprobs:
+            self._without_logprobs.add(endpoint.model_dump_json())
+            raise InvalidRequestError(_NO_LOGPROBS)
 
     async def _note(self, session_id: int, reason: str | None) -> None:
         async with self._database.begin() as conn:
@@ -140,6 +154,8 @@ def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) ->
         body |= _tool_options(options)
     if options.stop_sequences:
         body["stop"] = list(options.stop_sequences[:_MAX_STOPS])
+    if options.logprobs:
+        body["logprobs"] = True
     if options.output_schema is not None:
         schema = {"name": "answer", "schema": dict(options.output_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -98,8 +98,11 @@ def build_chains(
 
 
 def _came_back(turns: Sequence[TurnMeta], by_id: dict[int, TurnMeta]) -> set[int]:
-    """Turns whose whole output stands in the prompt of a later turn."""
-    found = set()
+    """Turns whose whole output stands in the prompt of a later turn, or whose answer does in a later history.
+
+    The second holds also if the later turn was never completed, and if the template left thinking out of its prompt.
+    """
+    found = {turn.id for turn in turns if turn.came_back}
     for turn in turns:
         parent = by_id.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None
         if parent is not None and turn.kept_tokens == _prompt_tokens(parent, by_id) + parent.num_sampled:

@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.adapters import process_lives
+from ratchet.store.arrays import unpack_json
 from ratchet.store.database import Database
 from ratchet.store.schema import TurnTable
 from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
@@ -25,7 +26,11 @@ from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnSta
 
 @dataclass(frozen=True, slots=True)
 class TurnMeta:
-    """A completed turn without its token arrays, as chains are built from it."""
+    """A completed turn without its token arrays, as chains are built from it.
+
+    `came_back`: a later request, also one that was never answered, has its answer in the history; set only for a turn
+    whose delivery is not recorded.
+    """
 
     id: int
     parent_turn_id: int | None
@@ -38,22 +43,7 @@ class TurnMeta:
     logprobs_valid: bool
     finish_reason: str | None = None
     lane: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeTurn:
-    """A completed turn with its ids and messages, from which the adapter continues a conversation."""
-
-    id: int
-    parent_turn_id: int | None
-    kept_tokens: int
-    suffix_ids: bytes
-    sampled_ids: bytes
-    finish_reason: str | None
-    lane: str
-    kind: str
-    request: bytes
-    answer: bytes
+    came_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,30 +360,31 @@ def _known(row: Any) -> KnownCall:
     )
 
 
-async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collection[int] = ()) -> list[TreeTurn]:
-    """Return the session's completed turns except `known_ids`, parents before children, with token arrays and texts."""
-    names = [column.label(name) for name, column in ((n, getattr(TurnTable, n)) for n in TreeTurn.__slots__)]
-    where = (
-        (TurnTable.session_id == session_id) & (TurnTable.state == TurnState.COMPLETED) & TurnTable.id.not_in(known_ids)
-    )
-    rows = await conn.execute(select(*names).where(where).order_by(TurnTable.id))
-    return [TreeTurn(**row._mapping) for row in rows]
+def _after_turn_id(request: bytes) -> object:
+    """The turn whose answer is the newest one in a stored request's history, as the adapter recognised it."""
+    value = unpack_json(request)
+    return value.get("after") if isinstance(value, dict) else None
 
 
 async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[TurnMeta]:
     """Return all completed turns of one attempt without their arrays, parents before children."""
     num_suffix = cast(func.octet_length(TurnTable.suffix_ids) // 4, TurnTable.kept_tokens.type).label("num_suffix")
-    names = [num_suffix if name == "num_suffix" else getattr(TurnTable, name) for name in TurnMeta.__slots__]
-    where = (
-        (TurnTable.rollout_id == rollout_id) & (TurnTable.attempt == attempt) & (TurnTable.state == TurnState.COMPLETED)
-    )
-    rows = await conn.execute(select(*names).where(where).order_by(TurnTable.id))
+    stored = [name for name in TurnMeta.__slots__ if name not in ("num_suffix", "came_back")]
+    of_attempt = (TurnTable.rollout_id == rollout_id) & (TurnTable.attempt == attempt)
+    where = of_attempt & (TurnTable.state == TurnState.COMPLETED)
+    names = [getattr(TurnTable, name) for name in stored]
+    rows = (await conn.execute(select(*names, num_suffix).where(where).order_by(TurnTable.id))).all()
+    came_back: set[int] = set()
+    if not all(row.delivered for row in rows):  # only a kill, or a client that left, leaves such a turn
+        requests = await conn.scalars(select(TurnTable.request).where(of_attempt))
+        came_back = {after for one in requests if isinstance(after := _after_turn_id(one), int)}
     return [
         TurnMeta(
             **{
                 **row._mapping,
                 "kind": TurnKind(row.kind),
                 "fork_cause": None if row.fork_cause is None else ForkCause(row.fork_cause),
+                "came_back": not row.delivered and row.id in came_back,
             }
         )
         for row in rows

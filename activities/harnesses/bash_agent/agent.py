@@ -199,6 +199,7 @@ class Adapter:
         self.path = url.path.rstrip("/") + "/v1/chat/completions"
         self.headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        self.answered = False
         self.connection = kind(url.hostname or "", url.port, timeout=config.request_timeout_seconds)
 
     def complete(self, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
@@ -234,6 +235,7 @@ class Adapter:
                 answer["choices"][0]["message"]["role"]
             except (ValueError, LookupError, TypeError):
                 return None, f"not a chat completion: {data[:200]!r}", pause
+            self.answered = True
             return answer, "", 0.0
         problem = f"HTTP {status}: {data[:300].decode('utf-8', 'replace')}"
         if status in RETRIED_STATUSES or status >= 500:
@@ -242,7 +244,8 @@ class Adapter:
             raise ContextFullError(problem)
         if b"turn_limit_reached" in data:
             raise TurnsSpentError(problem)
-        if status == 401 or error_message(data).startswith("the engine refused"):
+        # After an answer, a 401 is no failure of the machine: the token was valid.
+        if (status == 401 and not self.answered) or error_message(data).startswith("the engine refused"):
             raise StarvedError(problem)
         raise RefusedError(problem)
 

@@ -49,7 +49,7 @@ async def parts_of(settings: AdapterSettings, renderer: Renderer, database: Data
     router = EngineRouter(database)
     outputs = OutputParser(renderer, VllmParsers(settings.model_path, None, None, {}))
     capture = Capture(settings, database, renderer, outputs, router, StoreOutage(database))
-    yield Parts(capture, router, SessionAuth(database))
+    yield Parts(capture, router, SessionAuth(database, lambda: True))
     await capture.close()
     await router.close()
 

@@ -155,7 +155,10 @@ async def test_a_call_waits_while_the_endpoint_is_busy_or_away(adapter: str, dat
 async def test_a_full_context_and_a_refused_request_reach_the_agent(adapter: str, database: Database) -> None:
     told = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens."
     for number, (answer, said) in enumerate(
-        [((400, {"error": {"message": told}}), "prompt is too long: 5000 tokens > 4096 maximum"), (refuses(422), "422")]
+        [
+            ((400, {"error": {"message": told}}), "prompt is too long: 5000 tokens > 4096 maximum"),
+            (refuses(422), "the endpoint refused the request: .* 422"),
+        ]
     ):
         opened = await open_rollout(database, member=number)
         with ChatEngine([answer]) as server:
@@ -165,6 +168,31 @@ async def test_a_full_context_and_a_refused_request_reach_the_agent(adapter: str
                     await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
         (row,) = await opened.turns()
         assert row.state == "aborted"
+
+
+async def test_logprobs_are_the_endpoints_or_refused(
+    forwarded: tuple[str, Opened, Opened], adapter: str, engine: ScriptedEngine, database: Database
+) -> None:
+    """This adapter as the endpoint returns them; another server does not, and is asked only once."""
+    address, agent, _ = forwarded
+    ids = engine.ids("one two")
+    await engine.script({"ids": ids, "logprobs": [-0.5] * len(ids)})
+    asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    async with chat_client(address, agent.token) as client:
+        answer = await client.chat.completions.create(**asked)
+    content = answer.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert [one.logprob for one in content or []] == [-0.5] * len(ids)
+    other = await open_rollout(database, member=2)
+    with ChatEngine([says("no logprobs")]) as server:
+        await forward_to(database, other, f"http://127.0.0.1:{server.port}/v1")
+        async with chat_client(adapter, other.token) as client:
+            for _ in range(2):
+                with pytest.raises(
+                    openai.BadRequestError, match="logprobs: the endpoint of this evaluation returns none"
+                ):
+                    await client.chat.completions.create(**asked)
+        assert [request.body["logprobs"] for request in server.requests] == [True]
+    assert {row.state for row in await other.turns()} == {"aborted"}
 
 
 async def test_another_process_continues_a_conversation_with_an_endpoint(

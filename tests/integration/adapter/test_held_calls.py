@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from adapter.store_outage import HeldCalls, HeldLimits, TooManyHeldError
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import (
@@ -151,3 +153,22 @@ async def test_a_body_without_a_known_token_is_not_read_while_the_store_is_away(
         line.mend()
         assert b" 401 " in await reader.readline()
         writer.close()
+
+
+def test_invented_tokens_take_half_of_the_places_and_each_has_its_own_limit() -> None:
+    """So neither one session's calls nor tokens that a box invents keep the calls of known sessions out."""
+    calls = HeldCalls(HeldLimits(num_calls_per_session=2, num_calls=6, num_bytes=100))
+    with contextlib.ExitStack() as stack:
+        for token in (b"a", b"a"):
+            stack.enter_context(calls.add(token, 0))
+        with pytest.raises(TooManyHeldError):
+            stack.enter_context(calls.add(b"a", 0))
+        stack.enter_context(calls.add(b"b", 0))
+        with pytest.raises(TooManyHeldError):
+            stack.enter_context(calls.add(b"c", 0))
+        for session_id in (1, 2, 3):
+            stack.enter_context(calls.add(session_id, 10))
+        with pytest.raises(TooManyHeldError):
+            stack.enter_context(calls.add(4, 0))
+    for token in (b"c", b"d", b"e"):
+        stack.enter_context(calls.add(token, 0))

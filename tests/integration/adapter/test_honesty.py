@@ -11,7 +11,7 @@ import pytest
 from anthropic import beta_async_tool
 from pydantic import BaseModel
 
-from ratchet.store.arrays import ids_from_bytes
+from ratchet.store.arrays import ids_from_bytes, unpack_json
 from tests.integration.adapter.conftest import Opened, ScriptedEngine
 from tests.integration.adapter.test_dialects import CALL, SCHEMA, THOUGHT, anthropic_client, chat_client
 
@@ -145,6 +145,28 @@ async def test_a_messages_answer_says_if_it_violates_the_format(
             replies.append(await stream.get_final_message())
     assert [reply.stop_reason for reply in replies] == ["end_turn", "refusal", "refusal"]
     assert all(reply.content[0].text == BAD for reply in replies[1:])  # type: ignore[union-attr]
+
+
+async def test_an_answer_that_its_limit_cut_is_no_refusal(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+    for _ in range(3):
+        await engine.script({"ids": engine.ids('{"path": "a', stop=False)})
+    schema: Any = {"type": "json_schema", "schema": FORMAT}
+    named: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": FORMAT}}
+    async with anthropic_client(adapter, opened.token) as claude, chat_client(adapter, opened.token) as client:
+        message = await claude.messages.create(
+            model="policy", messages=ASK, max_tokens=50, output_config={"format": schema}
+        )
+        chat = await client.chat.completions.create(model="policy", messages=ASK, response_format=named)
+        text: Any = {"format": schema | {"name": "f"}}
+        response = await client.responses.create(model="policy", input="go", text=text)
+    assert message.stop_reason == "max_tokens"
+    assert chat.choices[0].finish_reason == "length"
+    assert response.status == "incomplete" and response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    for said in (chat.choices[0].message.refusal, response.output[0].content[1].refusal):  # type: ignore[union-attr]
+        assert said.startswith("the answer was cut at its limit of tokens")  # type: ignore[union-attr]
+    stored: Any = unpack_json((await opened.turns())[0].answer)
+    assert stored["violation"].startswith("the answer was cut at its limit of tokens")
 
 
 async def test_a_format_fetches_nothing_and_may_refer_to_itself(

@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,104 @@ async def test_a_head_without_end_is_refused(address: str, engine: ScriptedEngin
     assert sent < 8_000_000 and await ended(reader) in (b"", http_limits._TOO_LARGE)
     writer.close()
     assert await is_served(address, opened)
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\nx-api-key: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+WHOLE_CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+AFTER_HEAD = {
+    "a trailer": WHOLE_CHUNK + b"0\r\nx: ",
+    "an extension of a chunk": b"5;x=",
+    "the next head": WHOLE_CHUNK + b"0\r\n\r\nGET / HTTP/1.1\r\nx: ",
+}
+
+
+async def send_without_end(writer: asyncio.StreamWriter, part: bytes) -> int:
+    """Send up to 59 MB; return the number of bytes that were sent before the connection ended."""
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 59_000_000 and not writer.transport.is_closing():
+            writer.write(part * (50_000 // len(part)))
+            await writer.drain()
+            await asyncio.sleep(0)
+            sent += 50_000
+    return sent
+
+
+@pytest.mark.parametrize("answered", [None, 401, 404], ids=["no answer", "an early 401", "an early 404"])
+@pytest.mark.parametrize("where", list(AFTER_HEAD))
+async def test_a_line_without_end_behind_a_head_is_refused(
+    address: str, engine: ScriptedEngine, opened: Opened, where: str, answered: int | None
+) -> None:
+    token = b"unknown" if answered == 401 else opened.token.encode()
+    reader, writer = await connect(address)
+    writer.write(CHUNKED % (b"/nothing" if answered == 404 else b"/v1/messages", token))
+    if answered:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 %d " % answered)
+    writer.write(AFTER_HEAD[where])
+    assert await send_without_end(writer, b"a") < 8_000_000
+    await ended(reader)
+    writer.close()
+    assert await is_served(address, opened)
+
+
+async def test_lines_without_end_in_place_of_a_request_are_refused(
+    address: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    _, writer = await connect(address)
+    assert await send_without_end(writer, b"\r\n") < 8_000_000
+    writer.close()
+    assert await is_served(address, opened)
+
+
+async def test_a_trailer_is_no_header(address: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """The token comes too late, behind the body, so the request has none."""
+    reader, writer = await connect(address)
+    named = CHUNKED % (b"/v1/messages", b"unknown")
+    trailer = b"0\r\nx-api-key: %s\r\n\r\n" % opened.token.encode()
+    writer.write(named.replace(b"x-api-key: unknown\r\n", b"") + WHOLE_CHUNK + trailer)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()
+
+
+async def test_requests_without_end_on_one_connection_are_not_kept(
+    address: str, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """A few may wait for the answer to the first one; each gets its answer, in order."""
+    reader, writer = await connect(address)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * (http_limits.MAX_PIPELINED + 1))
+    for _ in range(http_limits.MAX_PIPELINED + 1):
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    assert await send_without_end(writer, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") < 8_000_000
+    await ended(reader)
+    writer.close()
+    assert await is_served(address, opened)
+
+
+@pytest.mark.parametrize("rest", [b"", b"a", b"1\r\na\r\n"])
+async def test_the_rest_of_a_request_that_was_answered_early_has_a_time_limit(
+    address: str, engine: ScriptedEngine, opened: Opened, rest: bytes
+) -> None:
+    reader, writer = await connect(address)
+    writer.write(CHUNKED % (b"/v1/messages", b"unknown") + rest)
+    assert b" 401 " in await ended(reader)
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"P", b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_slow_later_head_ends_the_connection(
+    address: str, engine: ScriptedEngine, opened: Opened, sent: bytes
+) -> None:
+    reader, writer = await connect(address)
+    whole = head(opened, len(BODY)) + BODY
+    for _ in range(2):
+        writer.write(whole)
+        found = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", found)
+        assert found.startswith(b"HTTP/1.1 200") and length
+        await reader.readexactly(int(length[1]))
+    writer.write(sent)
+    assert await ended(reader) == b""
+    writer.close()
 
 
 async def test_a_large_head_that_ends_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
@@ -231,15 +331,26 @@ async def test_a_client_that_leaves_causes_no_traceback(
 
 
 async def test_sixty_thousand_tiny_messages(address: str, engine: ScriptedEngine, database: Database) -> None:
-    """Those that cannot fit are refused before anything is rendered; the others have their prompt."""
-    roomy = await open_rollout(database, 1, max_context_tokens=10**7)
-    small = await open_rollout(database, 2, max_context_tokens=32_000)
-    users = [{"role": "user", "content": "x"}] * 60_000
-    mixed = [{"role": "assistant" if at % 2 else "user", "content": "x"} for at in range(60_001)]
+    """Their cost grows linearly: ten times the messages cost ten times as much, and up to a half more, because they
+    do not fit into the processor's caches. Those that cannot fit are refused before anything is rendered.
+    """
+    cpu_seconds: dict[str, list[float]] = {}
     async with httpx.AsyncClient(base_url=address, timeout=300) as http:
-        for opened, messages, status in ((roomy, users, 200), (roomy, mixed, 200), (small, mixed, 400)):
-            body = {"model": "policy", "messages": messages, "max_tokens": 9}
-            reply = await http.post("/v1/messages", json=body, headers={"x-api-key": opened.token})
-            assert reply.status_code == status, reply.text[:300]
-    assert "prompt is too long" in reply.json()["error"]["message"]
+        for number, size in enumerate([600, 6_000, 6_000, 60_000]):  # the first one warms up
+            for kind, roles in (("users", ["user"]), ("mixed", ["user", "assistant"])):
+                member = 10 * number + len(roles)
+                roomy = await open_rollout(database, member, max_context_tokens=10**7)
+                messages = [{"role": roles[at % len(roles)], "content": "x"} for at in range(size - 1)]
+                messages.append({"role": "user", "content": "x"})
+                body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 9})
+                began = time.process_time()
+                reply = await http.post("/v1/messages", content=body, headers={"x-api-key": roomy.token})
+                cpu_seconds.setdefault(f"{kind} {size}", []).append(round(time.process_time() - began, 3))
+                assert reply.status_code == 200, reply.text[:300]
+        small = await open_rollout(database, 99, max_context_tokens=32_000)
+        reply = await http.post("/v1/messages", content=body, headers={"x-api-key": small.token})
+    print(f"CPU seconds: {cpu_seconds}")
+    for kind in ("users", "mixed"):
+        assert cpu_seconds[f"{kind} 60000"][0] < 15 * sum(cpu_seconds[f"{kind} 6000"]) / 2, cpu_seconds
+    assert reply.status_code == 400 and "prompt is too long" in reply.json()["error"]["message"]
     assert await small.turns() == []

@@ -3,14 +3,24 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+import yaml
+from sqlalchemy import update
 
 from adapter.turns.loss_mask import TokenChain, build_chains
+from cli.parts.adapter import settings_of_stack
+from ratchet.config_sources import load_config
 from ratchet.store import turns
 from ratchet.store.database import Database
+from ratchet.store.schema import TurnTable
+from stack.parts import Stack
+from stack.ports import free_port
+from stack.serving_plan import ServingPlan, write_plan
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT, chat_client
 from tests.standins.tiny_model import make_tokenizer
@@ -103,3 +113,55 @@ async def test_without_the_option_the_cause_has_its_own_name(
         await converse(address, opened, sends_reasoning=False)
     causes = [row.fork_cause for row in await opened.wait_delivered(NUM_TURNS)]
     assert causes == ["root"] + ["reasoning"] * (NUM_TURNS - 1)
+
+
+@pytest.mark.parametrize("sends_reasoning", [True, False])
+@pytest.mark.parametrize("answered", [True, False], ids=["completed", "in flight"])
+async def test_a_delivery_that_a_kill_did_not_record_is_proven_by_the_next_call(
+    thinking: str, engine: ScriptedEngine, opened: Opened, sends_reasoning: bool, answered: bool
+) -> None:
+    """The new question makes the template drop the thinking, so the next prompt has not all of the answer's tokens."""
+    await engine.say(THOUGHT + "Done.")
+    await engine.script({"ids": engine.ids("Again."), **({} if answered else {"hold": "gate"})})
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with chat_client(thinking, opened.token) as client:
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        (first,) = await opened.wait_delivered(1)
+        async with opened.database.begin() as conn:
+            await conn.execute(update(TurnTable).values(delivered=False))
+        assert sum(chain.num_trained for chain in await chains_of(opened)) == 0
+        sent = reply.choices[0].message.model_dump(exclude_none=True)
+        if not sends_reasoning:
+            del sent["reasoning_content"]
+        messages += [sent, {"role": "user", "content": "again"}]
+        asking = asyncio.create_task(client.chat.completions.create(model="policy", messages=messages))
+        await (asking if answered else engine.wait_for_calls(2))
+        (chain, *_) = await chains_of(opened)
+        assert (chain.leaf_turn_id, chain.num_trained) == (first.id, first.num_sampled)
+        await engine.release("gate")
+        await asking
+    assert (await opened.turns())[1].kept_tokens < first.prompt_tokens + first.num_sampled
+
+
+async def test_a_config_file_sets_images_and_reasoning(
+    postgres_url: str, keeping_dir: Path, engine: ScriptedEngine, opened: Opened, tmp_path: Path
+) -> None:
+    """From the file of a run over the stack's serving plan to an adapter that works so."""
+    file = tmp_path / "run.yaml"
+    (tmp_path / "tasks.jsonl").touch()
+    engine_keys = {"reasoning_parser": "qwen3", "restore_reasoning": False, "images": "refuse"}
+    values = {"model": str(keeping_dir), "datasets": [{"path": "tasks.jsonl"}], "engine": engine_keys}
+    file.write_text(yaml.safe_dump(values))
+    stack = Stack(tmp_path / "stack")
+    write_plan(stack, ServingPlan(config=load_config(file), model_path=keeping_dir))
+    settings = settings_of_stack(stack).model_copy(
+        update={"database_url": postgres_url, "host": "127.0.0.1", "port": free_port()}
+    )
+    await script(engine)
+    async with adapter_here(settings) as address:
+        await converse(address, opened, sends_reasoning=False)
+        image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        async with chat_client(address, opened.token) as client:
+            with pytest.raises(openai.BadRequestError, match="refuses images"):
+                await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": [image]}])
+    assert [row.fork_cause for row in await opened.wait_delivered(NUM_TURNS)][1:] == ["reasoning"] * (NUM_TURNS - 1)

@@ -5,13 +5,21 @@ from typing import Any
 
 import pytest
 
+from activities.harnesses.cli_exits import exit_of_error
 from adapter.conversation import Message, MessageRun, Preamble, RequestOptions, ToolCall
-from adapter.endpoint import EndpointClient, EndpointContextError, EndpointUnavailableError, check_endpoint
+from adapter.endpoint import (
+    EndpointClient,
+    EndpointContextError,
+    EndpointRejectedError,
+    EndpointUnavailableError,
+    check_endpoint,
+)
 from adapter.prompt.request_parser import ParsedRequest
+from adapter.replies import classify
 from adapter.turns.forwarder import chat_request
 from ratchet.config_sections import EndpointConfig
-from ratchet.errors import ConfigError, EngineRejectedError
-from ratchet.types import JsonObject
+from ratchet.errors import ConfigError
+from ratchet.types import AgentExit, JsonObject
 from tests.standins.chat_engine import DROP, Answer, ChatEngine, calls, completion, refuses, says
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
@@ -96,12 +104,33 @@ async def test_tool_calls_and_reasoning_are_read() -> None:
     assert (found.reasoning, found.text, found.finish) == ("a", "b", "length")
 
 
-@pytest.mark.parametrize(
-    "answer", [DROP, refuses(401), refuses(402), refuses(403), refuses(404), refuses(408), refuses(429), refuses(500)]
-)
+@pytest.mark.parametrize("answer", [DROP, *map(refuses, (408, 409, 425, 429, 500, 502, 503, 529))])
 async def test_a_failure_of_the_endpoint_is_waited_for(answer: Answer) -> None:
     error, _ = await ask(answer)
-    assert isinstance(error, EndpointUnavailableError)
+    assert isinstance(error, EndpointUnavailableError) and not error.for_a_person
+
+
+def error_body(message: str = "no", **more: Any) -> JsonObject:
+    return {"error": {"message": message, **more}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (refuses(401), "check endpoint.key"),
+        (refuses(402), "account of endpoint.key"),
+        (refuses(403), "check endpoint.key and endpoint.model"),
+        *(
+            (refuses(status), "check endpoint.url, endpoint.model")
+            for status in (301, 307, 404, 405, 406, 410, 415, 418)
+        ),
+        ((400, error_body(code="model_not_found")), "check endpoint.url, endpoint.model"),
+        ((400, error_body(type="authentication_error")), "endpoint.key"),
+    ],
+)
+async def test_what_the_config_names_wrongly_is_waited_for_and_named(answer: Answer, named: str) -> None:
+    error, _ = await ask(answer)
+    assert isinstance(error, EndpointUnavailableError) and error.for_a_person and named in str(error)
 
 
 ENDED = [{"message": {"content": "a"}, "finish_reason": "stop"}]
@@ -122,10 +151,23 @@ async def test_an_answer_in_an_unknown_form_is_no_answer_of_the_model(answer: An
     assert isinstance(error, EndpointUnavailableError)
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_the_endpoint_says_of_the_request_is_no_outage(status: int) -> None:
-    error, _ = await ask(refuses(status))
-    assert isinstance(error, EngineRejectedError) and "scripted" in str(error)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *map(refuses, (400, 422, 451)),
+        (403, error_body("the input was flagged by moderation")),
+        (200, error_body("no such role: api_key, model_not_found", type="invalid_request_error")),
+    ],
+)
+async def test_what_the_endpoint_says_of_the_request_is_no_outage(answer: Answer) -> None:
+    error, _ = await ask(answer)
+    assert isinstance(error, EndpointRejectedError)
+    assert exit_of_error(classify(error).message) is AgentExit.CRASHED
+
+
+async def test_a_request_that_is_too_large_is_a_full_context() -> None:
+    error, _ = await ask(refuses(413))
+    assert isinstance(error, EndpointContextError)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +192,7 @@ async def test_no_message_repeats_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_wrong_key_or_model_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer in (refuses(401), refuses(404), refuses(400)):
+    for answer in (refuses(307), refuses(401), refuses(404), refuses(400)):
         with ChatEngine([answer]) as server, pytest.raises(ConfigError, match="endpoint: http"):
             await check_endpoint(endpoint(server.port))
     for answer in (refuses(429), refuses(503), DROP, says("OK")):

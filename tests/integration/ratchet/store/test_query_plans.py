@@ -30,6 +30,7 @@ from ratchet.store import (
     sandboxes,
     sessions,
     tasks,
+    turn_trees,
     turns,
 )
 from ratchet.store.arrays import pack_text
@@ -165,7 +166,7 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await sessions.read_progress(connection, [(rollout_id, 1)])
     await sessions.find_session(connection, b"unknown")
     await turns.find_call(connection, session_id, "", b"unknown")
-    await turns.load_tree(connection, session_id)
+    await turn_trees.load_tree(connection, session_id)
     await turns.load_metas(connection, rollout_id, 1)
     await chains.replace_chains(connection, rollout_id, [])
     await sandboxes.unused_sandbox(connection, rollout_id, 1, sandboxes.SandboxRole.AGENT, "w")

@@ -143,6 +143,7 @@ def test_arguments_that_are_no_command_are_answered(arguments: str) -> None:
         ([says("and so on and", "length")], agent.EXIT_CONTEXT_FULL),
         ([refuses(403, "turn_limit_reached")], agent.EXIT_TURN_LIMIT),
         ([refuses(401)], agent.EXIT_STARVED),
+        ([calls("true"), refuses(401)], agent.EXIT_REFUSED),
         ([refuses(400, "bad_request")], agent.EXIT_REFUSED),
         ([refuses(404)], agent.EXIT_REFUSED),
         ([refuses(413)], agent.EXIT_CONTEXT_FULL),

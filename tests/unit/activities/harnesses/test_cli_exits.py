@@ -21,6 +21,7 @@ from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNo
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
+from adapter.endpoint import EndpointRejectedError
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.prompt_builder import PromptTooLongError, TurnLimitError, UnknownModelError
 from adapter.replies import BodyTooLargeError, SlowBodyError, classify
@@ -39,6 +40,7 @@ REFUSALS: list[tuple[BaseException, AgentExit]] = [
     (UnknownModelError("model 'claude-9' is not served here"), AgentExit.CRASHED),
     (UnauthorisedError(), AgentExit.STARVED),
     (SlowBodyError("not complete after 5 seconds"), AgentExit.STARVED),
+    (EndpointRejectedError("http://host answered 400: the session token"), AgentExit.CRASHED),
     (EngineRejectedError("engine answered in an unknown form"), AgentExit.STARVED),
     (StoreUnavailableError("away"), AgentExit.STARVED),
     (asyncio.CancelledError(), AgentExit.STARVED),
@@ -104,6 +106,10 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
     answer = {"type": "assistant", "message": {"content": [{"type": "tool_use", "name": "edit", "input": {}}]}}
     assert read_qwen_code_exit(lines(own, result)) is AgentExit.STARVED
     assert read_qwen_code_exit(lines(answer, own, result)) is AgentExit.CRASHED
+    failed = "litellm.AuthenticationError: OpenAIException - the session token is unknown or its session has ended\n"
+    status = '"exit_status": "AuthenticationError"\n'
+    assert read_mini_swe_agent_exit(failed + status) is AgentExit.STARVED
+    assert read_mini_swe_agent_exit(failed + '"role": "assistant"\n' + status) is AgentExit.CRASHED
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_drop_leaves_out_only_what_drifted() -> None:
     assert [chain.num_trained for chain in held] == [9, 4]
 
 
+def test_an_answer_that_came_back_in_a_call_without_tokens_of_it_was_delivered() -> None:
+    """The later call was not completed, or its template left the thinking out."""
+    assert [
+        chain.num_trained for chain in build_chains([turn(1, None, 0, 10, 5, delivered=False, came_back=True)])
+    ] == [5]
+    cut = [turn(1, None, 0, 10, 5, delivered=False, came_back=True), turn(2, 1, 10, 3, 4, ForkCause.THINKING)]
+    assert [chain.num_trained for chain in build_chains(cut)] == [5, 4]
+
+
 def test_an_answer_that_came_back_was_delivered() -> None:
     """A child that holds the whole output proves it, one that holds a part does not."""
     lost = turn(1, None, 0, 10, 5, delivered=False)
