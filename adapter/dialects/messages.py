@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -32,6 +32,7 @@ from adapter.dialects.base import (
 )
 from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.dialects.tool_choice import messages_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
@@ -83,9 +84,8 @@ class MessagesDialect:
             parsed += _messages(object_at(value, f"messages.{at}"), f"messages.{at}")
         return parsed
 
-    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
-        kind = choice.get("type", "auto")
         config = field_at(fields, "output_config", dict, {})
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
@@ -97,9 +97,9 @@ class MessagesDialect:
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
             stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
-            tool_choice=str(choice.get("name", "")) if kind == "tool" else "required" if kind == "any" else str(kind),
+            tool_choice=messages_choice(choice, preamble),
             output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
-            parallel_calls=not choice.get("disable_parallel_tool_use", False),
+            parallel_calls=not field_of(choice, "disable_parallel_tool_use", bool, False),
         )
 
     # ------------------------------------------------------------ answers

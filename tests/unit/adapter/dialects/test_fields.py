@@ -14,6 +14,7 @@ from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types.chat import ChatCompletionContentPartParam, completion_create_params
 from openai.types.responses import ResponseInputContentParam, ToolParam, response_create_params
 
+from adapter.conversation import Preamble
 from adapter.dialects.base import Dialect, InvalidRequestError, StateNotKeptError
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.fields import (
@@ -134,4 +135,4 @@ def test_every_tool_of_the_responses_sdk_is_decided_on() -> None:
 def test_a_format_that_cannot_be_checked_is_refused(dialect: Dialect, fields: dict[str, Any]) -> None:
     raw = {name: msgspec.Raw(orjson.dumps(value)) for name, value in fields.items()}
     with pytest.raises(InvalidRequestError, match=re.escape(next(iter(fields)))):
-        dialect.options(raw, {})
+        dialect.options(raw, {}, Preamble.of("", []))
