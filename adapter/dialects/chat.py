@@ -199,6 +199,8 @@ def _message(value: dict[str, Any], where: str) -> Message:
     if role == "assistant":
         if value.get("function_call") is not None:
             raise InvalidRequestError(f"{where}.function_call: use tool_calls")
+        if value.get("audio") is not None:
+            raise InvalidRequestError(f"{where}.audio: no answer is kept here: send its text as content")
         reasoning = field_of(value, "reasoning_content", str, "")
         calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
         return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))

@@ -1,7 +1,7 @@
 """Anthropic Messages, the protocol of Claude Code.
 
-Fields for sampling or caching (`thinking`, `cache_control`, `context_management`, `metadata`, …) are accepted and
-ignored: sampling is set by the run.
+Fields for sampling or caching (`thinking`, `cache_control`, `metadata`, …) are accepted and ignored: sampling is set by
+the run.
 """
 
 import re
@@ -75,7 +75,7 @@ class MessagesDialect:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
         values = field_at(fields, "tools", list, [])
         tools = _tools(values)
-        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if tool.get("strict") is True))
+        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if "input_schema" in tool and tool.get("strict") is True))
         return PreambleContent(_BILLING_LINE.sub("", system), tools, forms)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
@@ -87,6 +87,7 @@ class MessagesDialect:
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
         config = field_at(fields, "output_config", dict, {})
+        _check_edits(field_at(fields, "context_management", dict, {}))
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -210,6 +211,8 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
+        if value.get("clear_at") not in (None, "never"):
+            raise InvalidRequestError(f"{where}.clear_at: no message is cleared here: leave the message out later")
         return [Message("system", _content(content, where).text)]
     blocks = (
         [{"type": "text", "text": content}]
@@ -279,30 +282,40 @@ def _part(block: dict[str, Any], where: str) -> str | Omitted:
 def _document(block: dict[str, Any], where: str) -> str | Omitted:
     """A document of text or of blocks is text; of any other, the model sees that it is left out."""
     source = field_of(block, "source", dict, {})
-    title = field_of(block, "title", str, "")
-    if source.get("type") == "text":
-        text = field_of(source, "data", str, "")
-        return f"{title}\n{text}" if title else text
-    if source.get("type") == "content":
-        text, num_omitted = _content(field_of(source, "content", (str, list), ""), where)
-        text = f"{title}\n{text}" if title else text
-        return Omitted(text) if num_omitted else text
-    return omitted_file("document", title or source.get("media_type"))
+    title, context = (field_of(block, name, str, "") for name in ("title", "context"))
+    if source.get("type") not in ("text", "content"):
+        placeholder = omitted_file("document", title or source.get("media_type"))
+        return Omitted(f"{placeholder.text}\n{context}") if context else placeholder
+    content = Content(field_of(source, "data", str, ""))
+    if source["type"] == "content":
+        content = _content(field_of(source, "content", (str, list), ""), where)
+    text = "\n".join(one for one in (title, context, content.text) if one or one is content.text)
+    return Omitted(text) if content.num_omitted else text
 
 
 def _tools(values: list[Any]) -> list[Tool]:
     tools: list[Tool] = []
     for at, value in enumerate(values):
         tool = object_at(value, f"tools.{at}")
-        if not isinstance(tool.get("name"), str):
-            raise InvalidRequestError(f"tools.{at}.name: a string expected")
         if "input_schema" not in tool:
             _check_typed(tool, f"tools.{at}")
             continue
+        if not isinstance(tool.get("name"), str):
+            raise InvalidRequestError(f"tools.{at}.name: a string expected")
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
         function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _check_edits(management: dict[str, Any]) -> None:
+    """Raise InvalidRequestError for a compaction, on which a client relies; other edits only save the vendor's tokens."""
+    for at, edit in enumerate(field_of(management, "edits", list, [])):
+        kind = object_at(edit, f"context_management.edits.{at}").get("type")
+        if isinstance(kind, str) and kind.startswith("compact"):
+            raise InvalidRequestError(
+                f"context_management.edits.{at}: {kind[:100]!r}: the history is not compacted here: compact it in the client"
+            )
 
 
 def _check_typed(tool: dict[str, Any], where: str) -> None:
