@@ -214,7 +214,7 @@ class RequestOptions:
     retry: bool = False
     include_usage: bool = False
     stop_sequences: tuple[str, ...] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_calls: bool = True
     tool_forms: ToolForms = field(default_factory=ToolForms)
     logprobs: bool = False

@@ -142,9 +142,9 @@ class OutputParser:
         `live`: what streams have shown of it, of which the calls are kept.
 
         The calls are those up to the first that is incomplete, names a tool that was not offered or is not chosen,
-        lacks a required argument or violates a strict schema; what follows them is dropped. If the first is of that kind, or any of a
-        parser that reads all calls at once, all of the output behind the thinking is returned as plain text; the agent
-        then tells the model that it could not be read.
+        lacks a required argument or violates a strict schema; what follows them is dropped. If the first is of that
+        kind, or any of a parser that reads all calls at once, all of the output behind the thinking is returned as
+        plain text; the agent then tells the model that it could not be read.
         """
         if live is not None:
             live.close()  # its calls may be read on in another thread

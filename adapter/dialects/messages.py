@@ -75,7 +75,9 @@ class MessagesDialect:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
         values = field_at(fields, "tools", list, [])
         tools = _tools(values)
-        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if "input_schema" in tool and tool.get("strict") is True))
+        forms = ToolForms(
+            strict=frozenset(tool["name"] for tool in values if "input_schema" in tool and tool.get("strict") is True)
+        )
         return PreambleContent(_BILLING_LINE.sub("", system), tools, forms)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
@@ -309,12 +311,12 @@ def _tools(values: list[Any]) -> list[Tool]:
 
 
 def _check_edits(management: dict[str, Any]) -> None:
-    """Raise InvalidRequestError for a compaction, on which a client relies; other edits only save the vendor's tokens."""
+    """Raise InvalidRequestError for a compaction, on which a client relies; other edits only save tokens."""
     for at, edit in enumerate(field_of(management, "edits", list, [])):
         kind = object_at(edit, f"context_management.edits.{at}").get("type")
         if isinstance(kind, str) and kind.startswith("compact"):
             raise InvalidRequestError(
-                f"context_management.edits.{at}: {kind[:100]!r}: the history is not compacted here: compact it in the client"
+                f"context_management.edits.{at}: {kind[:100]!r}: no history is compacted here: compact it in the client"
             )
 
 

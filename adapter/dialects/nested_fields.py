@@ -25,9 +25,9 @@ class ObjectFields:
 class NestedFields:
     """The objects of one protocol.
 
-    `read`: those that are read. `refused` and `left_out`: kinds by containing field, separated by spaces; those that are
-    left out have no effect. A tool is left out if the vendor's own servers run it. `same`: containing fields whose
-    objects are those of another field.
+    `read`: those that are read. `refused` and `left_out`: kinds by containing field, separated by spaces. What is left
+    out has no effect, such as a tool that the vendor's own servers run. `same`: containing fields whose objects are
+    those of another field.
     """
 
     title: str

@@ -65,9 +65,7 @@ class ResponsesDialect:
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        entries = [
-            object_at(value, f"tools[{at}]") for at, value in enumerate(field_at(fields, "tools", list, []))
-        ]
+        entries = [object_at(value, f"tools[{at}]") for at, value in enumerate(field_at(fields, "tools", list, []))]
         tools = [tool for at, entry in enumerate(entries) for tool in tools_of(entry, f"tools[{at}]")]
         texts = [field_at(fields, "instructions", str, ""), namespaces_text(entries)]
         functions = [tool.function for tool in tools]

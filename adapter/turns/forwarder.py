@@ -147,7 +147,7 @@ def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) ->
 
 
 def _tool_options(options: RequestOptions) -> JsonObject:
-    """The choice of tools in the form that all servers know; calls of other tools than the chosen are left out later."""
+    """The choice of tools in the form that all servers know. Calls of tools that are not chosen are left out later."""
     found: JsonObject = {}
     choice = options.tool_choice
     if choice.allowed is not None and len(choice.allowed) == 1 and choice.required:

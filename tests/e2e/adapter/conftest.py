@@ -187,7 +187,7 @@ class Testbed:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose template shows the thinking of all answers, so that a program that omits it would fork each turn."""
+    """A model whose template shows the thinking of all answers: without it, each turn of a program would fork."""
     directory = tmp_path_factory.mktemp("keeping")
     make_tokenizer(directory)
     (directory / "chat_template.jinja").write_text(KEEPING)

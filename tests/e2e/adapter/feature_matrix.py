@@ -12,6 +12,7 @@ from activities.harnesses.claude_code import DEFAULT_EXTRA_ARGS
 
 PLACEHOLDER = "[image, 31x7, omitted]"
 
+
 @dataclass(frozen=True)
 class ViewImage:
     """A tool that reads an image, and what the model sees of it."""
@@ -80,8 +81,8 @@ MCP: dict[str, Mcp] = {
 
 @dataclass(frozen=True)
 class Return:
-    """`thinking`: the field in which the program sends thinking back. `resume`: its arguments for going on with the last
-    conversation of a directory. `resumed_as`: the fork cause of the first turn then; None: it continues the stream.
+    """`thinking`: the field in which the program sends thinking back. `resume`: its arguments for going on with the
+    last conversation of a directory. `resumed_as`: the fork cause of the first turn then; None: it goes on.
     """
 
     thinking: str
@@ -163,7 +164,9 @@ def _features(name: str) -> list[str]:
     own_text = image is not None and image.seen != PLACEHOLDER
     seen = "the program's own text" if own_text else "the adapter's placeholder"
     asks = "in the same stream" if compaction is not None and compaction.asked_as is None else "in one of its own"
-    chain = "a new stream, because it lists its directory anew" if back is not None and back.resumed_as else "one stream"
+    chain = (
+        "a new stream, because it lists its directory anew" if back is not None and back.resumed_as else "one stream"
+    )
     return [
         "no" if subs is None else f"`{subs.tool}`, each {lane}",
         "no" if mcp is None else f"`{mcp.tool}`",

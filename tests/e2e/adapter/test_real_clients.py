@@ -1,5 +1,5 @@
-"""Claude Code, Codex, OpenCode and Qwen Code, unmodified, with tools, sub-agents, malformed output, full contexts and servers that
-are killed.
+"""Claude Code, Codex, OpenCode and Qwen Code, unmodified, with tools, thinking, sub-agents, malformed output, full
+contexts and servers that are killed.
 
 Each test is a promise of the adapter to programs that we cannot change. A test is skipped if the program cannot be
 fetched.

@@ -1,9 +1,9 @@
 """The SDKs' own type definitions of requests, taken apart."""
 
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from typing_extensions import Literal, is_typeddict
+from typing_extensions import is_typeddict
 
 
 def classes_in(hint: Any) -> Iterator[Any]:

@@ -111,7 +111,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("dialect", "choice"), REFUSED, ids=map(str, REFUSED))
 def test_a_choice_that_cannot_be_kept_is_refused_by_name(dialect: Dialect, choice: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="^tool_choice"):
+    with pytest.raises(InvalidRequestError, match=r"^tool_choice"):
         read(dialect, choice)
 
 
