@@ -1,8 +1,8 @@
 """`tool_choice` of every protocol, as the one form that all share (`ToolChoice`).
 
-A choice acts on the answer only. All tools stay in the prompt, so the next turn continues the stored stream whatever it
-chooses, and no logit changes, so a call cannot be forced. A call of a tool that is not chosen is treated like a call of
-a tool that was not offered.
+A choice acts on the answer only. All tools stay in the prompt, so the next turn continues the stored stream, also with
+another choice. No logit changes, so a call cannot be forced. A call of a tool that is not chosen is treated like a call
+of a tool that was not offered.
 """
 
 from collections.abc import Callable

@@ -105,7 +105,7 @@ async def test_without_the_option_the_cause_has_its_own_name(
     assert causes == ["root"] + ["reasoning"] * (NUM_TURNS - 1)
 
 
-async def test_reasoning_is_put_back_whatever_a_client_does_to_visible_text(
+async def test_reasoning_is_put_back_into_answers_that_a_client_changed(
     postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
 ) -> None:
     """It rewrites the text of one answer, and splits the parallel calls of another over two messages; ids stay."""

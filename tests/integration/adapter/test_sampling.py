@@ -171,7 +171,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 async def test_a_choice_of_tools_leaves_the_stream_whole(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
-    """The prompt has all tools whatever is chosen, so turns with different choices are one chain."""
+    """The prompt has all tools with each choice, so turns with different choices are one chain."""
     tools: Any = [*CHAT_TOOLS, {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
     only_ls = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("ls")]}}
     messages = [*ASK]

@@ -54,7 +54,7 @@ def calling(text: str, *call_ids: str) -> MessageRun:
 
 
 def test_tool_call_ids_alone_say_whose_reasoning_it_is() -> None:
-    """Whatever else the client changed, in any history."""
+    """Also if the client changed all else, and in any history."""
     index = ReasoningIndex()
     index.add(1, b"h1", answer("Looking.", "one", "a"))
     index.add(2, b"h2", answer("", "two", "b", "c", "d"))
