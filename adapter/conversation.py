@@ -176,15 +176,33 @@ def extend_key(prefix: bytes, run_key: bytes) -> bytes:
     return _hash(prefix + run_key)
 
 
+class ToolChoice(NamedTuple):
+    """Of which tools the calls reach the client.
+
+    `allowed`: their names; None: all that are offered. `required`: the client asks for a call. The answer may have none
+    all the same. `sent`: as the client wrote it.
+    """
+
+    allowed: frozenset[str] | None = None
+    required: bool = False
+    sent: Any = "auto"
+
+    @property
+    def allows_calls(self) -> bool:
+        return self.allowed is None or bool(self.allowed)
+
+    def allows(self, name: str) -> bool:
+        return self.allowed is None or name in self.allowed
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
     """The fields of a request beside its history. Sampling is set by the run; only `max_tokens` and `stop_sequences`
     reach the engine, which end an answer earlier.
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
-    `retry`: the SDK's header marks the request as a retry. `tool_choice`: auto, none, required or a tool's name.
-    `tool_forms`: those of the preamble. `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of
-    the answer's text, None: any text.
+    `retry`: the SDK's header marks the request as a retry. `tool_forms`: those of the preamble.
+    `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of the answer's text, None: any text.
     """
 
     dialect: str
@@ -196,7 +214,7 @@ class RequestOptions:
     retry: bool = False
     include_usage: bool = False
     stop_sequences: tuple[str, ...] = ()
-    tool_choice: str = "auto"
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_calls: bool = True
     tool_forms: ToolForms = field(default_factory=ToolForms)
     logprobs: bool = False

@@ -66,12 +66,14 @@ class OutputParser:
         if marks is None or not self._shows_live:
             return None
         options = request.options
-        has_tools = (
-            self._parsers.tool_parser is not None and bool(request.preamble.tools) and options.tool_choice != "none"
-        )
+        has_tools = self._reads_calls(request)
         tokenizer = self._renderer.tokenizer.plain
         reader = self._reader(request) if has_tools and self._parsers.ready else None
         return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools, reader)
+
+    def _reads_calls(self, request: ParsedRequest) -> bool:
+        has_tools = self._parsers.tool_parser is not None and bool(request.preamble.tools)
+        return has_tools and request.options.tool_choice.allows_calls
 
     def _reader(self, request: ParsedRequest) -> CallReader:
         options = request.options
@@ -139,10 +141,10 @@ class OutputParser:
         """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
         `live`: what streams have shown of it, of which the calls are kept.
 
-        The calls are those up to the first that is incomplete, names a tool that was not offered, lacks a required
-        argument or violates a strict schema; what follows them is dropped. If the first is of that kind, or any of a
-        parser that reads all calls at once, all of the output behind the thinking is returned as plain text; the agent
-        then tells the model that it could not be read.
+        The calls are those up to the first that is incomplete, names a tool that was not offered or is not chosen,
+        lacks a required argument or violates a strict schema; what follows them is dropped. If the first is of that
+        kind, or any of a parser that reads all calls at once, all of the output behind the thinking is returned as
+        plain text; the agent then tells the model that it could not be read.
         """
         if live is not None:
             live.close()  # its calls may be read on in another thread
@@ -160,8 +162,7 @@ class OutputParser:
             read.read_all(body)
             return self._parsers.split_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
 
-        offers_tools = self._parsers.tool_parser is not None and bool(tools) and options.tool_choice != "none"
-        parsed = await self._parsers.split(text, calls_of if offers_tools else None)
+        parsed = await self._parsers.split(text, calls_of if self._reads_calls(request) else None)
         if read is not None and read.calls:
             message = Message("assistant", read.text, parsed.reasoning, read.calls)
         else:
@@ -182,7 +183,7 @@ class OutputParser:
         stop_sequence = stop_sequence or (
             found.stop_sequence if found.stop_sequence in options.stop_sequences else None
         )
-        calls = found.calls if options.tool_choice != "none" else ()
+        calls = found.calls if options.tool_choice.allows_calls else ()
         called = "".join(f"\n{call.name}({call.arguments})" for call in calls)
         parsed = ParsedText(
             found.reasoning, (text + called).strip(), text, tuple(ParsedCall(one.name, one.arguments) for one in calls)
@@ -233,7 +234,7 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
-    if schema is None:
+    if schema is None or not options.tool_choice.allows(name):
         return None
     try:
         values = orjson.loads(arguments or "{}")

@@ -64,10 +64,11 @@ def page(tree: ast.Module) -> str:
 
 
 def with_fields(page: str) -> str:
-    """Return the page with the present table of fields between its two marks."""
+    """Return the page with the present tables of fields between its two marks."""
     from adapter.dialects.fields import fields_page
+    from adapter.dialects.nested_fields import nested_fields_page
 
-    return _between_marks(page, fields_page())
+    return _between_marks(page, fields_page() + nested_fields_page())
 
 
 def with_agents(page: str) -> str:

@@ -50,6 +50,7 @@ _FIRST_OWN_WORDS = re.compile("|".join(map(re.escape, _OWN_WORDS)), re.IGNORECAS
 # limit are caused by the policy, like a full context.
 _CLIENT_WORDS = (
     (AgentExit.CONTEXT_FULL, r"context_length_exceeded|context ?window ?exceed|context window|maximum context length"),
+    (AgentExit.CONTEXT_FULL, r"context is too large to send"),  # Qwen Code, before it sends the request
     (AgentExit.CONTEXT_FULL, r"output token maximum|request too large|request_too_large"),
     (AgentExit.TURN_LIMIT, r"turn_limit|error_max_turns|limitsexceeded|max_turns|max session turns"),
     (AgentExit.CRASHED, r"\b(?:api error|status)\D{1,9}4(?!01|08|09|25|29)\d\d\b"),

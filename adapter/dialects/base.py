@@ -13,7 +13,7 @@ import orjson
 if TYPE_CHECKING:
     from adapter.dialects.fields import FieldRule
 
-from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolForms
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolForms
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -123,7 +123,7 @@ class Dialect(Protocol):
         """
         ...
 
-    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         """Parse all fields but preamble and history, and the headers. Raises InvalidRequestError."""
         ...
 

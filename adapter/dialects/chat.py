@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -30,11 +30,11 @@ from adapter.dialects.base import (
     stops_of,
 )
 from adapter.dialects.fields import CHAT_FIELDS, FieldRule
+from adapter.dialects.function_tools import function_tool, text_tool
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.dialects.tool_choice import chat_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
-
-_TEXT_PARAMETER: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 class OpenAIError(NamedTuple):
@@ -84,7 +84,7 @@ class ChatDialect:
             for at, value in enumerate(items, start=first)
         ]
 
-    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
         lane = _lane(headers)
         return RequestOptions(
@@ -97,7 +97,7 @@ class ChatDialect:
             retry=sdk_retries(headers),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
             stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
-            tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
+            tool_choice=chat_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
             logprobs=field_at(fields, "logprobs", bool, False),
             output_schema=schema_of(field_at(fields, "response_format", dict, {}), "response_format"),
@@ -199,6 +199,8 @@ def _message(value: dict[str, Any], where: str) -> Message:
     if role == "assistant":
         if value.get("function_call") is not None:
             raise InvalidRequestError(f"{where}.function_call: use tool_calls")
+        if value.get("audio") is not None:
+            raise InvalidRequestError(f"{where}.audio: no answer is kept here: send its text as content")
         reasoning = field_of(value, "reasoning_content", str, "")
         calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
         return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
@@ -248,34 +250,10 @@ def _tool(value: dict[str, Any], where: str) -> Tool:
     return function_tool(function, f"{where}.function")
 
 
-def function_tool(function: dict[str, Any], where: str) -> Tool:
-    """A tool in the form that templates take. Raises InvalidRequestError."""
-    if not isinstance(function.get("name"), str):
-        raise InvalidRequestError(f"{where}.name: a string expected")
-    if function.get("parameters") is not None:
-        object_at(function["parameters"], f"{where}.parameters")
-    kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
-    return {"type": "function", "function": kept}
-
-
-def text_tool(custom: dict[str, Any], where: str) -> Tool:
-    """A custom tool, which takes plain text, as a function with one parameter. Raises InvalidRequestError."""
-    shown = {"name": custom.get("name"), "description": custom.get("description"), "parameters": _TEXT_PARAMETER}
-    return function_tool(shown, where)
-
-
 def openai_failure(failure: Failure, message: str) -> HttpFailure:
     error = OPENAI_ERRORS[failure]
     value = {"message": message, "type": error.type, "param": None, "code": error.code}
     return HttpFailure(error.status, orjson.dumps({"error": value}))
-
-
-def choice_of(choice: str | dict[str, Any]) -> str:
-    """`tool_choice` as auto, none, required, or a tool's name."""
-    if isinstance(choice, str):
-        return choice
-    named = choice.get("function") if isinstance(choice.get("function"), dict) else choice
-    return str((named or {}).get("name") or "auto")
 
 
 def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Anthropic Messages, the protocol of Claude Code.
 
-Fields for sampling or caching (`thinking`, `cache_control`, `context_management`, `metadata`, …) are accepted and
-ignored: sampling is set by the run.
+Fields for sampling or caching (`thinking`, `cache_control`, `metadata`, …) are accepted and ignored: sampling is set by
+the run.
 """
 
 import re
@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -32,6 +32,7 @@ from adapter.dialects.base import (
 )
 from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
+from adapter.dialects.tool_choice import messages_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
@@ -74,7 +75,9 @@ class MessagesDialect:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
         values = field_at(fields, "tools", list, [])
         tools = _tools(values)
-        forms = ToolForms(strict=frozenset(tool["name"] for tool in values if tool.get("strict") is True))
+        forms = ToolForms(
+            strict=frozenset(tool["name"] for tool in values if "input_schema" in tool and tool.get("strict") is True)
+        )
         return PreambleContent(_BILLING_LINE.sub("", system), tools, forms)
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
@@ -83,10 +86,10 @@ class MessagesDialect:
             parsed += _messages(object_at(value, f"messages.{at}"), f"messages.{at}")
         return parsed
 
-    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         choice = field_at(fields, "tool_choice", dict, {})
-        kind = choice.get("type", "auto")
         config = field_at(fields, "output_config", dict, {})
+        _check_edits(field_at(fields, "context_management", dict, {}))
         lane = headers.get("x-claude-code-agent-id", "")
         return RequestOptions(
             dialect=self.name,
@@ -97,9 +100,9 @@ class MessagesDialect:
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
             stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
-            tool_choice=str(choice.get("name", "")) if kind == "tool" else "required" if kind == "any" else str(kind),
+            tool_choice=messages_choice(choice, preamble),
             output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
-            parallel_calls=not choice.get("disable_parallel_tool_use", False),
+            parallel_calls=not field_of(choice, "disable_parallel_tool_use", bool, False),
         )
 
     # ------------------------------------------------------------ answers
@@ -210,6 +213,8 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
+        if value.get("clear_at") not in (None, "never"):
+            raise InvalidRequestError(f"{where}.clear_at: no message is cleared here: leave the message out later")
         return [Message("system", _content(content, where).text)]
     blocks = (
         [{"type": "text", "text": content}]
@@ -279,30 +284,40 @@ def _part(block: dict[str, Any], where: str) -> str | Omitted:
 def _document(block: dict[str, Any], where: str) -> str | Omitted:
     """A document of text or of blocks is text; of any other, the model sees that it is left out."""
     source = field_of(block, "source", dict, {})
-    title = field_of(block, "title", str, "")
-    if source.get("type") == "text":
-        text = field_of(source, "data", str, "")
-        return f"{title}\n{text}" if title else text
-    if source.get("type") == "content":
-        text, num_omitted = _content(field_of(source, "content", (str, list), ""), where)
-        text = f"{title}\n{text}" if title else text
-        return Omitted(text) if num_omitted else text
-    return omitted_file("document", title or source.get("media_type"))
+    title, context = (field_of(block, name, str, "") for name in ("title", "context"))
+    if source.get("type") not in ("text", "content"):
+        placeholder = omitted_file("document", title or source.get("media_type"))
+        return Omitted(f"{placeholder.text}\n{context}") if context else placeholder
+    content = Content(field_of(source, "data", str, ""))
+    if source["type"] == "content":
+        content = _content(field_of(source, "content", (str, list), ""), where)
+    text = "\n".join(one for one in (title, context, content.text) if one or one is content.text)
+    return Omitted(text) if content.num_omitted else text
 
 
 def _tools(values: list[Any]) -> list[Tool]:
     tools: list[Tool] = []
     for at, value in enumerate(values):
         tool = object_at(value, f"tools.{at}")
-        if not isinstance(tool.get("name"), str):
-            raise InvalidRequestError(f"tools.{at}.name: a string expected")
         if "input_schema" not in tool:
             _check_typed(tool, f"tools.{at}")
             continue
+        if not isinstance(tool.get("name"), str):
+            raise InvalidRequestError(f"tools.{at}.name: a string expected")
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
         function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _check_edits(management: dict[str, Any]) -> None:
+    """Raise InvalidRequestError for a compaction, on which a client relies; other edits only save tokens."""
+    for at, edit in enumerate(field_of(management, "edits", list, [])):
+        kind = object_at(edit, f"context_management.edits.{at}").get("type")
+        if isinstance(kind, str) and kind.startswith("compact"):
+            raise InvalidRequestError(
+                f"context_management.edits.{at}: {kind[:100]!r}: no history is compacted here: compact it in the client"
+            )
 
 
 def _check_typed(tool: dict[str, Any], where: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, RequestOptions, ToolCall
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
 from adapter.dialects.base import (
     Failure,
     Fields,
@@ -30,11 +30,12 @@ from adapter.dialects.base import (
     role_of,
     sdk_retries,
 )
-from adapter.dialects.chat import choice_of, openai_failure
+from adapter.dialects.chat import openai_failure
 from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.responses_stream import ResponsesStream, response_of
-from adapter.dialects.responses_tools import called_name, forms_of, tools_of
+from adapter.dialects.responses_tools import called_name, forms_of, namespaces_text, tools_of
+from adapter.dialects.tool_choice import responses_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
@@ -64,20 +65,18 @@ class ResponsesDialect:
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
     def preamble(self, fields: Fields) -> PreambleContent:
-        tools = [
-            tool
-            for at, value in enumerate(field_at(fields, "tools", list, []))
-            for tool in tools_of(object_at(value, f"tools[{at}]"), f"tools[{at}]")
-        ]
+        entries = [object_at(value, f"tools[{at}]") for at, value in enumerate(field_at(fields, "tools", list, []))]
+        tools = [tool for at, entry in enumerate(entries) for tool in tools_of(entry, f"tools[{at}]")]
+        texts = [field_at(fields, "instructions", str, ""), namespaces_text(entries)]
         functions = [tool.function for tool in tools]
-        return PreambleContent(field_at(fields, "instructions", str, ""), functions, forms_of(tools))
+        return PreambleContent("\n\n".join(filter(None, texts)), functions, forms_of(tools))
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         return [
             _message(object_at(value, f"input[{at}]"), f"input[{at}]") for at, value in enumerate(items, start=first)
         ]
 
-    def options(self, fields: Fields, headers: Mapping[str, str]) -> RequestOptions:
+    def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         text = field_at(fields, "text", dict, {})
         lane = _lane(headers)
         return RequestOptions(
@@ -88,7 +87,7 @@ class ResponsesDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
-            tool_choice=choice_of(field_at(fields, "tool_choice", (str, dict), "auto")),
+            tool_choice=responses_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
             logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),
             output_schema=schema_of(field_of(text, "format", dict, {}), "text.format"),

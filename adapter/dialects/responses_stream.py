@@ -35,7 +35,7 @@ def response_of(
         "store": False,
         "temperature": None,
         "text": {"format": {"type": "text"} if options.output_schema is None else {"type": "json_object"}},
-        "tool_choice": options.tool_choice if options.tool_choice in ("auto", "none", "required") else "auto",
+        "tool_choice": options.tool_choice.sent,
         "tools": [],
         "top_p": None,
         "truncation": "disabled",

@@ -1,7 +1,8 @@
 """The tools of a Responses request as functions, which is the form that templates take.
 
 A namespace groups tools of one purpose, such as those of an MCP server. The model sees each of them as a function named
-`<namespace>__<name>`; its calls go to the client with both names, and come back with both.
+`<namespace>__<name>`; its calls go to the client with both names, and come back with both. What the client says about a
+namespace is system text, because templates have no place for it beside the tools.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from adapter.conversation import NamespacedName, Tool, ToolForms
 from adapter.dialects.base import InvalidRequestError, field_of, object_at
-from adapter.dialects.chat import function_tool, text_tool
+from adapter.dialects.function_tools import function_tool, text_tool
 
 _RUN_BY_VENDOR = (
     "web_search",
@@ -51,11 +52,31 @@ def tools_of(tool: dict[str, Any], where: str) -> list[ResponsesTool]:
         namespace = field_of(tool, "name", str, "")
         inner = [object_at(one, f"{where}.tools") for one in field_of(tool, "tools", list, [])]
         return [_tool(one, f"{where}.tools[{at}]", namespace) for at, one in enumerate(inner)]
-    if isinstance(kind, str) and kind.startswith(_RUN_BY_VENDOR):
+    if is_run_by_vendor(tool):
         return []
+    if kind == "tool_search":
+        raise InvalidRequestError(
+            f"{where}: a tool_search that the client executes is not offered to this model; send all tools at once"
+        )
     raise InvalidRequestError(
         f"{where}.type: {kind!r} is not offered to this model; declare the tool as a function or a custom tool"
     )
+
+
+def is_run_by_vendor(tool: dict[str, Any]) -> bool:
+    """Whether the vendor's own servers run the tool. A tool_search says who executes it."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind.startswith(_RUN_BY_VENDOR) and tool.get("execution") != "client"
+
+
+def namespaces_text(tools: Sequence[dict[str, Any]]) -> str:
+    """Return the descriptions of the namespaces among the entries of `tools` as system text, "" if there is none."""
+    described = (
+        (NamespacedName(field_of(tool, "name", str, ""), "*").flat, field_of(tool, "description", str, "").strip())
+        for tool in tools
+        if tool.get("type") == "namespace"
+    )
+    return "\n".join(f"Tools {names}: {text}" for names, text in described if text)
 
 
 def forms_of(tools: Sequence[ResponsesTool]) -> ToolForms:

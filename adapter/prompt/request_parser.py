@@ -87,7 +87,7 @@ def parse_request(
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
     check_fields(dialect.rules, body.fields)
-    options = dialect.options(body.fields, headers)
+    options = dialect.options(body.fields, headers, preamble)
     options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
     return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)
 

@@ -15,7 +15,9 @@ from ratchet.types import ForkCause, TurnKind
 # The sentences with which the pinned CLIs ask for a summary of the conversation and for its title. If a new version
 # changes them, its compactions are counted as `edit`.
 _SUMMARY = re.compile(
-    r"create a detailed summary of (?:the|this|our) conversation|CONTEXT CHECKPOINT COMPACTION", re.IGNORECASE
+    r"create a detailed summary of (?:the|this|our) conversation|CONTEXT CHECKPOINT COMPACTION"  # Claude Code, Codex
+    r"|do not mention the summary process|produce the <state_snapshot>",  # OpenCode, Qwen Code
+    re.IGNORECASE,
 )
 _TITLE = re.compile(r"(?:generate|write|create) a (?:concise|short|succinct|brief)[^.\n]{0,60}\btitle\b", re.IGNORECASE)
 _QUOTED_LINE_CHARS = 40  # a line of at least this length that occurs in a new opening was copied from the summary

@@ -163,11 +163,13 @@ def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) ->
 
 
 def _tool_options(options: RequestOptions) -> JsonObject:
+    """The choice of tools in the form that all servers know. Calls of tools that are not chosen are left out later."""
     found: JsonObject = {}
-    if options.tool_choice in ("none", "required"):
-        found["tool_choice"] = options.tool_choice
-    elif options.tool_choice != "auto":
-        found["tool_choice"] = {"type": "function", "function": {"name": options.tool_choice}}
+    choice = options.tool_choice
+    if choice.allowed is not None and len(choice.allowed) == 1 and choice.required:
+        found["tool_choice"] = {"type": "function", "function": {"name": next(iter(choice.allowed))}}
+    elif choice.required or not choice.allows_calls:
+        found["tool_choice"] = "required" if choice.required else "none"
     if not options.parallel_calls:
         found["parallel_tool_calls"] = False
     return found

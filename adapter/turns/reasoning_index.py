@@ -11,16 +11,25 @@ from adapter.conversation import Message, MessageRun, extend_key
 
 @dataclass(slots=True)
 class ReasoningIndex:
-    """Answers with reasoning, by the keys of the same answers without it.
+    """Stored answers by the id of their first tool call; those with reasoning also by their keys without it.
 
-    Each answer is stored under its own key, and under its key combined with that of the history before it.
+    Tool-call ids are made here and are unique, so a known id alone says which answer came back, even if the client has
+    rewritten its text, split its calls or merged it with another. The reasoning stands before the first call, so
+    the id of the first call stands for it, and a split answer has it once.
     """
 
     _reasoning: dict[int, str] = field(default_factory=dict)
     _by_visible: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _by_first_call: dict[str, str] = field(default_factory=dict)
+    _later_calls: set[str] = field(default_factory=set)
 
     def add(self, turn_id: int, request_key: bytes, answer: Message) -> None:
-        """Add the answer that a turn gave to the history `request_key`; one without reasoning is left out."""
+        """Add the answer that a turn gave to the history `request_key`."""
+        for at, call in enumerate(answer.tool_calls):
+            if at:
+                self._later_calls.add(call.id)
+            else:
+                self._by_first_call[call.id] = answer.reasoning
         if not answer.reasoning:
             return
         self._reasoning[turn_id] = answer.reasoning
@@ -32,10 +41,12 @@ class ReasoningIndex:
     def find(self, history_key: bytes, run: MessageRun) -> str:
         """The reasoning of an answer that came back without it, "" if there is none or if it is not certain which.
 
-        Looked up as an answer to exactly this history, else by its tool-call ids or its text alone.
+        Looked up by its tool-call ids. If none is known, as an answer to exactly this history, else by its text alone.
         """
         if not self._reasoning or not run.assistant or run.messages[0].reasoning:
             return ""
+        if any(one in self._by_first_call or one in self._later_calls for one in run.call_ids):
+            return "\n".join(filter(None, (self._by_first_call.get(one) for one in run.call_ids)))
         for key in (extend_key(history_key, run.key), extend_key(history_key, run.loose_key), run.key):
             found = {self._reasoning[turn_id] for turn_id in self._by_visible.get(key, ())}
             if found:

@@ -30,14 +30,14 @@ from tests.integration.adapter.conftest import (  # noqa: F401  # fixtures
     ScriptedEngine,
     adapter_process,
     adapter_settings,
-    model_dir,
     open_rollout,
     register,
-    renderer,
     shared_engine,
 )
 from tests.integration.adapter.test_dialects import stream_of
 from tests.integration.conftest import postgres_url  # noqa: F401  # a fixture
+from tests.standins.tiny_model import make_tokenizer
+from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,16 @@ def call(tool: str, **arguments: Any) -> str:
         for name, value in arguments.items()
     )
     return f"<tool_call>\n<function={tool}>\n{inner}</function>\n</tool_call>"
+
+
+THOUGHT = "<think>\nI look for the loop.\n</think>\n\n"
+
+
+class ThinkingEngine(ScriptedEngine):
+    """An engine whose model thinks before each answer."""
+
+    def ids(self, text: str, stop: bool = True) -> list[int]:
+        return super().ids(text if text.startswith("<think>") else THOUGHT + text, stop)
 
 
 CLAUDE_CODE = Cli(ClaudeCode, "claude-code", "Bash", "command")
@@ -94,13 +104,13 @@ class RunningCli:
 
 def start(cli: Cli, address: str, token: str, directory: Path, **changes: Any) -> RunningCli:
     """Start a CLI with the harness's command and configuration, with the program's path on this machine instead of the
-    box's.
+    box's. Started again in the same directory, it finds what it has stored.
     """
     program = require_program(cli.fetch)
     workdir = directory / "repo"
     folder = directory / "run"
     for one in (workdir, folder, directory / "home"):
-        one.mkdir(parents=True)
+        one.mkdir(parents=True, exist_ok=True)
     subprocess.run(["git", "init", "-q", str(workdir)], check=True)
     values: dict[str, Any] = {"model_name": "policy", "workdir": str(workdir), "prompt": "Make it so.", "max_turns": 30}
     spec = HarnessSpec(adapter_base_url=address, step_timeout_seconds=120, time_budget_seconds=600, **values | changes)
@@ -175,20 +185,36 @@ class Testbed:
                 await asyncio.sleep(0.1)
 
 
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose template shows the thinking of all answers: without it, each turn of a program would fork."""
+    directory = tmp_path_factory.mktemp("keeping")
+    make_tokenizer(directory)
+    (directory / "chat_template.jinja").write_text(KEEPING)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def renderer(model_dir: Path) -> Renderer:
+    return Renderer(model_dir)
+
+
 def cli_settings(postgres_url: str, model_dir: Path) -> AdapterSettings:  # noqa: F811
-    return adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", ping_seconds=1.0, lease_seconds=3.0)
+    parsers = {"tool_parser": "qwen3_coder", "reasoning_parser": "qwen3"}
+    return adapter_settings(postgres_url, model_dir, **parsers, ping_seconds=1.0, lease_seconds=3.0)
 
 
 @pytest.fixture(scope="session")
 async def testbed(
     postgres_url: str,  # noqa: F811
-    model_dir: Path,  # noqa: F811
-    renderer: Renderer,  # noqa: F811
+    model_dir: Path,
+    renderer: Renderer,
     shared_engine: tuple[str, subprocess.Popen[bytes]],  # noqa: F811
 ) -> AsyncIterator[Testbed]:
     database = Database(postgres_url)
     settings = cli_settings(postgres_url, model_dir)
-    engine = await register(database, renderer, *shared_engine)
+    registered = await register(database, renderer, *shared_engine)
+    engine = ThinkingEngine(registered.id, registered.address, registered.process, registered.renderer)
     async with adapter_process(settings):
         yield Testbed(database, engine, settings)
     await database.close()

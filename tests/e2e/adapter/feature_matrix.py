@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from activities.harnesses.claude_code import DEFAULT_EXTRA_ARGS
+
 PLACEHOLDER = "[image, 31x7, omitted]"
-_TOLD = "it is given the size of the context; not checked"
 
 
 @dataclass(frozen=True)
@@ -79,27 +80,66 @@ MCP: dict[str, Mcp] = {
 
 
 @dataclass(frozen=True)
+class Return:
+    """`thinking`: the field in which the program sends thinking back. `resume`: its arguments for going on with the
+    last conversation of a directory. `resumed_as`: the fork cause of the first turn then; None: it goes on.
+    """
+
+    thinking: str
+    resume: str
+    resumed_as: str | None = None
+
+
+RETURN: dict[str, Return] = {
+    "claude_code": Return("thinking", f"{DEFAULT_EXTRA_ARGS} --continue"),
+    "codex": Return("encrypted_content", "resume --last"),
+    "opencode": Return("reasoning_content", "--continue"),
+    # Its first message lists the files of the directory, and does so anew.
+    "qwen_code": Return("reasoning_content", "--continue", resumed_as="edit"),
+}
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """A conversation that a program compacts: the size of the context, and the words of two results of tools.
+
+    `tag`: around the summary that it takes. `asked_as`: the fork cause of the request for it; None: it continues the
+    conversation's stream.
+    """
+
+    context_tokens: int
+    num_words: tuple[int, int]
+    tag: str = "summary"
+    asked_as: str | None = "compaction"
+
+
+COMPACTION: dict[str, Compaction] = {
+    "claude_code": Compaction(90_000, (800, 800)),
+    "codex": Compaction(31_500, (800, 1)),
+    "opencode": Compaction(52_000, (2500, 1)),
+    "qwen_code": Compaction(90_000, (800, 800), "state_snapshot", asked_as=None),
+}
+
+
+@dataclass(frozen=True)
 class TestedAgent:
-    """A row of the table. `compaction`: what happens before the context is full."""
+    """A row of the table; `thinking` is of programs whose other features are not tested."""
 
     title: str
     protocol: str
-    sends_reasoning: str
     tools: str
-    compaction: str
+    thinking: str = ""
 
     __test__ = False
 
 
 AGENTS = {
-    "claude_code": TestedAgent("Claude Code", "Messages", "yes, as thinking blocks", "functions", "yes"),
-    "codex": TestedAgent(
-        "Codex", "Responses", "yes, as encrypted content", "functions, custom tools, namespaces", "yes"
-    ),
-    "opencode": TestedAgent("OpenCode", "Chat", "not checked", "functions", _TOLD),
-    "qwen_code": TestedAgent("Qwen Code", "Chat", "not checked", "functions", _TOLD),
-    "mini_swe_agent": TestedAgent("mini-swe-agent", "Chat", "not checked", "one function", "no"),
-    "bash_agent": TestedAgent("`bash_agent`", "Chat", "yes, as `reasoning_content`", "one function", "no"),
+    "claude_code": TestedAgent("Claude Code", "Messages", "functions"),
+    "codex": TestedAgent("Codex", "Responses", "functions, custom tools, namespaces"),
+    "opencode": TestedAgent("OpenCode", "Chat", "functions"),
+    "qwen_code": TestedAgent("Qwen Code", "Chat", "functions"),
+    "mini_swe_agent": TestedAgent("mini-swe-agent", "Chat", "one function", "not checked"),
+    "bash_agent": TestedAgent("`bash_agent`", "Chat", "one function", "`reasoning_content`"),
 }
 """Every agent of `activities/harnesses/registry.py`."""
 
@@ -107,29 +147,30 @@ AGENTS = {
 def agents_table(versions: Mapping[str, str]) -> str:
     """Return the rows of the table in `docs/agents.md`, by agent in the order of AGENTS."""
     lines = [
-        "| agent | protocol | sends reasoning back | tools | sub-agents | MCP | images | compaction |",
-        "|---|---|---|---|---|---|---|---|",
+        "| agent | protocol | sends thinking back as | tools | sub-agents | MCP | images | compaction | resumed |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, agent in AGENTS.items():
         title = f"{agent.title} {versions[name]}" if name in versions else agent.title
-        cells = [title, agent.protocol, agent.sends_reasoning, agent.tools, *_features(name), agent.compaction]
-        lines.append(f"| {' | '.join(cells)} |")
+        thinking = f"`{RETURN[name].thinking}`" if name in RETURN else agent.thinking
+        lines.append(f"| {' | '.join([title, agent.protocol, thinking, agent.tools, *_features(name)])} |")
     return "\n".join(lines) + "\n"
 
 
 def _features(name: str) -> list[str]:
-    subs, mcp, image = SUB_AGENTS.get(name), MCP.get(name), IMAGES.get(name)
-    where = (
-        "in a lane of its own"
-        if subs is not None and subs.lane
-        else "as a new conversation, because its requests do not name it"
+    subs, mcp, image, compaction, back = (one.get(name) for one in (SUB_AGENTS, MCP, IMAGES, COMPACTION, RETURN))
+    own_lane = subs is not None and subs.lane
+    lane = "in a lane of its own" if own_lane else "as a new conversation, because its requests do not name it"
+    own_text = image is not None and image.seen != PLACEHOLDER
+    seen = "the program's own text" if own_text else "the adapter's placeholder"
+    asks = "in the same stream" if compaction is not None and compaction.asked_as is None else "in one of its own"
+    chain = (
+        "a new stream, because it lists its directory anew" if back is not None and back.resumed_as else "one stream"
     )
     return [
-        "no" if subs is None else f"`{subs.tool}`, each {where}",
+        "no" if subs is None else f"`{subs.tool}`, each {lane}",
         "no" if mcp is None else f"`{mcp.tool}`",
-        "no"
-        if image is None
-        else f"`{image.tool}`: the adapter's placeholder"
-        if image.seen == PLACEHOLDER
-        else f"`{image.tool}`: the program's own text",
+        "no" if image is None else f"`{image.tool}`: {seen}",
+        "no" if compaction is None else f"yes; it asks for the summary {asks}",
+        "no" if back is None else chain,
     ]

@@ -1,11 +1,12 @@
-"""Claude Code, Codex and OpenCode, unmodified, with tools, sub-agents, malformed output, full contexts and servers that
-are killed.
+"""Claude Code, Codex, OpenCode and Qwen Code, unmodified, with tools, thinking, sub-agents, malformed output, full
+contexts and servers that are killed.
 
 Each test is a promise of the adapter to programs that we cannot change. A test is skipped if the program cannot be
 fetched.
 """
 
 import signal
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,16 @@ from tests.e2e.adapter.conftest import (
     Testbed,
     call,
     cli_settings,
+    each_agent,
     start,
 )
+from tests.e2e.adapter.feature_matrix import COMPACTION, RETURN, Compaction, Return
 from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
 EACH_CLI = pytest.mark.parametrize("cli", CLIS.values(), ids=CLIS)
 
+STEP = "I look for the loop, step"
 SUMMARY = "The parser in reader.py was read, its loop was found to be off by one, and nothing has been changed so far."
 
 
@@ -57,19 +61,31 @@ def read_end(cli: Cli, running: RunningCli) -> AgentExit:
     return claude_code.read_claude_code_exit(output, running.process.returncode)
 
 
-@EACH_CLI
-async def test_a_tool_loop_is_one_stream(cli: Cli, testbed: Testbed, directory: Path) -> None:
+@each_agent(RETURN)
+async def test_a_tool_loop_with_thinking_is_one_stream(
+    cli: Cli, feature: Return, testbed: Testbed, directory: Path
+) -> None:
+    """The program sends all thinking back, and each turn continues the last one, also if the program is started again
+    to resume its conversation.
+    """
     opened = await testbed.open()
-    await testbed.engine.say(
-        "Writing.\n" + cli.call("echo hi > a.txt"), cli.call("cat a.txt; echo '<|im_end|>'"), "All done."
-    )
-    running = start(cli, testbed.address, opened.token, directory)
-    events = await running.end()
+    texts = ["Writing.\n" + cli.call("echo hi > a.txt"), cli.call("cat a.txt; echo '<|im_end|>'"), "All done.", "Bye."]
+    await testbed.engine.say(*(f"<think>\n{STEP} {at}\n</think>\n\n{text}" for at, text in enumerate(texts)))
+    async with line_to(testbed.settings.port) as (port, line):
+        running = start(cli, f"http://127.0.0.1:{port}", opened.token, directory)
+        events = await running.end()
+        assert (running.workdir / "a.txt").read_text() == "hi\n", events[-3:]
+        assert running.process.returncode == 0 and "All done." in str(events)
+        running = start(cli, f"http://127.0.0.1:{port}", opened.token, directory, extra_args=feature.resume)
+        events = await running.end()
     rows = await testbed.rows(opened)
-    assert (running.workdir / "a.txt").read_text() == "hi\n", events[-3:]
-    assert running.process.returncode == 0 and "All done." in str(events)
-    assert summaries_of(rows) == [(cause, "main", "completed", True) for cause in ("root", None, None)]
-    assert await num_trained(opened) == [sum(row.num_sampled for row in rows)]
+    assert running.process.returncode == 0 and "Bye." in str(events), events[-3:]
+    causes = ("root", None, None, feature.resumed_as)
+    assert summaries_of(rows) == [(cause, "main", "completed", True) for cause in causes]
+    assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
+    for at in range(3):
+        forms = (f"{STEP} {at}".encode(), b64encode(f"{STEP} {at}".encode()))
+        assert sum(line.sent.count(f'"{feature.thinking}":"'.encode() + form) for form in forms) == 3 - at
 
 
 @EACH_CLI
@@ -117,16 +133,15 @@ async def test_a_full_context_is_recognised(cli: Cli, testbed: Testbed, director
     assert await opened.turns() == [] and (await testbed.engine.seen())["calls"] == []
 
 
-@pytest.mark.parametrize(
-    ("cli", "limit", "words"), [(CLAUDE_CODE, 90_000, 800), (CODEX, 31_500, 1)], ids=["claude_code", "codex"]
-)
+@each_agent(COMPACTION)
 async def test_a_program_that_compacts_continues(
-    cli: Cli, limit: int, words: int, testbed: Testbed, directory: Path
+    cli: Cli, feature: Compaction, testbed: Testbed, directory: Path
 ) -> None:
     """It is given the size of the context, asks for a summary before it is full, and continues from the summary."""
+    limit = feature.context_tokens
     opened = await testbed.open(max_context_tokens=limit)
-    results = [cli.call(f"printf 'some words of code %.0s' $(seq {number})") for number in (800, words)]
-    await testbed.engine.say(*results, f"<summary>\n{SUMMARY}\n</summary>", "All done.")
+    results = [cli.call(f"printf 'some words of code %.0s' $(seq {number})") for number in feature.num_words]
+    await testbed.engine.say(*results, f"<{feature.tag}>\n{SUMMARY}\n</{feature.tag}>", "All done.")
     running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()
     rows = await testbed.rows(opened)
@@ -136,10 +151,10 @@ async def test_a_program_that_compacts_continues(
     assert [(row.fork_cause, row.kind) for row in rows] == [
         ("root", "main"),
         (None, "main"),
-        ("compaction", "compaction"),
+        (feature.asked_as, "compaction"),
         ("compaction", "main"),
     ]
-    # Codex asks for the summary without its tools, so the request before it may be the longest.
+    # Codex and OpenCode ask for the summary without their tools, so the request before it may be the longest.
     assert rows[3].prompt_tokens < max(row.prompt_tokens for row in rows[:3]) < limit
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 

@@ -185,13 +185,15 @@ async def adapter_process(settings: AdapterSettings) -> AsyncIterator[subprocess
 class Line:
     """A network line between two processes that can be cut. New connections go to `port`.
 
-    `loses_answer_with`: the line is cut instead of passing the first answer that has these bytes.
+    `loses_answer_with`: the line is cut instead of passing the first answer that has these bytes. `sent`: all bytes
+    that clients have sent.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.is_whole = True
         self.loses_answer_with: bytes | None = None
+        self.sent = bytearray()
         self.open: set[asyncio.StreamWriter] = set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -200,11 +202,15 @@ class Line:
             return
         there = await asyncio.open_connection("127.0.0.1", self.port)
         self.open |= {writer, there[1]}
-        await asyncio.gather(self._pass_on(reader, there[1]), self._pass_on(there[0], writer))
+        await asyncio.gather(self._pass_on(reader, there[1], self.sent), self._pass_on(there[0], writer))
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray | None = None
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
+                if record is not None:
+                    record += data
                 if self.loses_answer_with and self.loses_answer_with in data:
                     self.loses_answer_with = None
                     self.cut()

@@ -8,12 +8,11 @@ import anthropic
 import httpx
 import openai
 import pytest
-from anthropic import beta_async_tool
 from pydantic import BaseModel
 
 from ratchet.store.arrays import ids_from_bytes, unpack_json
 from tests.integration.adapter.conftest import Opened, ScriptedEngine
-from tests.integration.adapter.test_dialects import CALL, SCHEMA, THOUGHT, anthropic_client, chat_client
+from tests.integration.adapter.test_dialects import CALL, SCHEMA, anthropic_client, chat_client
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
@@ -37,34 +36,6 @@ GOOD, BAD = '{"path": "a.py"}', '{"path": 3}'
 # ---------------------------------------------------------------- state
 
 
-@pytest.mark.parametrize("threads", [True, False])
-async def test_the_tool_runner_of_anthropics_sdk(
-    thinking: str, engine: ScriptedEngine, opened: Opened, threads: bool
-) -> None:
-    """It asks for a conversation that the server keeps, and sends the whole history itself after the refusal."""
-    ran: list[str] = []
-
-    @beta_async_tool
-    async def bash(command: str, n: int = 0) -> str:
-        """Run a command."""
-        ran.append(command)
-        return "a.py"
-
-    await engine.say(*(THOUGHT + one for one in (CALL, CALL.replace("ls -a", "pwd"), "Done.")))
-    extra = {} if threads else {"thread": False}
-    async with anthropic_client(thinking, opened.token) as client:
-        runner = client.beta.messages.tool_runner(
-            model="policy",
-            max_tokens=90,
-            messages=ASK,
-            tools=[bash],
-            **extra,  # type: ignore[call-overload]
-        )
-        last = await runner.until_done()
-    assert ran == ["ls -a", "pwd"] and last.content[-1].text == "Done."
-    assert [row.fork_cause for row in await opened.wait_delivered(3)] == ["root", None, None]
-
-
 STATE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}),
     ("/v1/responses", {"input": "x", "conversation": {"id": "conv_1"}}),
@@ -74,7 +45,6 @@ STATE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "rs_1"}]}),
     ("/v1/chat/completions", {"messages": ASK, "store": True}),
     ("/v1/messages", {"messages": ASK, "max_tokens": 5, "thread": {"type": "create"}}),
-    ("/v1/messages", {"messages": ASK, "max_tokens": 5, "container": "c_1"}),
 ]
 
 

@@ -165,3 +165,22 @@ async def test_a_config_file_sets_images_and_reasoning(
             with pytest.raises(openai.BadRequestError, match="refuses images"):
                 await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": [image]}])
     assert [row.fork_cause for row in await opened.wait_delivered(NUM_TURNS)][1:] == ["reasoning"] * (NUM_TURNS - 1)
+
+
+async def test_reasoning_is_put_back_into_answers_that_a_client_changed(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
+) -> None:
+    """It rewrites the text of one answer, and splits the parallel calls of another over two messages; ids stay."""
+    settings = adapter_settings(postgres_url, keeping_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
+    thoughts = [THOUGHT.replace("look", f"look {number}") for number in range(3)]
+    await engine.say(f"{thoughts[0]}Looking.\n{CALL}", f"{thoughts[1]}{CALL}\n{CALL}", f"{thoughts[2]}Done.")
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with adapter_here(settings) as address, chat_client(address, opened.token) as client:
+        for _ in range(3):
+            reply = await client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS)
+            for call in reply.choices[0].message.tool_calls or ():
+                sent = {"role": "assistant", "content": "rewritten", "tool_calls": [call.model_dump()]}
+                messages += [sent, {"role": "tool", "tool_call_id": call.id, "content": "a.py"}]
+    prompt = engine.renderer.tokenizer.decode((await engine.seen())["calls"][-1]["ids"])
+    assert [prompt.count(f"first look {number}") for number in range(3)] == [1, 1, 0]
+    assert [row.fork_cause for row in await opened.wait_delivered(3)] == ["root", "edit", "edit"]

@@ -184,6 +184,7 @@ async def test_tools_of_a_namespace_are_offered_and_called_by_both_names(
     assert [turn.fork_cause for turn in await opened.wait_delivered(2)] == ["root", None]
     prompt = engine.renderer.tokenizer.decode((await engine.seen())["calls"][1]["ids"])
     assert all(name in prompt for name in ('"name": "mcp__calc__bash"', '"name": "files__apply_patch"'))
+    assert "Tools mcp__calc__*: a calculator" in prompt and "Tools files__*" not in prompt
 
 
 async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
@@ -222,6 +223,8 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "must have type 'object'"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]}, "a namespace has"),
         ({"tools": [{"type": "local_shell"}]}, "declare the tool as a function"),
+        ({"tools": [{"type": "tool_search", "execution": "client"}]}, "tools[0]: a tool_search that the client"),
+        ({"tool_choice": {"type": "function", "name": "rm"}}, "tool_choice.name: no function 'rm'"),
         ({"model": "gpt-9"}, "not served here"),
     ],
 )

@@ -137,7 +137,11 @@ async def test_a_token_that_goes_on_behind_the_stop_sequence_is_kept_whole(
 
 
 async def test_tool_options_act_on_the_sampled_text(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
-    """`none`: text. No parallel calls: the first call. A call that violates a strict schema: text."""
+    """`none`: text. No parallel calls: the first call. A call that violates a strict schema, or of a tool that is not
+    chosen: text.
+    """
+    two: Any = [*CHAT_TOOLS, {"type": "function", "function": {"name": "none", "parameters": {"type": "object"}}}]
+    chosen = {"mode": "required", "tools": [named("none")]}
     strict = [{"type": "function", "function": CHAT_TOOLS[0]["function"] | {"strict": True}}]
     strict[0]["function"]["parameters"] = SCHEMA | {
         "additionalProperties": False,
@@ -148,6 +152,9 @@ async def test_tool_options_act_on_the_sampled_text(thinking: str, engine: Scrip
         ({"tools": CHAT_TOOLS, "parallel_tool_calls": False}, 1),
         ({"tools": CHAT_TOOLS, "tool_choice": "none"}, 0),
         ({"tools": strict}, 0),
+        ({"tools": two, "tool_choice": named("bash")}, 2),
+        ({"tools": two, "tool_choice": named("none")}, 0),
+        ({"tools": two, "tool_choice": {"type": "allowed_tools", "allowed_tools": chosen}}, 0),
     ]
     for number, (options, num_calls) in enumerate(cases, start=1):
         await engine.say(f"{CALL}\n{CALL}")
@@ -157,6 +164,27 @@ async def test_tool_options_act_on_the_sampled_text(thinking: str, engine: Scrip
         assert num_calls or "<tool_call>" in choice["message"]["content"]
         rows = await opened.wait_delivered(number)
         assert rows[-1].num_sampled == len(engine.ids(f"{CALL}\n{CALL}"))
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+async def test_a_choice_of_tools_leaves_the_stream_whole(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """The prompt has all tools with each choice, so turns with different choices are one chain."""
+    tools: Any = [*CHAT_TOOLS, {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
+    only_ls = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("ls")]}}
+    messages = [*ASK]
+    for number, choice in enumerate(("auto", only_ls, "none", named("bash")), start=1):
+        await engine.say(CALL)
+        body = {"messages": messages, "tools": tools, "tool_choice": choice}
+        answer = (await post(thinking, opened, "/v1/chat/completions", body)).json()["choices"][0]["message"]
+        calls = answer.get("tool_calls") or []
+        assert bool(calls) is (choice in ("auto", named("bash")))
+        results = [{"role": "tool", "tool_call_id": one["id"], "content": "x"} for one in calls]
+        messages += [answer, *(results or [{"role": "user", "content": "on"}])]
+        await opened.wait_delivered(number)
+    assert [row.fork_cause for row in await opened.turns()] == ["root", None, None, None]
 
 
 async def test_a_strict_schema_fetches_nothing(thinking: str, engine: ScriptedEngine, opened: Opened) -> None:

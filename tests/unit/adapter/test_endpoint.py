@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from activities.harnesses.cli_exits import exit_of_error
-from adapter.conversation import Message, MessageRun, Preamble, RequestOptions, ToolCall
+from adapter.conversation import Message, MessageRun, Preamble, RequestOptions, ToolCall, ToolChoice
 from adapter.endpoint import (
     EndpointClient,
     EndpointContextError,
@@ -70,11 +70,17 @@ def test_a_conversation_becomes_chat_completions() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
-    [("required", "required"), ("none", "none"), ("bash", {"type": "function", "function": {"name": "bash"}})],
+    [
+        (ToolChoice(required=True), "required"),
+        (ToolChoice(frozenset()), "none"),
+        (ToolChoice(frozenset({"bash"}), required=True), {"type": "function", "function": {"name": "bash"}}),
+        (ToolChoice(frozenset({"bash"})), None),
+        (ToolChoice(frozenset({"bash", "ls"}), required=True), "required"),
+    ],
 )
-def test_the_choice_of_a_tool_is_passed_on(choice: str, expected: object) -> None:
+def test_the_choice_of_a_tool_is_passed_on(choice: ToolChoice, expected: object) -> None:
     found = chat_request(parsed(Message("user", "x"), tools=[TOOL], tool_choice=choice), 1.0, 8)
-    assert found["tool_choice"] == expected
+    assert found.get("tool_choice") == expected
     without_tools = chat_request(parsed(Message("user", "x"), tool_choice=choice), 1.0, 8)
     assert "tool_choice" not in without_tools
 

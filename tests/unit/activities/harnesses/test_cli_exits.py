@@ -121,6 +121,7 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
         ("[API Error: Connection error. (cause: fetch failed)]", AgentExit.STARVED),
         ("[API Error: 503 the service is restarting]", AgentExit.STARVED),
         ("Reached max session turns for this session.", AgentExit.TURN_LIMIT),
+        ("[API Error: Context is too large to send safely after automatic compression.]", AgentExit.CONTEXT_FULL),
     ],
 )
 def test_only_failed_model_calls_of_qwen_code_are_the_machines(words: str, kind: AgentExit) -> None:

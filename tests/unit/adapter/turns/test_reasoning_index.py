@@ -47,3 +47,33 @@ def test_an_answer_that_was_sampled_without_reasoning_stays_so() -> None:
     grow(tree, 2, ids(1), ids(3), answer("Done."), key=b"h")
     assert tree.with_reasoning(b"h", run(answer("Done."))).messages[0].reasoning == ""
     assert tree.last_answers[""] == (TurnKind.MAIN, "Done.")
+
+
+def calling(text: str, *call_ids: str) -> MessageRun:
+    return run(answer(text, "", *call_ids))
+
+
+def test_tool_call_ids_alone_say_whose_reasoning_it_is() -> None:
+    """Also if the client changed all else, and in any history."""
+    index = ReasoningIndex()
+    index.add(1, b"h1", answer("Looking.", "one", "a"))
+    index.add(2, b"h2", answer("", "two", "b", "c", "d"))
+    index.add(3, b"h3", answer("Looking.", "", "e"))
+    for key in (b"h1", b"h9"):
+        assert index.find(key, calling("rewritten", "a")) == "one"
+        assert index.find(key, calling("", "a")) == "one"
+    # Parallel calls in another order, split over two messages, some of them left out.
+    assert index.find(b"h2", calling("", "d", "b", "c")) == "two"
+    assert [index.find(b"h2", calling("", *ids)) for ids in (("b", "d"), ("c",), ("c", "d"))] == ["two", "", ""]
+    # Two answers merged into one message.
+    assert index.find(b"h1", calling("Looking.", "a", "b", "c")) == "one\ntwo"
+    assert index.find(b"h1", calling("", "a", "unknown")) == "one"
+
+
+def test_a_known_answer_without_reasoning_never_gets_that_of_its_sibling() -> None:
+    """Equal but for ids and outer white space: only the ids say which one came back."""
+    index = ReasoningIndex()
+    index.add(1, b"h", answer("Looking.", "one", "a"))
+    index.add(2, b"h", answer("Looking.", "", "b"))
+    assert index.find(b"h", calling("Looking.\n", "b")) == "" and index.find(b"h", calling("Looking.\n", "a")) == "one"
+    assert index.find(b"h", calling("Looking.\n", "made by the client")) == "one"
