@@ -258,6 +258,9 @@ class TrainingConfig(Section):
     """AdamW's decoupled weight decay. 0, the default, means none, as usual in RL fine-tuning."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Norm to which the gradient of an update is clipped."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 3
+    """Number of steps in a row of which an update may be left out because its gradient is not finite; the next one
+    pauses the run and keeps its batch. 0 pauses at the first."""
     advantage: str = "mean"
     """How advantages are computed from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
     the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group

@@ -34,6 +34,7 @@ from training.metrics import (
     NUM_SUMS,
     StepSums,
     adamw_update_norm,
+    finite_metrics,
     peak_memory_gib,
     peak_metrics,
     reward_metrics,
@@ -50,14 +51,15 @@ if TYPE_CHECKING:  # a step needs no pydantic
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The outcome of a step. `metrics` and `largest_ratios` are equal on every rank.
+    """The outcome of a step, equal on every rank.
 
-    `finite` is False if a gradient was not finite; the learner must then not be used any more. `largest_ratios`: the
-    trained tokens whose ratios are furthest from 1, the furthest first.
+    `metrics` are finite. `num_skipped`: updates that were left out because their gradient was not finite; they changed
+    neither weights nor optimiser. `largest_ratios`: the trained tokens whose ratios are furthest from 1, the furthest
+    first.
     """
 
     metrics: dict[str, float]
-    finite: bool
+    num_skipped: int = 0
     largest_ratios: Sequence[TrainedToken] = ()
 
 
@@ -106,8 +108,8 @@ class RankLearner:
         members = {member.rollout_id: member for member in plan.members}
         totals = torch.zeros(NUM_SUMS, dtype=torch.float64, device=self.device)
         peaks = torch.zeros(3, dtype=torch.float64, device=self.device)
-        grad_norm = 0.0
-        update_norm = 0.0
+        grad_norm = update_norm = 0.0
+        num_skipped = 0
         self._set_learning_rate(plan)
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
@@ -124,15 +126,21 @@ class RankLearner:
             learning_rate = float(self.schedule.get_last_lr()[0])
             norms = self._update()
             if not isfinite(norms.gradient):
-                return StepResult({"grad_norm": norms.gradient}, finite=False)
+                num_skipped += 1
+                continue
             grad_norm = max(grad_norm, norms.gradient)
             update_norm = max(update_norm, norms.weights)
         dist.all_reduce(totals)
         peaks[2] = peak_memory_gib(self.device)
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        optimiser = {"grad_norm": grad_norm, "update_norm": update_norm, "learning_rate": float(learning_rate)}
+        optimiser = {
+            "grad_norm": grad_norm,
+            "update_norm": update_norm,
+            "learning_rate": float(learning_rate),
+            "skipped_updates": float(num_skipped),
+        }
         metrics = token_metrics(totals.tolist()) | optimiser | peak_metrics(peaks.tolist())
-        return StepResult(metrics | reward_metrics(plan.members), finite=True, largest_ratios=largest.merged())
+        return StepResult(finite_metrics(metrics | reward_metrics(plan.members)), num_skipped, largest.merged())
 
     def accumulate(
         self,

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,31 @@ def test_logprobs_are_those_of_the_model_on_each_chain_alone(model: Path, temper
     assert metrics["trained_tokens"] == sum(one.num_tokens for one in make_rollouts(5))
 
 
+@pytest.mark.parametrize("broken", ["a recorded logprob", "an advantage"])
+def test_an_update_without_a_finite_gradient_changes_nothing_and_its_metrics_are_finite(
+    model: Path, broken: str
+) -> None:
+    """The second of two updates is left out, and the learner is as after the first."""
+    rollouts = make_rollouts(6)
+    plan = make_plan(rollouts, "token_mean")
+    members = [replace(member, update=member.rollout_id % 2) for member in plan.members]
+    chains = [chain for one in rollouts for chain in one.chains([True])]
+    if broken == "an advantage":
+        members = [replace(one, advantage=float("inf")) if one.update else one for one in members]
+    else:
+        chains = [
+            replace(one, behaviour=np.full_like(one.behaviour, np.nan)) if one.rollout_id % 2 else one for one in chains
+        ]
+    learner, undisturbed = (RankLearner(model, make_config(preset="cispo")) for _ in range(2))
+    result = learner.step(replace(plan, members=members, knobs={"updates_per_step": 2}), chains)
+    assert result.num_skipped == 1 == result.metrics["skipped_updates"]
+    assert all(np.isfinite(list(result.metrics.values()))) and result.metrics["nonfinite_metrics"] > 0
+    assert all(np.isfinite(one.logprob - one.behaviour) for one in result.largest_ratios)
+    undisturbed.step(replace(plan, members=members), [one for one in chains if one.rollout_id % 2 == 0])
+    for mine, theirs in zip(learner.policy.parameters(), undisturbed.policy.parameters(), strict=True):
+        assert torch.equal(mine.to_local(), theirs.to_local())  # type: ignore[attr-defined]
+
+
 def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path) -> None:
     """The directory is complete: transformers loads it with the learner's logits, and tied tensors are stored once."""
     from safetensors import safe_open
@@ -165,7 +191,7 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
     result = learner.step(
         make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
     )
-    assert result.finite and result.metrics["grad_norm"] > 0
+    assert result.num_skipped == 0 and result.metrics["grad_norm"] > 0
     files = learner.publish(tmp_path / "1.e1")
     assert {file["name"] for file in files} >= {
         "config.json",
