@@ -281,6 +281,9 @@ class TrainingConfig(Section):
     makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
+    shard_ranks: Positive | None = None
+    """Number of ranks that hold one copy of the weights together. None, the default, means all ranks; the number of
+    GPUs of one node keeps the gathering of weights within a node, at the memory of one copy per node."""
     checkpoint_every: Positive = 5
     """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
     steps."""

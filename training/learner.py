@@ -42,7 +42,8 @@ from training.metrics import (
 )
 from training.packing import Bin, make_bins, split_among_ranks
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
-from training.policy_model import ForwardWork, load_policy, pair_cost, peak_flops, shard_policy
+from training.policy_loading import load_policy
+from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 
 if TYPE_CHECKING:  # a step needs no pydantic
@@ -84,11 +85,8 @@ class RankLearner:
         )
         training = config.training
         find_loss(config.loss.preset)  # raises for an unknown loss before the model is loaded
-        policy, self.packing = load_policy(model_path, config, self.device)
-        self.pair_cost = pair_cost(policy.model.config, sum(parameter.numel() for parameter in policy.parameters()))
-        self.work = ForwardWork.of(policy)
+        self.policy, self.packing, self.work, self.pair_cost = load_policy(model_path, config, self.device)
         self.peak_flops = peak_flops(self.device, training.dtype)
-        self.policy = shard_policy(policy, self.device, self.world_size, getattr(torch, training.dtype))
         self._save_group = dist.new_group(backend="gloo")
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(),
@@ -96,6 +94,7 @@ class RankLearner:
             betas=training.betas,
             weight_decay=training.weight_decay,
         )
+        self.num_copies = self.world_size // (training.shard_ranks or self.world_size)
         warmup = training.warmup_steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimiser, lambda update: min(1.0, (update + 1) / max(1, warmup))
@@ -228,7 +227,7 @@ class RankLearner:
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
-            squared += adamw_update_norm(self.optimiser)
+            squared += adamw_update_norm(self.optimiser) / self.num_copies
             self.schedule.step()
         self.optimiser.zero_grad()
         dist.all_reduce(squared)

@@ -302,10 +302,10 @@ class TrainLoop:
         return result.metrics | timings | speed | group_metrics(groups) | sequence_metrics(plan.step, sequences)
 
     def _pause_if_skipped_too_often(self, step: int) -> None:
-        """Pause the run, and keep its batch, if too many steps in a row had a gradient that is not finite. A collective.
+        """Pause the run, and keep its batch, if too many steps in a row had a gradient that is not finite.
 
-        Raises FencedError then, on every rank: the skipped update is in this learner's state. After a resume a new
-        learner replays the batch.
+        A collective. Raises FencedError then, on every rank: the skipped update is in this learner's state. After a
+        resume a new learner replays the batch.
         """
         bound = self.config.training.max_skipped_steps
         steps = range(step - bound, step)

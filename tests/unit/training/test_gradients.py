@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engine.policy_files import describe_files
 from tests.unit.training.cuts import (
@@ -23,6 +24,7 @@ from tests.unit.training.cuts import (
     make_rollouts,
     run_rank,
 )
+from training import attention
 from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
@@ -100,12 +102,17 @@ def test_bfloat16_points_the_same_way(model: Path) -> None:
 
 
 def test_two_ranks(model: Path, tmp_path: Path) -> None:
-    """With more sequences than ranks, an odd number of bins, a rank without bins, and shared sampled tokens."""
+    """With more sequences than ranks, an odd number of bins, a rank without bins, shared sampled tokens, and with a
+    copy of the weights on each rank. Only rank 0 reads the model.
+    """
     cases = []
     for seed, bin_tokens, packing in ((11, 80, "tree"), (12, 4096, "tree"), (13, 4096, "packed"), (14, 80, "padded")):
         family = make_relatives(seed)
         chains = [chain for one in family for chain in one.chains([True, False])]
         cases.append((model, make_config(bin_tokens, packing=packing), make_plan(family, "token_mean"), chains))
+    family = make_relatives(15)
+    chains = [chain for one in family for chain in one.chains([True])]
+    cases.append((model, make_config(80, shard_ranks=1), make_plan(family, "token_mean"), chains))  # a copy per rank
     for seed, count, cuts, bin_tokens in (
         (1, 4, [True], 64),
         (2, 3, [False], 64),
@@ -254,6 +261,33 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model:
     (tmp_path / "checkpoint" / ".metadata").unlink()
     with pytest.raises(DamagedCheckpointError, match="is no complete checkpoint"):
         learner.load(str(tmp_path / "checkpoint"))
+
+
+def test_a_kernel_with_wrong_gradients_is_refused_when_a_model_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forward pass is right, so only the gradients of a forked batch show it."""
+    right = attention._block_backward
+
+    def reads_another_block(*given: object) -> tuple[Tensor, Tensor, Tensor]:
+        grad, query, key, value, out, lse, *more = given
+        return right(grad, query, key, value, out, lse.roll(1, 1), *more)  # type: ignore[attr-defined, arg-type]
+
+    monkeypatch.setattr(attention, "_block_backward", reads_another_block)
+    with pytest.raises(ValueError, match="gradient of chains that share a prefix differs"):
+        RankLearner(model, make_config())
+    RankLearner(model, make_config(packing="padded"))
+
+
+def test_a_model_that_cannot_be_read_is_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((model / "config.json").read_text())
+    with pytest.raises(ValueError, match="the model cannot be loaded: OSError"):
+        RankLearner(tmp_path, make_config())
+
+
+def test_ranks_of_a_copy_must_divide_all_ranks(model: Path) -> None:
+    with pytest.raises(ValueError, match="shard_ranks: 2 does not divide the number of ranks, 1"):
+        RankLearner(model, make_config(shard_ranks=2))
 
 
 def test_an_architecture_that_changes_its_logits_is_refused(model: Path, tmp_path: Path) -> None:
