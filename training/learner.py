@@ -40,7 +40,7 @@ from training.metrics import (
     reward_metrics,
     token_metrics,
 )
-from training.packing import Bin, make_bins, split_among_ranks
+from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 from training.policy_loading import load_policy
 from training.policy_model import peak_flops
@@ -153,15 +153,14 @@ class RankLearner:
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
         """
-        shares = split_among_ranks(sequences, self.world_size, self.packing, self.pair_cost)
-        bins = [make_bins(share, self.config.training.bin_tokens, self.packing) for share in shares]
-        own_bins = bins[self.rank]
-        spare = next(share[0] for share in bins if share)
+        bin_tokens = self.config.training.bin_tokens
+        dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
-        for number in range(max(len(share) for share in bins)):
-            real = number < len(own_bins)
-            bin, counted = (own_bins[number], sums) if real else (spare, None)
-            loss = self._bin_loss(bin, members, counted, fresh_step, largest)
+        for number in range(len(dealt[0])):  # rank 0 has a bin in every pass
+            real = number < len(dealt[self.rank])
+            chains = dealt[self.rank][number] if real else [spare_chain(sequences[0])]
+            bin = pack_bin(chains, self.packing)
+            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, largest)
             # FSDP averages gradients over ranks, but the token weights are made for their sum.
             torch.autograd.backward(loss * (self.world_size if real else 0.0))
         return sums

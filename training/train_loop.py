@@ -5,7 +5,7 @@ One step, with the function of each arrow:
     plan row (table `batch`, written by `planner.plan_step`)
         | TrainLoop._wait_for_plan, TrainLoop._load_sequences        training/plan_loader.py
     chains (token ids, trained mask, recorded logprobs)
-        | split_among_ranks, make_bins                               training/packing.py
+        | deal_bins, pack_bin                                        training/packing.py
     bins (one forward pass each)
         | TrainablePolicy.forward, token_loss, backward              training/policy_model.py, training/loss.py
     gradients
