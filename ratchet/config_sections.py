@@ -293,15 +293,15 @@ class TrainingConfig(Section):
     """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
     learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
     misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the learner's computation. Master weights, optimiser moments and gradient sums are always
-    float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of the learner's computation. `auto`, the default, means bfloat16 on a GPU and float32 on a CPU. Master
+    weights, optimiser moments and gradient sums are always float32."""
     fp32_head: bool = False
     """Whether logits are computed in float32 although `dtype` is not; it brings logprobs closer to the engine's. False
     by default, because it costs memory."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | None = None
     """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
-    computation and far less memory."""
+    computation and far less memory. None, the default, means true on a GPU."""
 
 
 class EvaluationConfig(Section):

@@ -10,9 +10,10 @@ Shape legend: M = predicted tokens of a bin, N = its trained tokens, one per (ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from engine import canary, policy_files
@@ -42,12 +43,15 @@ from training.metrics import (
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
-from training.policy_loading import load_policy
+from training.policy_loading import compute_dtype, load_policy
 from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
+
+_WRITE_TIMEOUT = timedelta(hours=6)
+"""Time limit of the collective in which ranks wait until rank 0 has written the weights."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,8 +90,9 @@ class RankLearner:
         training = config.training
         find_loss(config.loss.preset)  # raises for an unknown loss before the model is loaded
         self.policy, self.packing, self.work, self.pair_cost = load_policy(model_path, config, self.device)
-        self.peak_flops = peak_flops(self.device, training.dtype)
+        self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
+        self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(),
             lr=training.learning_rate,
@@ -222,7 +227,7 @@ class RankLearner:
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.training.max_grad_norm)
-        value = float(norm.full_tensor() if isinstance(norm, torch.distributed.tensor.DTensor) else norm)
+        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
@@ -233,11 +238,19 @@ class RankLearner:
         return UpdateNorms(value, float(squared.sqrt()))
 
     def publish(self, directory: Path) -> list[JsonObject]:
-        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective."""
-        state = get_model_state_dict(self.policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if self.rank != 0:
-            return []
-        return policy_files.publish_policy(published_state(state, self.model_path), self.model_path, directory)
+        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective.
+
+        Tensors are cast before they are gathered, one at a time. The other ranks wait on gloo until the files are
+        written, which may take longer than a collective on a GPU is given.
+        """
+        state: dict[str, Tensor] = {}
+        for name, tensor in published_tensors(self.policy.state_dict(), self.model_path):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                state[name] = whole.cpu()
+        files = policy_files.publish_policy(state, self.model_path, directory) if self.rank == 0 else []
+        dist.barrier(group=self._waiting_group)
+        return files
 
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
@@ -266,13 +279,11 @@ def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDAr
     return np.array(values, dtype=np.float32)[rollout_N]
 
 
-def published_state(state: Mapping[str, Any], model_path: Path) -> dict[str, Tensor]:
-    """Return a policy's tensors under the model's own names and in its own dtype, tied tensors once."""
+def published_tensors(state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield a policy's tensors under the model's own names and in its own dtype, tied tensors once."""
     settings = AutoConfig.from_pretrained(model_path, local_files_only=True)
     dtype = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
-    named = {
-        name.removeprefix("model."): tensor.to(dtype) for name, tensor in state.items() if isinstance(tensor, Tensor)
-    }
-    if settings.tie_word_embeddings:
-        named.pop("lm_head.weight", None)
-    return named
+    for name, tensor in state.items():
+        own_name = name.removeprefix("model.")
+        if isinstance(tensor, Tensor) and not (settings.tie_word_embeddings and own_name == "lm_head.weight"):
+            yield own_name, tensor.detach().to(dtype)

@@ -72,16 +72,26 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     packing = choose_packing(training.packing, settings)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
-    if training.activation_checkpointing:
+    on_gpu = device.type == "cuda"
+    if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
     work = ForwardWork.of(policy)
-    cost = pair_cost(settings, sum(parameter.numel() for parameter in policy.parameters()))
-    _shard(policy, make_mesh(device, training.shard_ranks), getattr(torch, training.dtype))
+    cost = pair_cost(policy)
+    dtype = compute_dtype(training.dtype, device)
+    _shard(policy, make_mesh(device, training.shard_ranks), dtype)
     policy.to_empty(device=device)
     _fill(policy, _read_on_rank_zero(path), device)
-    _check(policy, packing, path, device, _TOLERANCES[getattr(torch, training.dtype)])
+    _check(policy, packing, path, device, _TOLERANCES[dtype])
     return LoadedPolicy(policy, packing, work, cost)
+
+
+def compute_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of `training.dtype`."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found: torch.dtype = getattr(torch, wanted)
+    return found
 
 
 def make_mesh(device: torch.device, shard_ranks: int | None) -> DeviceMesh:
@@ -202,12 +212,15 @@ def _scores_and_gradient(policy: TrainablePolicy, score: Callable[[], Tensor]) -
     logprobs_M = score()
     weights_M = torch.linspace(-1.0, 2.0, len(logprobs_M), device=logprobs_M.device)
     torch.autograd.backward((logprobs_M * weights_M).sum())
-    gradient = [
-        torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
-        for parameter in policy.parameters()
-    ]
+    gradient = [_local_gradient(parameter) for parameter in policy.parameters()]
     policy.zero_grad(set_to_none=True)
     return _Scores(logprobs_M.detach(), gradient)
+
+
+def _local_gradient(parameter: torch.nn.Parameter) -> Tensor:
+    assert isinstance(parameter, DTensor)
+    gradient = parameter.grad
+    return gradient.to_local() if isinstance(gradient, DTensor) else torch.zeros_like(parameter.to_local())
 
 
 def _plain_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor) -> Tensor:

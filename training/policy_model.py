@@ -19,8 +19,15 @@ from torch import Tensor, nn
 from training.packing import Packing
 from training.prefix_tree import Segment
 
-CHUNK_LOGITS = 1 << 26
-"""Number of logits in memory at once: 256 MiB in float32."""
+
+def chunk_logits(device: torch.device) -> int:
+    """Return the number of logits in memory at once: 256 MiB in float32, on a GPU 1 GiB.
+
+    Each chunk adds to a gradient of the size of the whole output layer, which costs as much as some hundred rows; on a
+    GPU 2**26 logits would be 441 rows of a vocabulary of 151,936.
+    """
+    return 1 << (28 if device.type == "cuda" else 26)
+
 
 _DELTA_NETS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
 SEGMENT_ARCHITECTURES = _DELTA_NETS | {
@@ -108,14 +115,16 @@ def chosen_logprobs(
     target_M: Tensor,
     temperature: float,
     wide: bool = False,
-    chunk_logits: int = CHUNK_LOGITS,
+    num_logits: int | None = None,
 ) -> TokenScores:
     """Return logprobs of the targets and entropies of softmax(hidden weight^T / temperature).
 
-    `wide` computes the logits in float32 throughout.
+    `wide` computes the logits in float32 throughout. `num_logits`: how many are in memory at once; None means
+    `chunk_logits` of the device.
     """
+    at_once = chunk_logits(hidden_MH.device) if num_logits is None else num_logits
     found = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
+        hidden_MH, weight_VH, target_M, temperature, wide, at_once
     )
     return TokenScores(*found)
 
@@ -206,11 +215,25 @@ def choose_packing(wanted: str, settings: Any) -> Packing:
     return wanted  # type: ignore[return-value]
 
 
-def pair_cost(settings: Any, num_parameters: int) -> float:
-    """Return the cost of attention to one earlier token, in units of one token's linear layers."""
-    return float(
-        4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / (2 * num_parameters)
-    )
+def pair_cost(policy: TrainablePolicy) -> float:
+    """Return the cost of attention to one earlier token, in units of one token's linear layers.
+
+    Weights count as often as a token uses them: of a mixture of experts, only those of the chosen experts.
+    """
+    settings = policy.model.config
+    linear = 2 * active_weights(policy)
+    return float(4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / linear)
+
+
+def active_weights(policy: TrainablePolicy) -> int:
+    """Return the number of weights that one token passes; a model without memory (`meta`) will do."""
+    settings = policy.model.config
+    used = getattr(settings, "num_experts_per_tok", None) or 1
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    available = next((found for name in names if (found := getattr(settings, name, None))), 1)
+    parameters = list(policy.named_parameters())
+    in_experts = sum(weights.numel() for name, weights in parameters if ".experts." in name)
+    return sum(weights.numel() for _, weights in parameters) - in_experts + in_experts * used // available
 
 
 def _attention_layers(settings: Any) -> int:
@@ -227,7 +250,7 @@ def _head_size(settings: Any) -> int:
 class ForwardWork:
     """FLOPs of forward and backward, by the usual count: 6 per weight and token, 12 per layer, head dimension and pair.
 
-    `body`: weights that are used by every computed token; the embedding is a look-up. `head`: weights of the output
+    `body`: weights that a computed token passes; the embedding is a look-up. `head`: weights of the output
     layer, used by predicted tokens only. Recomputation (activation checkpointing, chunked logits) does not count.
     """
 
@@ -241,8 +264,7 @@ class ForwardWork:
         settings = policy.model.config
         embedding = policy.model.get_input_embeddings().weight
         head = policy.model.get_output_embeddings().weight
-        total = sum(parameter.numel() for parameter in policy.parameters())
-        body = total - embedding.numel() - (0 if head is embedding else head.numel())
+        body = active_weights(policy) - embedding.numel() - (0 if head is embedding else head.numel())
         return cls(
             body, head.numel(), 12 * _attention_layers(settings) * settings.num_attention_heads * _head_size(settings)
         )
@@ -256,9 +278,9 @@ _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, 
 """Dense bfloat16 FLOPs per second, by a part of the device's name."""
 
 
-def peak_flops(device: torch.device, dtype: str) -> float | None:
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the device's peak FLOPs per second; None for a CPU, an unknown card or float32."""
-    if device.type != "cuda" or dtype != "bfloat16":
+    if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
     return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)

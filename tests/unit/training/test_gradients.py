@@ -1,9 +1,12 @@
 """Gradients do not depend on chains, bins, micro-batches or ranks, and a learner's state is complete in its files."""
 
+import json
 import multiprocessing
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from engine.policy_files import describe_files
+from engine import policy_files
 from tests.unit.training.cuts import (
     NUM_IDS,
     gradient,
@@ -225,6 +229,39 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
     assert not torch.allclose(ours, before, atol=1e-4)
 
 
+def test_publishing_gathers_the_models_own_dtype_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master weights are float32; gathering them before the cast would take twice the bytes."""
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    (base / "config.json").write_text(
+        json.dumps(json.loads((base / "config.json").read_text()) | {"dtype": "bfloat16"})
+    )
+    learner = RankLearner(base, make_config())
+    gathered: list[int] = []
+    whole = DTensor.full_tensor
+
+    def counted(tensor: DTensor, **options: Any) -> Tensor:
+        gathered.append(tensor.numel() * tensor.element_size())
+        return whole(tensor, **options)
+
+    monkeypatch.setattr(DTensor, "full_tensor", counted)
+    monkeypatch.setattr(policy_files, "MAX_FILE_BYTES", 40_000)
+    files = learner.publish(tmp_path / "1.e1")
+    names = {file["name"] for file in files}
+    parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
+    assert sum(gathered) == 2 * parameters
+    assert "model.safetensors.index.json" in names and len(policy_files.weight_files(files)) > 2
+    assert files == policy_files.describe_files(tmp_path / "1.e1")
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "1.e1")
+    for name, parameter in loaded.named_parameters():
+        expected = dict(learner.policy.model.named_parameters())[name].full_tensor()
+        assert parameter.dtype == torch.bfloat16 and torch.equal(parameter, expected.to(torch.bfloat16))
+
+
 def test_training_continues_bit_by_bit_from_a_checkpoint(model: Path, tmp_path: Path) -> None:
     """Including tied embeddings, moments and schedule; it is written while the next steps change them."""
     rollouts = make_rollouts(7)
@@ -249,7 +286,7 @@ def test_an_exported_checkpoint_equals_the_published_weights(model: Path, tmp_pa
     learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
     learner.save_async(str(tmp_path / "checkpoint")).result()
     export_checkpoint(model, str(tmp_path / "checkpoint"), tmp_path / "exported")
-    assert learner.publish(tmp_path / "published") == describe_files(tmp_path / "exported")
+    assert learner.publish(tmp_path / "published") == policy_files.describe_files(tmp_path / "exported")
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model: Path, tmp_path: Path) -> None:
