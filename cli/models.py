@@ -34,8 +34,8 @@ def _group() -> None:
     """Keep `check` a command of its own while it is the only one."""
 
 
-@models_app.command()
-def check(
+@models_app.command("check")
+def check_model(
     directory: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
     bin_tokens: Annotated[int, typer.Option(help="Tokens of one forward pass, for the memory.")] = 32_768,
     json: Annotated[bool, typer.Option("--json")] = False,

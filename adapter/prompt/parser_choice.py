@@ -152,7 +152,7 @@ def _reads_calls(renderer: Renderer, name: str, written: Sequence[_Written]) -> 
                 return False
             if found.content.strip() != answer.text:
                 return False
-    except Exception:  # a parser of another model raises whatever it likes on this model's text or vocabulary
+    except Exception:  # a parser of another model raises any error on this text or vocabulary
         return False
     return True
 
