@@ -106,6 +106,11 @@ class VllmParsers:
         found = calls_of(parsed.body)
         return replace(parsed, content=found.content, calls=found.calls)
 
+    def split_thinking(self, text: str) -> ParsedText:
+        """Separate thinking from what follows it. The parsers must be loaded."""
+        assert self._parsers is not None
+        return self._parsers.split_thinking(text)
+
     def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
         """Parse the tool calls of a text without thinking. The parsers must be loaded."""
         assert self._parsers is not None

@@ -32,6 +32,7 @@ from cli import (
     logs,
     mcp,
     mix,
+    models,
     pause,
     prune,
     regrade,
@@ -142,6 +143,7 @@ GROUPS = (
     images.images_app,
     sandboxes.sandboxes_app,
     checkpoints.checkpoints_app,
+    models.models_app,
 )
 PARTS = (
     postgres.postgres,

@@ -5,9 +5,11 @@ library and `ratchet.types`, since activity workers and vLLM's processes import 
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,9 @@ from ratchet.types import JsonObject
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHTS = "model.safetensors"
+MAX_FILE_BYTES = 5 * 10**9
+"""A larger model is written in several files, which are written, fsynced and digested side by side."""
+_WRITERS = 8
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
 
@@ -28,8 +32,7 @@ def file_sha256(path: Path) -> str:
 
 def describe_files(directory: Path) -> list[JsonObject]:
     """Return [{"name", "sha256", "bytes"}] of the files that make up a model, sorted by name."""
-    paths = sorted(path for path in directory.iterdir() if _is_model_file(path))
-    return [{"name": path.name, "sha256": file_sha256(path), "bytes": path.stat().st_size} for path in paths]
+    return [_describe(path) for path in _model_files(directory)]
 
 
 def weight_files(files: Sequence[JsonObject]) -> list[JsonObject]:
@@ -68,22 +71,44 @@ def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -
     The directory appears by a rename, after its files are fsynced. An existing directory was written by the same (step,
     epoch), with the same contents or in part, and is replaced.
     """
-    from safetensors.torch import save_file
+    from huggingface_hub import split_torch_state_dict_into_shards
 
     building = _empty_building_directory(directory)
     for path in base.iterdir():
         if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, building / path.name)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in state.items()}, building / WEIGHTS, metadata={"format": "pt"}
-    )
-    for path in building.iterdir():
-        _fsync(path)
-    _fsync(building)
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    split = split_torch_state_dict_into_shards(contiguous, max_shard_size=MAX_FILE_BYTES)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (building / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+
+    def write(file: str) -> None:
+        _save_tensors({name: contiguous[name] for name in split.filename_to_tensors[file]}, building / file)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(write, split.filename_to_tensors))
+        list(pool.map(_fsync, building.iterdir()))
+        _fsync(building)
+        files = list(pool.map(_describe, _model_files(building)))
     shutil.rmtree(directory, ignore_errors=True)
     building.rename(directory)
     _fsync(directory.parent)
-    return describe_files(directory)
+    return files
+
+
+def _save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def _describe(path: Path) -> JsonObject:
+    return {"name": path.name, "sha256": file_sha256(path), "bytes": path.stat().st_size}
+
+
+def _model_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if _is_model_file(path))
 
 
 def _is_model_file(path: Path) -> bool:

@@ -258,6 +258,9 @@ class TrainingConfig(Section):
     """AdamW's decoupled weight decay. 0, the default, means none, as usual in RL fine-tuning."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Norm to which the gradient of an update is clipped."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 3
+    """Number of steps in a row of which an update may be left out because its gradient is not finite; the next one
+    pauses the run and keeps its batch. 0 pauses at the first."""
     advantage: str = "mean"
     """How advantages are computed from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
     the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group
@@ -278,6 +281,9 @@ class TrainingConfig(Section):
     makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
+    shard_ranks: Positive | None = None
+    """Number of ranks that hold one copy of the weights together. None, the default, means all ranks; the number of
+    GPUs of one node keeps the gathering of weights within a node, at the memory of one copy per node."""
     checkpoint_every: Positive = 5
     """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
     steps."""
@@ -287,15 +293,15 @@ class TrainingConfig(Section):
     """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
     learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
     misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the learner's computation. Master weights, optimiser moments and gradient sums are always
-    float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of the learner's computation. `auto`, the default, means bfloat16 on a GPU and float32 on a CPU. Master
+    weights, optimiser moments and gradient sums are always float32."""
     fp32_head: bool = False
     """Whether logits are computed in float32 although `dtype` is not; it brings logprobs closer to the engine's. False
     by default, because it costs memory."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | None = None
     """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
-    computation and far less memory."""
+    computation and far less memory. None, the default, means true on a GPU."""
 
 
 class EvaluationConfig(Section):

@@ -142,7 +142,7 @@ class _SegmentAttention(torch.autograd.Function):
                     key[:, :, keys],
                     value[:, :, keys],
                     out[:, :, rows],
-                    lse[:, :, rows],
+                    lse[:, :, rows].contiguous(),  # flash kernels take its address only, not its strides
                 )
                 more_query, more_key, more_value = _block_backward(*block, causal, ctx.scale, next(extras))
                 d_query[:, :, rows] += more_query

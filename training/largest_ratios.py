@@ -39,7 +39,9 @@ class LargestRatios:
             return
         with torch.no_grad():
             device = self._rows.device
-            distances, places = (tokens.logprobs - tokens.behaviour).abs().topk(min(NUM_KEPT, len(bin.behaviour)))
+            gaps = (tokens.logprobs - tokens.behaviour).abs()
+            known_gaps = torch.where(gaps.isfinite(), gaps, _NOTHING)  # rows with NaN could not be shown
+            distances, places = known_gaps.topk(min(NUM_KEPT, len(bin.behaviour)))
             at = places.cpu().numpy()
             known = [bin.rollout_ids[at], bin.turn_ids[at], bin.chain_positions[at], bin.targets[bin.predictions[at]]]
             columns = [

@@ -10,9 +10,10 @@ Shape legend: M = predicted tokens of a bin, N = its trained tokens, one per (ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from engine import canary, policy_files
@@ -34,30 +35,36 @@ from training.metrics import (
     NUM_SUMS,
     StepSums,
     adamw_update_norm,
+    finite_metrics,
     peak_memory_gib,
     peak_metrics,
     reward_metrics,
     token_metrics,
 )
-from training.packing import Bin, make_bins, split_among_ranks
+from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
-from training.policy_model import ForwardWork, load_policy, pair_cost, peak_flops, shard_policy
+from training.policy_loading import compute_dtype, load_policy
+from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
 
+_WRITE_TIMEOUT = timedelta(hours=6)
+"""Time limit of the collective in which ranks wait until rank 0 has written the weights."""
+
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The outcome of a step. `metrics` and `largest_ratios` are equal on every rank.
+    """The outcome of a step, equal on every rank.
 
-    `finite` is False if a gradient was not finite; the learner must then not be used any more. `largest_ratios`: the
-    trained tokens whose ratios are furthest from 1, the furthest first.
+    `metrics` are finite. `num_skipped`: updates that were left out because their gradient was not finite; they changed
+    neither weights nor optimiser. `largest_ratios`: the trained tokens whose ratios are furthest from 1, the furthest
+    first.
     """
 
     metrics: dict[str, float]
-    finite: bool
+    num_skipped: int = 0
     largest_ratios: Sequence[TrainedToken] = ()
 
 
@@ -82,18 +89,17 @@ class RankLearner:
         )
         training = config.training
         find_loss(config.loss.preset)  # raises for an unknown loss before the model is loaded
-        policy, self.packing = load_policy(model_path, config, self.device)
-        self.pair_cost = pair_cost(policy.model.config, sum(parameter.numel() for parameter in policy.parameters()))
-        self.work = ForwardWork.of(policy)
-        self.peak_flops = peak_flops(self.device, training.dtype)
-        self.policy = shard_policy(policy, self.device, self.world_size, getattr(torch, training.dtype))
+        self.policy, self.packing, self.work, self.pair_cost = load_policy(model_path, config, self.device)
+        self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
+        self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(),
             lr=training.learning_rate,
             betas=training.betas,
             weight_decay=training.weight_decay,
         )
+        self.num_copies = self.world_size // (training.shard_ranks or self.world_size)
         warmup = training.warmup_steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimiser, lambda update: min(1.0, (update + 1) / max(1, warmup))
@@ -106,8 +112,8 @@ class RankLearner:
         members = {member.rollout_id: member for member in plan.members}
         totals = torch.zeros(NUM_SUMS, dtype=torch.float64, device=self.device)
         peaks = torch.zeros(3, dtype=torch.float64, device=self.device)
-        grad_norm = 0.0
-        update_norm = 0.0
+        grad_norm = update_norm = 0.0
+        num_skipped = 0
         self._set_learning_rate(plan)
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
@@ -124,15 +130,21 @@ class RankLearner:
             learning_rate = float(self.schedule.get_last_lr()[0])
             norms = self._update()
             if not isfinite(norms.gradient):
-                return StepResult({"grad_norm": norms.gradient}, finite=False)
+                num_skipped += 1
+                continue
             grad_norm = max(grad_norm, norms.gradient)
             update_norm = max(update_norm, norms.weights)
         dist.all_reduce(totals)
         peaks[2] = peak_memory_gib(self.device)
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        optimiser = {"grad_norm": grad_norm, "update_norm": update_norm, "learning_rate": float(learning_rate)}
+        optimiser = {
+            "grad_norm": grad_norm,
+            "update_norm": update_norm,
+            "learning_rate": float(learning_rate),
+            "skipped_updates": float(num_skipped),
+        }
         metrics = token_metrics(totals.tolist()) | optimiser | peak_metrics(peaks.tolist())
-        return StepResult(metrics | reward_metrics(plan.members), finite=True, largest_ratios=largest.merged())
+        return StepResult(finite_metrics(metrics | reward_metrics(plan.members)), num_skipped, largest.merged())
 
     def accumulate(
         self,
@@ -146,15 +158,14 @@ class RankLearner:
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
         """
-        shares = split_among_ranks(sequences, self.world_size, self.packing, self.pair_cost)
-        bins = [make_bins(share, self.config.training.bin_tokens, self.packing) for share in shares]
-        own_bins = bins[self.rank]
-        spare = next(share[0] for share in bins if share)
+        bin_tokens = self.config.training.bin_tokens
+        dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
-        for number in range(max(len(share) for share in bins)):
-            real = number < len(own_bins)
-            bin, counted = (own_bins[number], sums) if real else (spare, None)
-            loss = self._bin_loss(bin, members, counted, fresh_step, largest)
+        for number in range(len(dealt[0])):  # rank 0 has a bin in every pass
+            real = number < len(dealt[self.rank])
+            chains = dealt[self.rank][number] if real else [spare_chain(sequences[0])]
+            bin = pack_bin(chains, self.packing)
+            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, largest)
             # FSDP averages gradients over ranks, but the token weights are made for their sum.
             torch.autograd.backward(loss * (self.world_size if real else 0.0))
         return sums
@@ -216,22 +227,30 @@ class RankLearner:
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.training.max_grad_norm)
-        value = float(norm.full_tensor() if isinstance(norm, torch.distributed.tensor.DTensor) else norm)
+        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
-            squared += adamw_update_norm(self.optimiser)
+            squared += adamw_update_norm(self.optimiser) / self.num_copies
             self.schedule.step()
         self.optimiser.zero_grad()
         dist.all_reduce(squared)
         return UpdateNorms(value, float(squared.sqrt()))
 
     def publish(self, directory: Path) -> list[JsonObject]:
-        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective."""
-        state = get_model_state_dict(self.policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if self.rank != 0:
-            return []
-        return policy_files.publish_policy(published_state(state, self.model_path), self.model_path, directory)
+        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective.
+
+        Tensors are cast before they are gathered, one at a time. The other ranks wait on gloo until the files are
+        written, which may take longer than a collective on a GPU is given.
+        """
+        state: dict[str, Tensor] = {}
+        for name, tensor in published_tensors(self.policy.state_dict(), self.model_path):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                state[name] = whole.cpu()
+        files = policy_files.publish_policy(state, self.model_path, directory) if self.rank == 0 else []
+        dist.barrier(group=self._waiting_group)
+        return files
 
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
@@ -260,13 +279,11 @@ def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDAr
     return np.array(values, dtype=np.float32)[rollout_N]
 
 
-def published_state(state: Mapping[str, Any], model_path: Path) -> dict[str, Tensor]:
-    """Return a policy's tensors under the model's own names and in its own dtype, tied tensors once."""
+def published_tensors(state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield a policy's tensors under the model's own names and in its own dtype, tied tensors once."""
     settings = AutoConfig.from_pretrained(model_path, local_files_only=True)
     dtype = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
-    named = {
-        name.removeprefix("model."): tensor.to(dtype) for name, tensor in state.items() if isinstance(tensor, Tensor)
-    }
-    if settings.tie_word_embeddings:
-        named.pop("lm_head.weight", None)
-    return named
+    for name, tensor in state.items():
+        own_name = name.removeprefix("model.")
+        if isinstance(tensor, Tensor) and not (settings.tie_word_embeddings and own_name == "lm_head.weight"):
+            yield own_name, tensor.detach().to(dtype)

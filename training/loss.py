@@ -39,8 +39,9 @@ from ratchet.import_path import import_object
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import LossConfig
 
-_MAX_LOG_RATIO = 20.0
-"""Clamp of a turn's log-ratio, so that its exponential is finite in float32."""
+MAX_LOG_RATIO = 20.0
+"""Bound of every |log-ratio| before it is exponentiated. An infinite ratio would not be removed by a mask: infinity
+times 0 is NaN, in the loss and in its gradient. A token beyond the bound gets no gradient through its ratio."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,8 +59,8 @@ class TokenBatch:
 
     @property
     def ratios(self) -> Tensor:
-        """Return exp(logprobs - behaviour), (N,)."""
-        return (self.logprobs - self.behaviour).exp()
+        """Return exp(logprobs - behaviour), (N,), between exp(-MAX_LOG_RATIO) and exp(MAX_LOG_RATIO)."""
+        return bounded_exp(self.logprobs - self.behaviour)
 
     def turn_log_ratios(self, mean: bool) -> Tensor:
         """Return the log-ratio of each token's turn, (N,): the sum over the turn's trained tokens, or their mean."""
@@ -68,6 +69,11 @@ class TokenBatch:
         if mean:
             sums = sums / torch.bincount(self.turns, minlength=num_turns).clamp(min=1)
         return sums[self.turns]
+
+
+def bounded_exp(log_ratios: Tensor) -> Tensor:
+    """Return the ratios, (N,). NaN stays NaN, also in the gradient, so that no mask hides a damaged logprob."""
+    return torch.where(log_ratios.isnan(), log_ratios, log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
 
 
 Loss = Callable[[TokenBatch, "LossConfig"], Tensor]
@@ -79,7 +85,9 @@ def _clipped(tokens: TokenBatch, loss: LossConfig) -> Tensor:
 
 def _gspo(tokens: TokenBatch, loss: LossConfig) -> Tensor:
     """The value of each token is the ratio of its turn; its gradient is that of its own logprob."""
-    ratios = tokens.turn_log_ratios(mean=True).detach().exp() * (tokens.logprobs - tokens.logprobs.detach()).exp()
+    ratios = (
+        bounded_exp(tokens.turn_log_ratios(mean=True).detach()) * (tokens.logprobs - tokens.logprobs.detach()).exp()
+    )
     return _clip(ratios, tokens.advantages, loss)
 
 
@@ -98,10 +106,8 @@ def _icepop(tokens: TokenBatch, loss: LossConfig) -> Tensor:
 
 
 def _seq_mis(tokens: TokenBatch, loss: LossConfig) -> Tensor:
-    ratios = tokens.turn_log_ratios(mean=False).detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    return (
-        -torch.where(ratios <= loss.ratio_cap, ratios, torch.zeros_like(ratios)) * tokens.advantages * tokens.logprobs
-    )
+    ratios = bounded_exp(tokens.turn_log_ratios(mean=False).detach())
+    return -torch.where(ratios > loss.ratio_cap, torch.zeros_like(ratios), ratios) * tokens.advantages * tokens.logprobs
 
 
 def _sft(tokens: TokenBatch, loss: LossConfig) -> Tensor:
@@ -163,10 +169,10 @@ def clip_masks(tokens: TokenBatch, loss: LossConfig) -> ClipMasks:
                 none = torch.zeros_like(tokens.logprobs, dtype=torch.bool)
                 return ClipMasks(none, tokens.ratios > loss.ratio_cap)
             case "seq_mis":
-                over = tokens.turn_log_ratios(mean=False).exp() > loss.ratio_cap
+                over = bounded_exp(tokens.turn_log_ratios(mean=False)) > loss.ratio_cap
                 return ClipMasks(torch.zeros_like(over), over)
             case "gspo":
-                ratios = tokens.turn_log_ratios(mean=True).exp()
+                ratios = bounded_exp(tokens.turn_log_ratios(mean=True))
             case "sft":
                 ratios = torch.ones_like(tokens.logprobs)
             case _:

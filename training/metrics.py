@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.loss import TokenBatch, clip_masks
+from training.loss import MAX_LOG_RATIO, TokenBatch, clip_masks
 from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # a step needs neither pydantic nor the store
@@ -65,7 +66,7 @@ class StepSums:
         """
         with torch.no_grad():
             low, high = clip_masks(tokens, loss)
-            log_ratios = tokens.logprobs - tokens.behaviour
+            log_ratios = (tokens.logprobs - tokens.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             ratios = log_ratios.exp()
             self.num_tokens += len(ratios)
             self.loss += float(weighted_loss)
@@ -118,6 +119,13 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
 def peak_metrics(peaks: Sequence[float]) -> dict[str, float]:
     """Name the maxima over ranks: two gaps of logprobs, in nats, and memory in GiB."""
     return dict(zip(("mismatch_max", "engine_noise_max", "peak_memory_gib"), peaks, strict=True))
+
+
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite values, which a store, a curve and a sink can hold; `nonfinite_metrics` counts the others."""
+    kept = {name: value for name, value in metrics.items() if isfinite(value)}
+    num_left_out = len(metrics) - len(kept)
+    return kept | ({"nonfinite_metrics": float(num_left_out)} if num_left_out else {})
 
 
 def peak_memory_gib(device: torch.device) -> float:
@@ -247,6 +255,10 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     "metric_sink": (
         lambda m: any(name.startswith("sink_lost_") for name in m),
         "a metric sink has lost points; `ratchet logs learner` has its error. The store has all of them",
+    ),
+    "skipped_updates": (
+        lambda m: m.get("skipped_updates", 0.0) > 0,
+        "a gradient was not finite and its update was left out; look at the recorded logprobs of its rollouts",
     ),
     "truncated": (
         lambda m: m.get("truncated_fraction", 0.0) > 0.5,

@@ -2,7 +2,7 @@
 
 No gradient depends on the packing. numpy only.
 
-    chains -> depth-first order -> one contiguous share per rank, equal in work -> bins within the token budget
+    chains -> depth-first order -> bins within the token budget, about equal in work -> dealt to ranks, heaviest first
 
 tree    equal prefixes are computed once per bin, also across tasks, rollouts and chains; a tree larger than a bin is
         split by its leaves, and the path above them is computed again
@@ -11,9 +11,11 @@ padded  chains as rows of one rectangle, for architectures without segment atten
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,7 @@ from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 Packing = Literal["tree", "packed", "padded"]
 
 _SAME_WORK = 1.01
-"""Precision of the heaviest rank's share, as a factor."""
+"""Precision of the heaviest bin's work, as a factor."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,33 +65,59 @@ class Bin:
         return sum((one.end - one.start) * (one.subtree_end - one.start) for one in self.segments)
 
 
-# ---------------------------------------------------------------- shares of the ranks
+# ---------------------------------------------------------------- which chains, which rank, which pass
 
 
-def split_among_ranks(
-    sequences: Sequence[TrainingSequence], num_ranks: int, packing: Packing, pair_cost: float
-) -> list[list[TrainingSequence]]:
-    """Return each rank's chains, in the order in which they go into bins. Deterministic.
+def deal_bins(
+    sequences: Sequence[TrainingSequence], num_ranks: int, bin_tokens: int, packing: Packing, pair_cost: float
+) -> list[list[list[TrainingSequence]]]:
+    """Return, per rank and pass, the chains of one bin of at most `bin_tokens` tokens with padding. Deterministic.
 
-    Shares are contiguous, so that neighbours still share their prefixes, and about equal in work. `pair_cost`: the cost
-    of one (query, key) pair in units of one token's linear layers.
+    Ranks compute their passes in step, so a pass lasts as long as its heaviest bin. Bins are therefore dealt by their
+    work, the heaviest first, and the bins of one pass are about equal. A rank may have one pass less than others.
+    `pair_cost`: the cost of one (query, key) pair in units of one token's linear layers. Raises ValueError for a chain
+    that is longer than a bin; no chain is truncated.
     """
+    for one in sequences:
+        if len(one.ids) > bin_tokens:
+            raise ValueError(
+                f"a chain of rollout {one.rollout_id} has {len(one.ids)} tokens, more than training.bin_tokens "
+                f"({bin_tokens})"
+            )
     ordered = _ordered(sequences, packing)
-    if num_ranks == 1:
-        return [ordered]
-    shared = _shared(ordered, packing)
-    low = 0.0
-    high = sum(_work(len(one.ids), 0, pair_cost) for one in ordered)
-    best = _shares(ordered, shared, high, pair_cost)
+    cut = partial(_cut, ordered, _shared(ordered, packing), bin_tokens, packing, pair_cost)
+    bins = cut(math.inf)
+    num_bins = math.ceil(len(bins) / num_ranks) * num_ranks
+    low, high = 0.0, sum(one.work for one in bins)
     while high > low * _SAME_WORK and high - low > 1:
+        # The smallest bound of a bin's work that needs no further pass makes bins of about equal work.
         middle = (low + high) / 2
-        shares = _shares(ordered, shared, middle, pair_cost)
-        if len(shares) <= num_ranks:
-            best = shares
+        found = cut(middle)
+        if len(found) <= num_bins:
+            bins = found
             high = middle
         else:
             low = middle
-    return best + [[] for _ in range(num_ranks - len(best))]
+    bins.sort(key=lambda one: -one.work)
+    return [[one.chains for one in bins[rank::num_ranks]] for rank in range(num_ranks)]
+
+
+def spare_chain(chain: TrainingSequence) -> TrainingSequence:
+    """Return a chain of two tokens for the pass of a rank that has no bin left; its loss must be multiplied by 0."""
+    mask = np.array([False, True])
+    return TrainingSequence(
+        chain.rollout_id, chain.ids[:2], mask, np.zeros(2, np.float32), chain.turn_ids[:2], chain.temperature
+    )
+
+
+@dataclass(slots=True)
+class _Cut:
+    """The chains of one bin, and what they cost with padding and without what they share."""
+
+    chains: list[TrainingSequence]
+    tokens: int
+    longest: int
+    work: float
 
 
 def _ordered(sequences: Sequence[TrainingSequence], packing: Packing) -> list[TrainingSequence]:
@@ -115,57 +143,54 @@ def _work(num_tokens: int, num_shared: int, pair_cost: float) -> float:
     return new + pair_cost * new * (num_tokens + num_shared + 1) / 2
 
 
-def _shares(
-    ordered: Sequence[TrainingSequence], shared: Sequence[int], limit: float, pair_cost: float
-) -> list[list[TrainingSequence]]:
-    """Split into as few contiguous shares as possible of at most `limit` work; a larger chain is a share of its own."""
-    shares: list[list[TrainingSequence]] = []
-    work = 0.0
+def _cut(
+    ordered: Sequence[TrainingSequence],
+    shared: Sequence[int],
+    bin_tokens: int,
+    packing: Packing,
+    pair_cost: float,
+    limit: float,
+) -> list[_Cut]:
+    """Cut into as few runs of neighbours as `bin_tokens` and the work `limit` allow; a heavier chain is alone."""
+    bins: list[_Cut] = []
     for one, num_shared in zip(ordered, shared, strict=True):
-        more = _work(len(one.ids), num_shared, pair_cost)
-        if shares and work + more <= limit:
-            shares[-1].append(one)
-            work += more
-        else:
-            shares.append([one])
-            work = _work(len(one.ids), 0, pair_cost)
-    return shares
-
-
-# ---------------------------------------------------------------- bins
-
-
-def make_bins(sequences: Sequence[TrainingSequence], bin_tokens: int, packing: Packing) -> list[Bin]:
-    """Pack a rank's chains, in the order of `split_among_ranks`, into bins of at most `bin_tokens` tokens with padding.
-
-    Raises ValueError for a chain that is longer than a bin; no chain is truncated.
-    """
-    shared = _shared(sequences, packing)
-    bins: list[list[int]] = []
-    size = longest = 0
-    for number, (one, num_shared) in enumerate(zip(sequences, shared, strict=True)):
         length = len(one.ids)
-        if length > bin_tokens:
-            raise ValueError(
-                f"a chain of rollout {one.rollout_id} has {length} tokens, more than training.bin_tokens ({bin_tokens})"
-            )
-        together = bool(bins) and sequences[bins[-1][-1]].temperature == one.temperature
-        grown = (
-            (len(bins[-1]) + 1) * max(longest, length) if bins and packing == "padded" else size + length - num_shared
-        )
-        if together and grown <= bin_tokens:
-            bins[-1].append(number)
-            size = grown
-            longest = max(longest, length)
-        else:
-            bins.append([number])
-            size = longest = length
-    pack = _padded_bin if packing == "padded" else _forest_bin
-    return [pack([sequences[n] for n in part], [shared[n] for n in part]) for part in bins]
+        last = bins[-1] if bins and bins[-1].chains[-1].temperature == one.temperature else None
+        if last is not None:
+            grown = _grown(last, length, num_shared, packing, pair_cost)
+            if grown.tokens <= bin_tokens and grown.work <= limit:
+                last.chains.append(one)
+                last.tokens, last.longest, last.work = grown
+                continue
+        bins.append(_Cut([one], length, length, _work(length, 0, pair_cost)))
+    return bins
+
+
+class _Grown(NamedTuple):
+    tokens: int
+    longest: int
+    work: float
+
+
+def _grown(bin: _Cut, length: int, num_shared: int, packing: Packing, pair_cost: float) -> _Grown:
+    """Return tokens, longest chain and work of a bin with one more chain."""
+    longest = max(bin.longest, length)
+    if packing == "padded":
+        rows = len(bin.chains) + 1
+        return _Grown(rows * longest, longest, rows * _work(longest, 0, pair_cost))
+    return _Grown(bin.tokens + length - num_shared, longest, bin.work + _work(length, num_shared, pair_cost))
+
+
+# ---------------------------------------------------------------- one bin
+
+
+def pack_bin(chains: Sequence[TrainingSequence], packing: Packing) -> Bin:
+    """Make the forward pass of one bin of `deal_bins`."""
+    return _padded_bin(chains) if packing == "padded" else _forest_bin(chains, _shared(chains, packing))
 
 
 def _forest_bin(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bin:
-    tree = build_tree([one.ids for one in chains], [0, *shared[1:]])
+    tree = build_tree([one.ids for one in chains], shared)
     trained = [np.flatnonzero(one.mask) for one in chains]
     targets_N = np.concatenate([nodes[at] for nodes, at in zip(tree.nodes, trained, strict=True)])
     sources_N = np.concatenate([nodes[at - 1] for nodes, at in zip(tree.nodes, trained, strict=True)])
@@ -181,7 +206,7 @@ def _forest_bin(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bi
     )
 
 
-def _padded_bin(chains: Sequence[TrainingSequence], _shared: Sequence[int]) -> Bin:
+def _padded_bin(chains: Sequence[TrainingSequence]) -> Bin:
     length = max(len(one.ids) for one in chains)
     ids = np.zeros((len(chains), length), dtype=np.int64)
     for row, one in enumerate(chains):

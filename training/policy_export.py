@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine import policy_files
 from training import checkpoint
-from training.learner import published_state
+from training.learner import published_tensors
 from training.policy_model import TrainablePolicy
 
 
@@ -19,6 +19,5 @@ def export_checkpoint(model_path: Path, uri: str, directory: Path) -> None:
     policy = TrainablePolicy(
         AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, local_files_only=True)
     )
-    policy_files.publish_policy(
-        published_state(checkpoint.load_weights(policy, uri), model_path), model_path, directory
-    )
+    tensors = dict(published_tensors(checkpoint.load_weights(policy, uri), model_path))
+    policy_files.publish_policy(tensors, model_path, directory)

@@ -1,4 +1,4 @@
-"""The trained policy: a causal language model that returns the logprobs of given tokens, sharded by FSDP2.
+"""The trained policy: a causal language model that returns the logprobs of given tokens.
 
 Logits are computed at trained positions only, a chunk at a time; with a real vocabulary all of them would need far more
 memory than the model.
@@ -11,27 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net
 from training.packing import Packing
 from training.prefix_tree import Segment
 
-if TYPE_CHECKING:  # a step needs no pydantic
-    from ratchet.config import RunConfig
 
-CHUNK_LOGITS = 1 << 26
-"""Number of logits in memory at once: 256 MiB in float32."""
-_CHECKED_TOKENS = 24
-_TOLERANCE = 1e-3
+def chunk_logits(device: torch.device) -> int:
+    """Return the number of logits in memory at once: 256 MiB in float32, on a GPU 1 GiB.
+
+    Each chunk adds to a gradient of the size of the whole output layer, which costs as much as some hundred rows; on a
+    GPU 2**26 logits would be 441 rows of a vocabulary of 151,936.
+    """
+    return 1 << (28 if device.type == "cuda" else 26)
+
 
 _DELTA_NETS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
 SEGMENT_ARCHITECTURES = _DELTA_NETS | {
@@ -119,14 +115,16 @@ def chosen_logprobs(
     target_M: Tensor,
     temperature: float,
     wide: bool = False,
-    chunk_logits: int = CHUNK_LOGITS,
+    num_logits: int | None = None,
 ) -> TokenScores:
     """Return logprobs of the targets and entropies of softmax(hidden weight^T / temperature).
 
-    `wide` computes the logits in float32 throughout.
+    `wide` computes the logits in float32 throughout. `num_logits`: how many are in memory at once; None means
+    `chunk_logits` of the device.
     """
+    at_once = chunk_logits(hidden_MH.device) if num_logits is None else num_logits
     found = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits
+        hidden_MH, weight_VH, target_M, temperature, wide, at_once
     )
     return TokenScores(*found)
 
@@ -169,8 +167,14 @@ class TrainablePolicy(nn.Module):
         weight_VH = self.model.get_output_embeddings().weight
         return chosen_logprobs(hidden_MH, weight_VH, target_M, temperature, self.fp32_head)
 
+    def plain_logprobs(self, ids_T: Tensor) -> Tensor:
+        """Return the logprobs (T - 1,) of a chain's tokens after the first, from the model's own logits."""
+        logprobs_TV = self.model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        found: Tensor = logprobs_TV.gather(-1, ids_T[1:, None])[:, 0].clone()  # FSDP warns of outputs that are views
+        return found
 
-# ---------------------------------------------------------------- loading
+
+# ---------------------------------------------------------------- what an architecture allows
 
 
 def why_no_segments(settings: Any) -> str | None:
@@ -211,95 +215,25 @@ def choose_packing(wanted: str, settings: Any) -> Packing:
     return wanted  # type: ignore[return-value]
 
 
-class LoadedPolicy(NamedTuple):
-    """A policy, and the packing of its bins."""
+def pair_cost(policy: TrainablePolicy) -> float:
+    """Return the cost of attention to one earlier token, in units of one token's linear layers.
 
-    policy: TrainablePolicy
-    packing: Packing
-
-
-def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
-    """Load the master weights in float32 and check the policy's logprobs against transformers' own logits.
-
-    Raises ValueError if the architecture cannot be packed as wanted, or if its logits are not its output embedding of
-    the last hidden state.
+    Weights count as often as a token uses them: of a mixture of experts, only those of the chosen experts.
     """
-    transformers_logging.disable_progress_bar()
-    training = config.training
-    packing = choose_packing(training.packing, AutoConfig.from_pretrained(path, local_files_only=True))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).to(device)
-    policy = TrainablePolicy(model, training.fp32_head)
-    with torch.no_grad():
-        expected = _plain_logprobs(model, device)
-        if packing != "padded":
-            attention.register_segment_attention()
-            model.set_attn_implementation(attention.NAME)
-            delta_net.fork_states(model)
-        _require_exact_logprobs(policy, packing, expected, path, device)
-    if training.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return LoadedPolicy(policy, packing)
+    settings = policy.model.config
+    linear = 2 * active_weights(policy)
+    return float(4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / linear)
 
 
-def _plain_logprobs(model: Any, device: torch.device) -> Tensor:
-    ids_1T = torch.arange(_CHECKED_TOKENS, device=device)[None]
-    logprobs_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-    found: Tensor = logprobs_TV.gather(-1, ids_1T[0, 1:, None])[:, 0]
-    return found
-
-
-def _require_exact_logprobs(
-    policy: TrainablePolicy, packing: Packing, expected: Tensor, path: Path, device: torch.device
-) -> None:
-    """Compare the policy's logprobs of a short chain, in a forest with a sibling branch, with the model's own."""
-    half = _CHECKED_TOKENS // 2
-    whole = _CHECKED_TOKENS
-    ids_1T = torch.arange(whole, device=device)[None]
-    targets = torch.arange(1, whole, device=device)
-    if packing == "padded":
-        ours, _ = policy(ids_1T, None, None, targets - 1, targets, 1.0)
-    else:
-        sibling = torch.arange(3, device=device)
-        ids = torch.cat([ids_1T[0, :half], sibling, ids_1T[0, half:]])[None]
-        positions = torch.cat([torch.arange(half), torch.arange(half, half + 3), torch.arange(half, whole)]).to(device)[
-            None
-        ]
-        segments = [
-            Segment(0, half, whole + 3, 0, -1),
-            Segment(half, half + 3, half + 3, half, 0),
-            Segment(half + 3, whole + 3, whole + 3, half, 0),
-        ]
-        places = torch.cat([torch.arange(half), torch.arange(half + 3, whole + 3)]).to(device)
-        ours, _ = policy(ids, positions, segments, places[:-1], targets, 1.0)
-    if not torch.allclose(ours, expected, atol=_TOLERANCE):
-        raise ValueError(
-            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in an unknown "
-            f"way (logprobs differ by {(ours - expected).abs().max().item():.2g}); it cannot be trained here"
-        )
-
-
-def shard_policy(policy: TrainablePolicy, device: torch.device, world_size: int, dtype: torch.dtype) -> TrainablePolicy:
-    """Shard by FSDP2 over all ranks, also with one rank, so that there is one code path.
-
-    Computes in `dtype` and reduces gradients in float32.
-    """
-    mesh = init_device_mesh(device.type, (world_size,))
-    precision = (
-        MixedPrecisionPolicy()
-        if dtype == torch.float32
-        else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    )
-    for layer in policy.model.get_decoder().layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
-    return policy
-
-
-def pair_cost(settings: Any, num_parameters: int) -> float:
-    """Return the cost of attention to one earlier token, in units of one token's linear layers."""
-    return float(
-        4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / (2 * num_parameters)
-    )
+def active_weights(policy: TrainablePolicy) -> int:
+    """Return the number of weights that one token passes; a model without memory (`meta`) will do."""
+    settings = policy.model.config
+    used = getattr(settings, "num_experts_per_tok", None) or 1
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    available = next((found for name in names if (found := getattr(settings, name, None))), 1)
+    parameters = list(policy.named_parameters())
+    in_experts = sum(weights.numel() for name, weights in parameters if ".experts." in name)
+    return sum(weights.numel() for _, weights in parameters) - in_experts + in_experts * used // available
 
 
 def _attention_layers(settings: Any) -> int:
@@ -316,7 +250,7 @@ def _head_size(settings: Any) -> int:
 class ForwardWork:
     """FLOPs of forward and backward, by the usual count: 6 per weight and token, 12 per layer, head dimension and pair.
 
-    `body`: weights that are used by every computed token; the embedding is a look-up. `head`: weights of the output
+    `body`: weights that a computed token passes; the embedding is a look-up. `head`: weights of the output
     layer, used by predicted tokens only. Recomputation (activation checkpointing, chunked logits) does not count.
     """
 
@@ -330,8 +264,7 @@ class ForwardWork:
         settings = policy.model.config
         embedding = policy.model.get_input_embeddings().weight
         head = policy.model.get_output_embeddings().weight
-        total = sum(parameter.numel() for parameter in policy.parameters())
-        body = total - embedding.numel() - (0 if head is embedding else head.numel())
+        body = active_weights(policy) - embedding.numel() - (0 if head is embedding else head.numel())
         return cls(
             body, head.numel(), 12 * _attention_layers(settings) * settings.num_attention_heads * _head_size(settings)
         )
@@ -345,9 +278,9 @@ _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, 
 """Dense bfloat16 FLOPs per second, by a part of the device's name."""
 
 
-def peak_flops(device: torch.device, dtype: str) -> float | None:
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the device's peak FLOPs per second; None for a CPU, an unknown card or float32."""
-    if device.type != "cuda" or dtype != "bfloat16":
+    if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
     return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)

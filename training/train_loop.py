@@ -5,7 +5,7 @@ One step, with the function of each arrow:
     plan row (table `batch`, written by `planner.plan_step`)
         | TrainLoop._wait_for_plan, TrainLoop._load_sequences        training/plan_loader.py
     chains (token ids, trained mask, recorded logprobs)
-        | split_among_ranks, make_bins                               training/packing.py
+        | deal_bins, pack_bin                                        training/packing.py
     bins (one forward pass each)
         | TrainablePolicy.forward, token_loss, backward              training/policy_model.py, training/loss.py
     gradients
@@ -42,7 +42,7 @@ from ratchet.store import learner_commits, learners, runs, training_groups
 from ratchet.store.checkpoints import CheckpointRow, list_checkpoints
 from ratchet.store.learner_commits import RunLease
 from ratchet.store.learners import NextStep
-from ratchet.store.metrics import read_metric, record_metrics
+from ratchet.store.metrics import read_metric, read_metric_values, record_metrics
 from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
 from training import plan_loader
@@ -239,8 +239,8 @@ class TrainLoop:
         stepping = time.monotonic()
         self.context.heartbeat.set_phase("stepping", step)
         result = self.learner.step(plan, sequences)
-        if not result.finite:
-            self._pause_nonfinite(step)
+        if result.num_skipped:
+            self._pause_if_skipped_too_often(step)
         self.context.after_point("step", step)
 
         timings = {
@@ -301,12 +301,22 @@ class TrainLoop:
         speed = speed_metrics(result.metrics, seconds, self.learner.world_size, self.learner.peak_flops)
         return result.metrics | timings | speed | group_metrics(groups) | sequence_metrics(plan.step, sequences)
 
-    def _pause_nonfinite(self, step: int) -> None:
-        """Pause the run and keep its batch, since a gradient is not finite. After a resume a new learner replays it.
+    def _pause_if_skipped_too_often(self, step: int) -> None:
+        """Pause the run, and keep its batch, if too many steps in a row had a gradient that is not finite.
 
-        Always raises FencedError, on every rank: this learner must not be used any more.
+        A collective. Raises FencedError then, on every rank: the skipped update is in this learner's state. After a
+        resume a new learner replays the batch.
         """
-        reason = f"step {step}: the gradient is not finite; its batch is kept and no weights were published"
+        bound = self.config.training.max_skipped_steps
+        steps = range(step - bound, step)
+        reader = partial(read_metric_values, run_id=self.lease.run_id, steps=steps, name="skipped_updates")
+        before = self.context.ranks.transaction(reader)
+        if not all(before.get(one, 0.0) > 0 for one in steps):
+            return
+        reason = (
+            f"step {step}: the gradient is not finite, as in the {bound} steps before it (training.max_skipped_steps); "
+            "its batch is kept and no weights were published"
+        )
         lease = self.lease
         self.context.ranks.transaction(
             lambda connection: pause_run(connection, lease.run_id, reason, epoch=lease.epoch)

@@ -63,6 +63,7 @@ class Renderer:
 
         Raises ConfigError if the directory cannot be used.
         """
+        self.model_path = model_path
         self.tokenizer = PolicyTokenizer(model_path)
         self.template = ChatTemplate(model_path, self.tokenizer.alias, template_kwargs or {})
         self.segments: TemplateSegments | None = None

@@ -1,6 +1,6 @@
 """Metrics of a step, by name; the learner and the weight updates write them, curves and TensorBoard read them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -40,3 +40,13 @@ async def read_metric(connection: AsyncConnection, run_id: str, step: int, name:
         MetricTable.run_id == run_id, MetricTable.step == step, MetricTable.name == name
     )
     return (await connection.execute(statement)).scalar_one_or_none()
+
+
+async def read_metric_values(
+    connection: AsyncConnection, run_id: str, steps: Collection[int], name: str
+) -> dict[int, float]:
+    """Return step → value of one metric; a step without it is missing."""
+    statement = select(MetricTable.step, MetricTable.value).where(
+        MetricTable.run_id == run_id, MetricTable.step.in_(steps), MetricTable.name == name
+    )
+    return {step: value for step, value in await connection.execute(statement)}

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -46,6 +46,14 @@ class Store:
         return self.rows(sql, *arguments)[0][0]
 
 
+class CallKey(NamedTuple):
+    """Which call it is, however often it was asked."""
+
+    rollout: int
+    attempt: int
+    number: int
+
+
 @dataclass(slots=True)
 class Call:
     """One call as the engine saw it. `ended_at` None: it is in flight."""
@@ -58,6 +66,11 @@ class Call:
     asked_at: float
     ended_at: float | None = None
     is_answered: bool = False
+
+    @property
+    def key(self) -> CallKey:
+        """What the call asks for."""
+        return CallKey(self.rollout, self.attempt, self.number)
 
 
 def read_calls(log: Path) -> list[Call]:
@@ -89,30 +102,43 @@ def read_calls(log: Path) -> list[Call]:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Model tokens around a fault. `again`: of calls that had been asked before, within one attempt. `in_flight`: of
-    the calls that the engine was working on when the fault began, and of those that were first asked during the fault
-    and not answered in it.
+    the calls whose answers were not stored yet when the fault began, and of those that were first asked during the
+    fault and not answered in it.
     """
 
     again: int
     in_flight: int
 
 
-def count_tokens(calls: list[Call], began_at: float, over_at: float, ended_at: float) -> Tokens:
+def unstored_turns(store: Store, rollouts: list[int], at: float) -> set[str]:
+    """Return the turns of these rollouts that were begun and not stored at that time, named as in the log."""
+    sql = (
+        "SELECT id FROM turn WHERE rollout_id = ANY($1::bigint[]) AND created_at <= to_timestamp($2)"
+        " AND (completed_at IS NULL OR completed_at > to_timestamp($2))"
+    )
+    return {f"turn-{row[0]}" for row in store.rows(sql, rollouts, at)}
+
+
+def count_tokens(calls: list[Call], unstored: set[str], began_at: float, over_at: float, ended_at: float) -> Tokens:
     """Count what was generated again between the fault's beginning and `ended_at`; the fault was over at `over_at`.
 
-    All are seconds since the epoch.
+    All are seconds since the epoch. `unstored`: turns whose answers were not stored when the fault began. An answer
+    that the engine has given is in flight until it is stored, because a fault can hit the adapter on the way.
     """
-    seen: set[tuple[int, int, int]] = set()
+    before = [call for call in calls if call.asked_at <= began_at]
+    attempts = {call.rollout: call.attempt for call in before}
+    newest = {call.key: call for call in before if call.attempt == attempts[call.rollout]}
+    seen: set[CallKey] = set()
     again, in_flight = 0, 0
     for call in calls:
-        key = (call.rollout, call.attempt, call.number)
         was_open = call.asked_at <= began_at and (call.ended_at is None or call.ended_at > began_at)
+        is_on_its_way = newest.get(call.key) is call and call.is_answered and call.turn in unstored
         is_cut = began_at < call.asked_at <= over_at and (not call.is_answered or (call.ended_at or 0) > over_at)
-        if was_open or (key not in seen and is_cut):
+        if was_open or is_on_its_way or (call.key not in seen and is_cut):
             in_flight += call.tokens
-        if key in seen and began_at < call.asked_at <= ended_at:
+        if call.key in seen and began_at < call.asked_at <= ended_at:
             again += call.tokens
-        seen.add(key)
+        seen.add(call.key)
     return Tokens(again, in_flight)
 
 

@@ -76,14 +76,10 @@ class Ours:
     def logprobs(self) -> Array:
         import torch
 
-        from training.packing import make_bins, split_among_ranks
+        from training.packing import pack_bin
 
         learner = self.learner
-        (bin,) = make_bins(
-            split_among_ranks([self.chain], 1, learner.packing, learner.pair_cost)[0],
-            len(self.chain.ids),
-            learner.packing,
-        )
+        bin = pack_bin([self.chain], learner.packing)
         assert bin.positions is not None
         ids, positions, sources, targets = (
             learner._tensor(part) for part in (bin.ids, bin.positions, bin.sources, bin.targets)

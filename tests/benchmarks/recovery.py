@@ -40,6 +40,7 @@ from tests.benchmarks._recovery_evidence import (
     leaked_boxes,
     read_calls,
     trained_twice,
+    unstored_turns,
 )
 from tests.benchmarks._recovery_faults import PROGRESS, Fault, Injury, long_faults, pair_faults, single_faults
 from tests.benchmarks._recovery_stack import GROUP_SIZE, NUM_TASKS, Recovery
@@ -161,7 +162,8 @@ class Bench:
     def _judge(self, row: Row, injury: Injury, live: list[int]) -> None:
         recovery = self.recovery
         calls = read_calls(recovery.stack.engine_log)
-        tokens = count_tokens(calls, injury.began_at, injury.ended_at, time.time())
+        unstored = unstored_turns(recovery.store, live, injury.began_at)
+        tokens = count_tokens(calls, unstored, injury.began_at, injury.ended_at, time.time())
         found = examine(recovery.store, calls, live, self.seed, self.undisturbed)
         hit = recovery.store.rows(
             "SELECT DISTINCT rollout_id FROM sandbox WHERE provider_id = ANY($1::text[])", list(injury.boxes)

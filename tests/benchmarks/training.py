@@ -158,12 +158,13 @@ class Ours:
         """Return the logprob of every trained token, in order of (rollout, turn, token)."""
         import torch
 
-        from training.packing import make_bins, split_among_ranks
+        from training.packing import deal_bins, pack_bin
 
         learner, found, order = self.learner, [], []
-        share = split_among_ranks(self.chains, 1, learner.packing, learner.pair_cost)[0]
+        bin_tokens = learner.config.training.bin_tokens
+        (dealt,) = deal_bins(self.chains, 1, bin_tokens, learner.packing, learner.pair_cost)
         with torch.no_grad():
-            for bin in make_bins(share, learner.config.training.bin_tokens, learner.packing):
+            for bin in (pack_bin(chains, learner.packing) for chains in dealt):
                 positions = None if bin.positions is None else learner._tensor(bin.positions)
                 where = (
                     learner._tensor(bin.ids),

@@ -7,6 +7,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -194,16 +195,22 @@ async def test_a_replaced_learner_deletes_nothing_of_its_successor(equal_runs: R
     assert (Path(pointer) / ".metadata").exists()
 
 
-async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
-    """Published weights and the batch stay, the run has the reason, and no learner starts until a person resumes it."""
-    settings = await equal_runs.make()
+async def _break_logprobs(equal_runs: Runs, settings: RankSettings, first: int, last: int) -> None:
+    """Make the recorded logprobs of some steps' rollouts NaN, as an engine with a damaged card would."""
     async with equal_runs.database.begin() as connection:
-        steps = await connection.execute(
-            select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id, BatchItemTable.step == 2)
+        in_steps = BatchItemTable.step.between(first, last)
+        groups = await connection.execute(
+            select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id, in_steps)
         )
         broken = logprobs_to_bytes([float("nan")] * 15)
-        hit = select(RolloutTable.id).where(RolloutTable.group_id.in_(list(steps.scalars())))
+        hit = select(RolloutTable.id).where(RolloutTable.group_id.in_(list(groups.scalars())))
         await connection.execute(update(TurnTable).where(TurnTable.rollout_id.in_(hit)).values(logprobs=broken))
+
+
+async def test_infinite_gradients_are_skipped_and_too_many_in_a_row_pause_the_run(equal_runs: Runs) -> None:
+    """Published weights and the batch stay, the run has the reason, and no learner starts until a person resumes it."""
+    settings = await equal_runs.make()
+    await _break_logprobs(equal_runs, settings, first=2, last=5)
     assert await equal_runs.train(settings, 2, []) == 1
     async with equal_runs.database.begin() as connection:
         row = (
@@ -213,9 +220,29 @@ async def test_an_infinite_gradient_pauses_the_run(equal_runs: Runs) -> None:
         ).one()
         assert settings.run_id not in await learners.runs_wanting_learner(connection)
         newest = await runs.newest_version(connection, settings.run_id)
-    assert row.state == "paused" and "step 2" in row.state_reason and "not finite" in row.state_reason
-    assert newest is not None and newest.step == row.step == 1
-    assert (await states(equal_runs.database, settings.run_id))[:3] == ["stepped", "planned", "planned"]
+        values = await metrics.read_metrics(connection, settings.run_id)
+    assert row.state == "paused" and "step 5" in row.state_reason and "not finite" in row.state_reason
+    assert newest is not None and newest.step == row.step == 4
+    assert {step: found["skipped_updates"] for step, found in values.items()} == {1: 0, 2: 1, 3: 1, 4: 1}
+    assert all(isfinite(value) for found in values.values() for value in found.values())
+    assert (await states(equal_runs.database, settings.run_id))[4] == "planned"
+
+
+async def test_skipped_steps_with_a_good_one_between_them_do_not_end_training(equal_runs: Runs) -> None:
+    settings = await equal_runs.make()
+    await _break_logprobs(equal_runs, settings, first=1, last=3)
+    await _break_logprobs(equal_runs, settings, first=5, last=6)
+    await equal_runs.train(settings, 1, [])
+    async with equal_runs.database.begin() as connection:
+        values = await metrics.read_metrics(connection, settings.run_id)
+        query = select(PolicyVersionTable.files).where(
+            PolicyVersionTable.run_id == settings.run_id, PolicyVersionTable.step.between(1, 3)
+        )
+        files = [file for found in (await connection.execute(query)).scalars() for file in found]
+    assert [values[step]["skipped_updates"] for step in range(1, 9)] == [1, 1, 1, 0, 1, 1, 0, 0]
+    digests = {file["sha256"] for file in files if file["name"] == "model.safetensors"}
+    assert len(digests) == 1, "no skipped update changed the weights"
+    await equal_runs.assert_trained_once(settings)
 
 
 def broken_loss(tokens: object, config: object) -> object:

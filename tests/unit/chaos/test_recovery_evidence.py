@@ -1,6 +1,7 @@
 """The judge of the recovery bench can fail: each thing that may go wrong is found, and nothing else is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,23 @@ def call(rollout: int, asked_at: float, ended_at: float | None, is_answered: boo
     return Call(f"turn-{rollout}", rollout, 1, 0, 10, asked_at, ended_at, is_answered)
 
 
-def test_a_call_in_flight_may_be_asked_again_and_an_answered_one_may_not() -> None:
+def test_a_call_in_flight_may_be_asked_again_and_a_stored_one_may_not() -> None:
     lost = [call(1, 8.0, 10.5, is_answered=False), call(1, 12.0, 14.0)]
-    tokens = count_tokens(lost, began_at=10.0, over_at=11.0, ended_at=20.0)
+    tokens = count_tokens(lost, set(), began_at=10.0, over_at=11.0, ended_at=20.0)
     assert (tokens.again, tokens.in_flight) == (10, 10)
     needless = [call(1, 5.0, 7.0), call(1, 12.0, 14.0)]
-    tokens = count_tokens(needless, began_at=10.0, over_at=11.0, ended_at=20.0)
+    tokens = count_tokens(needless, set(), began_at=10.0, over_at=11.0, ended_at=20.0)
     assert (tokens.again, tokens.in_flight) == (10, 0)
+
+
+def test_an_answer_on_its_way_to_the_store_is_in_flight_once() -> None:
+    """The engine had answered, and the fault hit the adapter before it stored the answer."""
+    on_its_way = [call(1, 8.0, 9.9), call(1, 12.0, 14.0)]
+    tokens = count_tokens(on_its_way, {"turn-1"}, began_at=10.0, over_at=11.0, ended_at=20.0)
+    assert (tokens.again, tokens.in_flight) == (10, 10)
+    given_up = [replace(on_its_way[0], asked_at=1.0, ended_at=2.0, attempt=0), *on_its_way]
+    tokens = count_tokens(given_up, {"turn-1"}, began_at=10.0, over_at=11.0, ended_at=20.0)
+    assert tokens.in_flight == 10, "the attempt before it is over"
 
 
 def test_calls_of_an_engine_that_died_are_not_in_flight(tmp_path: Path) -> None:

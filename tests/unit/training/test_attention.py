@@ -74,3 +74,38 @@ def test_the_plain_form_equals_the_kernels(causal: bool) -> None:
     given = (grad, query, key, value, out, lse, causal, 0.3)
     for mine, expected in zip(attention._plain_backward(*given), attention._block_backward(*given, extra), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+def _read_as_the_flash_kernel_does(lse: Tensor) -> Tensor:
+    """CUDA's flash backward takes the log-sum-exp by its address only and expects it contiguous (1, H, T)."""
+    _, heads, size = lse.shape
+    room = lse.untyped_storage().nbytes() // lse.element_size() - lse.storage_offset()
+    flat = lse.as_strided((min(room, heads * size),), (1,), lse.storage_offset())
+    return torch.nn.functional.pad(flat, (0, heads * size - len(flat)), value=torch.nan).view(1, heads, size)
+
+
+@pytest.mark.parametrize("shape", [[(5, 0), (7, 0)], [(5, 0), (3, 1), (4, 1)]], ids=["packed", "tree"])
+def test_a_kernel_that_addresses_the_log_sum_exp_reads_the_right_values(
+    shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No card is needed to see what a kernel would read: its addressing is repeated on the CPU."""
+    segments = forest(shape)
+    parts = [
+        torch.randn(1, heads, segments[-1].end, SIZE, dtype=torch.float64, requires_grad=True)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+    expected = masked(*parts, segments).transpose(1, 2)
+    grad = torch.randn(expected.shape, dtype=torch.float64)
+    plain = attention._plain_backward
+
+    def addressed(*given: object) -> tuple[Tensor, Tensor, Tensor]:
+        grads, query, key, value, out, lse, causal, scale, _ = given
+        read = _read_as_the_flash_kernel_does(lse)  # type: ignore[arg-type]
+        return plain(grads, query, key, value, out, read, causal, scale)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "_block_backward", addressed)
+    ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, segments=segments, scaling=0.3)
+    for mine, theirs in zip(
+        torch.autograd.grad(ours, parts, grad), torch.autograd.grad(expected, parts, grad), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)

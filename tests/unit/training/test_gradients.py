@@ -1,8 +1,12 @@
 """Gradients do not depend on chains, bins, micro-batches or ranks, and a learner's state is complete in its files."""
 
+import json
 import multiprocessing
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +14,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from engine.policy_files import describe_files
+from engine import policy_files
 from tests.unit.training.cuts import (
     NUM_IDS,
     gradient,
@@ -22,6 +28,7 @@ from tests.unit.training.cuts import (
     make_rollouts,
     run_rank,
 )
+from training import attention
 from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
@@ -99,12 +106,17 @@ def test_bfloat16_points_the_same_way(model: Path) -> None:
 
 
 def test_two_ranks(model: Path, tmp_path: Path) -> None:
-    """With more sequences than ranks, an odd number of bins, a rank without bins, and shared sampled tokens."""
+    """With more sequences than ranks, an odd number of bins, a rank without bins, shared sampled tokens, and with a
+    copy of the weights on each rank. Only rank 0 reads the model.
+    """
     cases = []
     for seed, bin_tokens, packing in ((11, 80, "tree"), (12, 4096, "tree"), (13, 4096, "packed"), (14, 80, "padded")):
         family = make_relatives(seed)
         chains = [chain for one in family for chain in one.chains([True, False])]
         cases.append((model, make_config(bin_tokens, packing=packing), make_plan(family, "token_mean"), chains))
+    family = make_relatives(15)
+    chains = [chain for one in family for chain in one.chains([True])]
+    cases.append((model, make_config(80, shard_ranks=1), make_plan(family, "token_mean"), chains))  # a copy per rank
     for seed, count, cuts, bin_tokens in (
         (1, 4, [True], 64),
         (2, 3, [False], 64),
@@ -155,6 +167,31 @@ def test_logprobs_are_those_of_the_model_on_each_chain_alone(model: Path, temper
     assert metrics["trained_tokens"] == sum(one.num_tokens for one in make_rollouts(5))
 
 
+@pytest.mark.parametrize("broken", ["a recorded logprob", "an advantage"])
+def test_an_update_without_a_finite_gradient_changes_nothing_and_its_metrics_are_finite(
+    model: Path, broken: str
+) -> None:
+    """The second of two updates is left out, and the learner is as after the first."""
+    rollouts = make_rollouts(6)
+    plan = make_plan(rollouts, "token_mean")
+    members = [replace(member, update=member.rollout_id % 2) for member in plan.members]
+    chains = [chain for one in rollouts for chain in one.chains([True])]
+    if broken == "an advantage":
+        members = [replace(one, advantage=float("inf")) if one.update else one for one in members]
+    else:
+        chains = [
+            replace(one, behaviour=np.full_like(one.behaviour, np.nan)) if one.rollout_id % 2 else one for one in chains
+        ]
+    learner, undisturbed = (RankLearner(model, make_config(preset="cispo")) for _ in range(2))
+    result = learner.step(replace(plan, members=members, knobs={"updates_per_step": 2}), chains)
+    assert result.num_skipped == 1 == result.metrics["skipped_updates"]
+    assert all(np.isfinite(list(result.metrics.values()))) and result.metrics["nonfinite_metrics"] > 0
+    assert all(np.isfinite(one.logprob - one.behaviour) for one in result.largest_ratios)
+    undisturbed.step(replace(plan, members=members), [one for one in chains if one.rollout_id % 2 == 0])
+    for mine, theirs in zip(learner.policy.parameters(), undisturbed.policy.parameters(), strict=True):
+        assert torch.equal(mine.to_local(), theirs.to_local())  # type: ignore[attr-defined]
+
+
 def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path) -> None:
     """The directory is complete: transformers loads it with the learner's logits, and tied tensors are stored once."""
     from safetensors import safe_open
@@ -165,7 +202,7 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
     result = learner.step(
         make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
     )
-    assert result.finite and result.metrics["grad_norm"] > 0
+    assert result.num_skipped == 0 and result.metrics["grad_norm"] > 0
     files = learner.publish(tmp_path / "1.e1")
     assert {file["name"] for file in files} >= {
         "config.json",
@@ -192,6 +229,39 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
     assert not torch.allclose(ours, before, atol=1e-4)
 
 
+def test_publishing_gathers_the_models_own_dtype_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master weights are float32; gathering them before the cast would take twice the bytes."""
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    (base / "config.json").write_text(
+        json.dumps(json.loads((base / "config.json").read_text()) | {"dtype": "bfloat16"})
+    )
+    learner = RankLearner(base, make_config())
+    gathered: list[int] = []
+    whole = DTensor.full_tensor
+
+    def counted(tensor: DTensor, **options: Any) -> Tensor:
+        gathered.append(tensor.numel() * tensor.element_size())
+        return whole(tensor, **options)
+
+    monkeypatch.setattr(DTensor, "full_tensor", counted)
+    monkeypatch.setattr(policy_files, "MAX_FILE_BYTES", 40_000)
+    files = learner.publish(tmp_path / "1.e1")
+    names = {file["name"] for file in files}
+    parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
+    assert sum(gathered) == 2 * parameters
+    assert "model.safetensors.index.json" in names and len(policy_files.weight_files(files)) > 2
+    assert files == policy_files.describe_files(tmp_path / "1.e1")
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "1.e1")
+    for name, parameter in loaded.named_parameters():
+        expected = dict(learner.policy.model.named_parameters())[name].full_tensor()
+        assert parameter.dtype == torch.bfloat16 and torch.equal(parameter, expected.to(torch.bfloat16))
+
+
 def test_training_continues_bit_by_bit_from_a_checkpoint(model: Path, tmp_path: Path) -> None:
     """Including tied embeddings, moments and schedule; it is written while the next steps change them."""
     rollouts = make_rollouts(7)
@@ -216,7 +286,7 @@ def test_an_exported_checkpoint_equals_the_published_weights(model: Path, tmp_pa
     learner.step(make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])])
     learner.save_async(str(tmp_path / "checkpoint")).result()
     export_checkpoint(model, str(tmp_path / "checkpoint"), tmp_path / "exported")
-    assert learner.publish(tmp_path / "published") == describe_files(tmp_path / "exported")
+    assert learner.publish(tmp_path / "published") == policy_files.describe_files(tmp_path / "exported")
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model: Path, tmp_path: Path) -> None:
@@ -228,6 +298,33 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model:
     (tmp_path / "checkpoint" / ".metadata").unlink()
     with pytest.raises(DamagedCheckpointError, match="is no complete checkpoint"):
         learner.load(str(tmp_path / "checkpoint"))
+
+
+def test_a_kernel_with_wrong_gradients_is_refused_when_a_model_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forward pass is right, so only the gradients of a forked batch show it."""
+    right = attention._block_backward
+
+    def reads_another_block(*given: object) -> tuple[Tensor, Tensor, Tensor]:
+        grad, query, key, value, out, lse, *more = given
+        return right(grad, query, key, value, out, lse.roll(1, 1), *more)  # type: ignore[attr-defined, arg-type]
+
+    monkeypatch.setattr(attention, "_block_backward", reads_another_block)
+    with pytest.raises(ValueError, match="gradient of chains that share a prefix differs"):
+        RankLearner(model, make_config())
+    RankLearner(model, make_config(packing="padded"))
+
+
+def test_a_model_that_cannot_be_read_is_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((model / "config.json").read_text())
+    with pytest.raises(ValueError, match="the model cannot be loaded: OSError"):
+        RankLearner(tmp_path, make_config())
+
+
+def test_ranks_of_a_copy_must_divide_all_ranks(model: Path) -> None:
+    with pytest.raises(ValueError, match="shard_ranks: 2 does not divide the number of ranks, 1"):
+        RankLearner(model, make_config(shard_ranks=2))
 
 
 def test_an_architecture_that_changes_its_logits_is_refused(model: Path, tmp_path: Path) -> None:

@@ -173,3 +173,32 @@ def test_a_preset_sets_its_own_values_and_keeps_the_users() -> None:
         section, name = key.split(".")
         with pytest.raises(ValueError, match=rf"{key}: 'ppo' is unknown"):
             RunConfig.model_validate({**base, section: {name: "ppo"}})
+
+
+@pytest.mark.parametrize("preset", [*PER_TOKEN, "gspo", "seq_mis"])
+@pytest.mark.parametrize("advantage", [-1.0, 0.5])
+@pytest.mark.parametrize("log_ratio", [89.0, -89.0, 3000.0, -3000.0, 21.0])
+def test_a_far_token_leaves_the_loss_and_its_neighbours_finite(preset: str, advantage: float, log_ratio: float) -> None:
+    """exp(88.8) is infinite in float32; a mask behind it would make NaN of it."""
+    logprobs = torch.tensor([-3.0, -2.0], requires_grad=True)
+    behaviour = torch.tensor([-3.0 - log_ratio, -2.0])
+    given = tokens(logprobs, behaviour, torch.full((2,), advantage), [0, 1])
+    values = token_loss(given, knobs(preset))
+    torch.autograd.backward(values.sum())
+    assert logprobs.grad is not None
+    assert values.isfinite().all() and logprobs.grad.isfinite().all()
+    low, high = clip_masks(given, knobs(preset))
+    if preset not in ("cispo", "tis") and bool((low | high)[0]):
+        assert logprobs.grad[0] == 0, "what is masked has no gradient"
+    alone = torch.tensor([-2.0], requires_grad=True)
+    torch.autograd.backward(token_loss(tokens(alone, behaviour[1:], torch.full((1,), advantage)), knobs(preset)).sum())
+    assert alone.grad is not None and logprobs.grad[1] == alone.grad[0]
+
+
+@pytest.mark.parametrize("preset", sorted({*LOSS_PRESETS} - {"sft"}))
+def test_a_damaged_logprob_is_not_hidden_by_a_mask(preset: str) -> None:
+    """Otherwise the token would be left out without a word; the learner leaves out and counts the update."""
+    logprobs = torch.tensor([-3.0, -2.0], requires_grad=True)
+    given = tokens(logprobs, torch.tensor([torch.nan, -2.0]), torch.full((2,), 0.5), [0, 1])
+    torch.autograd.backward(token_loss(given, knobs(preset)).sum())
+    assert logprobs.grad is not None and logprobs.grad[0].isnan()

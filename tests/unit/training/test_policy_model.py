@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_rollouts
-from training.policy_model import chosen_logprobs
+from training.policy_model import ForwardWork, TrainablePolicy, chosen_logprobs, pair_cost
 
 NUM_PREDICTED, HIDDEN, VOCAB = 23, 8, 37
 
@@ -20,11 +20,11 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
 
 
 @pytest.mark.parametrize(
-    "chunk_logits", [1, 5 * VOCAB, 1 << 26], ids=["one by one", "a last chunk that is smaller", "all at once"]
+    "num_logits", [1, 5 * VOCAB, 1 << 26], ids=["one by one", "a last chunk that is smaller", "all at once"]
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("bonus", [0.0, 0.3])
-def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bonus: float) -> None:
+def test_chunks_are_the_plain_formula(num_logits: int, temperature: float, bonus: float) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(NUM_PREDICTED, HIDDEN), torch.randn(VOCAB, HIDDEN)
     targets, upstream = torch.randint(0, VOCAB, (NUM_PREDICTED,)), torch.randn(NUM_PREDICTED)
@@ -32,7 +32,7 @@ def test_chunks_are_the_plain_formula(chunk_logits: int, temperature: float, bon
     for part in (hidden, weight):
         part.requires_grad_()
     expected = plain(exact_hidden, exact_weight, targets, temperature)
-    found = chosen_logprobs(hidden, weight, targets, temperature, chunk_logits=chunk_logits)
+    found = chosen_logprobs(hidden, weight, targets, temperature, num_logits=num_logits)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
     for (logprobs, entropies), weights in ((expected, upstream.double()), (found, upstream)):
@@ -66,3 +66,26 @@ def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(m
     )
     assert np.abs(expected).max() > 1e-3
     assert np.abs(added - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))
+
+
+def test_only_the_experts_that_a_token_passes_count_as_work() -> None:
+    """A Qwen3-MoE of 4 experts, of which 2 are chosen, counted by hand; its files are not needed."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 320}
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    with torch.device("meta"):
+        policy = TrainablePolicy(AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes, **moe)))
+    attention = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 2 * 8  # query, key and value, output, two norms of a head
+    layer = attention + 4 * 32 + 2 * 32 + 2 * 3 * 32 * 16  # router, two norms, two chosen experts
+    work = ForwardWork.of(policy)
+    assert (work.body, work.head) == (2 * layer + 32, 320 * 32)
+    assert pair_cost(policy) == 4 * 4 * 8 * 2 / (2 * (2 * layer + 32 + 2 * 320 * 32))
+
+
+def test_a_gpu_computes_in_bfloat16_by_default() -> None:
+    from training.policy_loading import compute_dtype
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [compute_dtype("auto", one) for one in (cpu, gpu)] == [torch.float32, torch.bfloat16]
+    assert compute_dtype("float32", gpu) == torch.float32

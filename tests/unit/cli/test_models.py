@@ -1,0 +1,48 @@
+"""`ratchet models check` finds what fits a model by trying it, and names what does not."""
+
+from pathlib import Path
+
+import pytest
+
+from adapter.prompt.parser_choice import FittingParser, fitting_parsers
+from adapter.prompt.renderer import Renderer
+from cli.models import _training
+from tests.unit.training.test_gradients import MOE, make_architecture
+from training.memory_estimate import engine_gib, learner_gib, read_sizes
+
+pytestmark = pytest.mark.filterwarnings(  # of vLLM's import
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
+
+
+def test_the_parsers_that_read_what_the_template_writes(model: Path) -> None:
+    """The tiny model writes calls as Qwen3-Coder does, and its answers without thinking have no mark of it."""
+    found = fitting_parsers(Renderer(model))
+    assert found.tools is not None and found.thinking is not None
+    assert FittingParser("qwen3_coder", complete=True) in found.tools
+    assert not {"hermes", "mistral", "llama3_json", "deepseek_v3"} & {parser.name for parser in found.tools}
+    assert FittingParser("qwen3", complete=False) in found.thinking
+    assert not {"mistral", "openai_gptoss"} & {parser.name for parser in found.thinking}
+
+
+def test_a_template_without_tools_or_thinking_has_no_parsers(model: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+        (tmp_path / name).write_text((model / name).read_text())
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    more = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(plain + more)
+    assert fitting_parsers(Renderer(tmp_path)) == (None, None)
+
+
+def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
+    """By hand for the master weights: 16 bytes per weight, shared by all ranks."""
+    sizes = read_sizes(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE))
+    assert sizes.architecture == "Qwen3MoeForCausalLM" and sizes.active < sizes.weights
+    assert sizes.no_segments is None and not sizes.has_vision
+    saved = (learner_gib(sizes, 1, 4096) - learner_gib(sizes, 2, 4096)) * 2**30
+    assert saved == pytest.approx(16 * sizes.weights / 2)
+    assert sizes.cache_bytes == 2 * 2 * 2 * 2 * 8
+    assert engine_gib(sizes, 1, 1000) * 2**30 == pytest.approx(2 * sizes.weights + 1000 * sizes.cache_bytes)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    (problem,) = _training(tmp_path, 4096)
+    assert problem.is_problem and "no causal language model" in problem.text

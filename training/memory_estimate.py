@@ -1,0 +1,85 @@
+"""Estimate what a learner's rank and an engine hold in memory, from a model's config alone; nothing is loaded.
+
+An estimate, not a measurement: allocators add a tenth or so, and kernels need room of their own.
+
+Shape legend: L = layers, H = hidden size, V = vocabulary, T = tokens of a bin.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from training.policy_model import TrainablePolicy, active_weights, chunk_logits, why_no_segments
+
+_GIB = 2**30
+_MASTER_BYTES = 16
+"""Bytes per weight in float32: master weight, gradient and AdamW's two moments."""
+_LAYER_ACTIVATIONS = 16
+"""Values of size T x H in one layer that is computed again in the backward pass, without its feed-forward block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What a model directory says about its model.
+
+    `weights`: all of them, tied ones once. `active`: those that a token passes. `cache_bytes`: of one token's keys and
+    values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
+    """
+
+    architecture: str
+    weights: int
+    active: int
+    largest_layer: int
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    cache_bytes: int
+    no_segments: str | None
+    has_vision: bool
+
+
+def read_sizes(path: Path) -> ModelSizes:
+    """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind."""
+    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    policy = TrainablePolicy(model)
+    layers = [sum(weights.numel() for weights in layer.parameters()) for layer in model.get_decoder().layers]
+    text: Any = model.config
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    experts = getattr(text, "num_experts_per_tok", None) or 0
+    intermediate = experts * getattr(text, "moe_intermediate_size", 0) if experts else text.intermediate_size
+    return ModelSizes(
+        architecture=(settings.architectures or ["unknown"])[0],
+        weights=sum(weights.numel() for weights in policy.parameters()),
+        active=active_weights(policy),
+        largest_layer=max(layers),
+        layers=len(layers),
+        hidden=text.hidden_size,
+        intermediate=intermediate,
+        vocabulary=text.vocab_size,
+        cache_bytes=2 * 2 * len(layers) * heads * size,
+        no_segments=why_no_segments(settings),
+        has_vision=hasattr(settings, "vision_config"),
+    )
+
+
+def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int) -> float:
+    """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`."""
+    held = _MASTER_BYTES * sizes.weights / num_ranks
+    gathered = 2 * 2 * sizes.largest_layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
+    kept = 2 * sizes.layers * bin_tokens * sizes.hidden
+    recomputed = 2 * bin_tokens * (_LAYER_ACTIVATIONS * sizes.hidden + 4 * sizes.intermediate)
+    logits = 3 * 4 * min(chunk_logits(torch.device("cuda")), bin_tokens * sizes.vocabulary)
+    head_gradient = 4 * sizes.vocabulary * sizes.hidden
+    return (held + gathered + kept + recomputed + logits + head_gradient) / _GIB
+
+
+def engine_gib(sizes: ModelSizes, num_gpus: int, cached_tokens: int) -> float:
+    """Return the GiB of one GPU of an engine: weights in bfloat16 and the cache of so many tokens, over `num_gpus`."""
+    return (2 * sizes.weights + cached_tokens * sizes.cache_bytes) / num_gpus / _GIB

@@ -1,0 +1,248 @@
+"""Load a policy onto the ranks: shards first, then weights, then a check of its logprobs and gradients on the device.
+
+    config -> model without memory -> sharded -> memory -> weights from rank 0, one parameter at a time -> check
+
+Only rank 0 reads the files, in their own dtype and into its machine's memory; a rank's device never holds more than its
+shards and one whole parameter.
+
+Shape legend: T = tokens of a chain, M = predicted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from training import attention, delta_net
+from training.packing import Packing
+from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
+from training.prefix_tree import Segment
+
+if TYPE_CHECKING:  # a step needs no pydantic
+    from ratchet.config import RunConfig
+
+_LOAD_TIMEOUT = timedelta(hours=6)
+"""Time limit of the collective in which ranks wait until rank 0 has read the files."""
+_FORK, _CHAIN_TOKENS, _BRANCH_TOKENS = 12, 24, 3
+
+
+class _Tolerance(NamedTuple):
+    """Largest mean difference of logprobs, in nats, and largest relative error of the gradient.
+
+    In bfloat16 two right ways to compute a chain differ by rounding, and a mixture of experts may route a token
+    otherwise. A kernel that reads wrong values has a relative error of about 1 or more.
+    """
+
+    logprobs: float
+    gradient: float
+
+
+_TOLERANCES = {torch.float32: _Tolerance(1e-3, 1e-2), torch.bfloat16: _Tolerance(0.1, 0.5)}
+
+
+class LoadedPolicy(NamedTuple):
+    """A sharded policy, the packing of its bins, the count of its FLOPs, and the cost of one pair (`pair_cost`)."""
+
+    policy: TrainablePolicy
+    packing: Packing
+    work: ForwardWork
+    pair_cost: float
+
+
+def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
+    """Load a policy with float32 master weights, sharded over all ranks. A collective.
+
+    Raises ValueError, on every rank, if the files cannot be read, if the architecture cannot be packed as wanted, or if
+    logprobs or gradients of a forked batch differ from those of the model's own logits on each chain alone.
+    """
+    transformers_logging.disable_progress_bar()
+    training = config.training
+    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    packing = choose_packing(training.packing, settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    on_gpu = device.type == "cuda"
+    if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = TrainablePolicy(model, training.fp32_head)
+    work = ForwardWork.of(policy)
+    cost = pair_cost(policy)
+    dtype = compute_dtype(training.dtype, device)
+    _shard(policy, make_mesh(device, training.shard_ranks), dtype)
+    policy.to_empty(device=device)
+    _fill(policy, _read_on_rank_zero(path), device)
+    _check(policy, packing, path, device, _TOLERANCES[dtype])
+    return LoadedPolicy(policy, packing, work, cost)
+
+
+def compute_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of `training.dtype`."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found: torch.dtype = getattr(torch, wanted)
+    return found
+
+
+def make_mesh(device: torch.device, shard_ranks: int | None) -> DeviceMesh:
+    """Return a mesh of all ranks: one copy of the weights, or one per `shard_ranks` ranks.
+
+    Raises ValueError if the number of ranks is not a multiple of `shard_ranks`.
+    """
+    world_size = dist.get_world_size()
+    if shard_ranks is None or shard_ranks == world_size:
+        return init_device_mesh(device.type, (world_size,))
+    if world_size % shard_ranks:
+        raise ValueError(
+            f"training.shard_ranks: {shard_ranks} does not divide the number of ranks, {world_size}; "
+            "use the number of GPUs of one node, or leave it out"
+        )
+    return init_device_mesh(
+        device.type, (world_size // shard_ranks, shard_ranks), mesh_dim_names=("replicate", "shard")
+    )
+
+
+def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """Shard by FSDP2 over the mesh, also with one rank, so that there is one code path.
+
+    Computes in `dtype` and reduces gradients in float32.
+    """
+    precision = (
+        MixedPrecisionPolicy()
+        if dtype == torch.float32
+        else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
+    for layer in policy.model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    register_fsdp_forward_method(policy, "plain_logprobs")
+
+
+def _read_on_rank_zero(path: Path) -> Any:
+    """Return the model in its files' dtype on rank 0, None elsewhere. A collective; its errors are every rank's."""
+    model, failure = None, [""]
+    if dist.get_rank() == 0:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            failure = [f"{type(error).__name__}: {error}"]
+    patient = dist.new_group(backend="gloo", timeout=_LOAD_TIMEOUT)
+    dist.broadcast_object_list(failure, src=0, group=patient)
+    dist.destroy_process_group(patient)
+    if failure[0]:
+        raise ValueError(f"{path}: the model cannot be loaded: {failure[0]}")
+    return model
+
+
+def _fill(policy: TrainablePolicy, source: Any, device: torch.device) -> None:
+    """Copy parameters and buffers of rank 0's model into the ranks' shards. A collective."""
+    parameters = {} if source is None else dict(source.named_parameters())
+    buffers = {} if source is None else dict(source.named_buffers())
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if source is not None:
+                whole.copy_(parameters[name])
+            part = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+            parameter.to_local().copy_(part.to_local())
+        for name, buffer in policy.model.named_buffers():
+            if source is not None:
+                buffer.copy_(buffers[name])
+            dist.broadcast(buffer, src=0)
+
+
+# ---------------------------------------------------------------- check
+
+
+def _check(policy: TrainablePolicy, packing: Packing, path: Path, device: torch.device, bounds: _Tolerance) -> None:
+    """Compare a forked batch with its chains alone, and switch the policy to segments in between. A collective.
+
+    It runs on the device, in the dtype and with the sharding of training, since a kernel can be wrong in one of them
+    only. Raises ValueError if they differ by more than `bounds`.
+    """
+    policy.eval()
+    chain = torch.arange(_CHAIN_TOKENS, device=device)
+    branch = torch.cat([chain[:_FORK], torch.arange(_BRANCH_TOKENS, device=device)])
+    targets = torch.cat([chain[1:], branch[_FORK:]])
+    expected = _scores_and_gradient(policy, lambda: _plain_scores(policy, chain, branch))
+    if packing != "padded":
+        attention.register_segment_attention()
+        policy.model.set_attn_implementation(attention.NAME)
+        delta_net.fork_states(policy.model)
+    one_pass = _padded_scores if packing == "padded" else _forest_scores
+    found = _scores_and_gradient(policy, lambda: one_pass(policy, chain, branch, targets))
+    gap = float((found.logprobs - expected.logprobs).abs().mean())
+    squares = torch.stack([
+        torch.stack([(one - other).square().sum(), other.square().sum()])
+        for one, other in zip(found.gradient, expected.gradient, strict=True)
+    ]).sum(0, dtype=torch.float64)  # fmt: skip
+    dist.all_reduce(squares)
+    relative = float((squares[0] / squares[1]).sqrt())
+    if not gap <= bounds.logprobs:
+        raise ValueError(
+            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in an unknown "
+            f"way (logprobs differ by {gap:.2g} nats on average); it cannot be trained here"
+        )
+    if not relative <= bounds.gradient:
+        raise ValueError(
+            f"{path}: on {device.type} the gradient of chains that share a prefix differs from that of the chains "
+            f"alone (relative error {relative:.2g}); use training.packing: padded"
+        )
+
+
+class _Scores(NamedTuple):
+    """Logprobs (M,), and the gradient of a weighted sum of them: this rank's shards."""
+
+    logprobs: Tensor
+    gradient: list[Tensor]
+
+
+def _scores_and_gradient(policy: TrainablePolicy, score: Callable[[], Tensor]) -> _Scores:
+    logprobs_M = score()
+    weights_M = torch.linspace(-1.0, 2.0, len(logprobs_M), device=logprobs_M.device)
+    torch.autograd.backward((logprobs_M * weights_M).sum())
+    gradient = [_local_gradient(parameter) for parameter in policy.parameters()]
+    policy.zero_grad(set_to_none=True)
+    return _Scores(logprobs_M.detach(), gradient)
+
+
+def _local_gradient(parameter: torch.nn.Parameter) -> Tensor:
+    assert isinstance(parameter, DTensor)
+    gradient = parameter.grad
+    return gradient.to_local() if isinstance(gradient, DTensor) else torch.zeros_like(parameter.to_local())
+
+
+def _plain_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor) -> Tensor:
+    return torch.cat([policy.plain_logprobs(chain), policy.plain_logprobs(branch)[_FORK - 1 :]])
+
+
+def _padded_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+    rows = torch.stack([chain, torch.nn.functional.pad(branch, (0, len(chain) - len(branch)))])
+    in_branch = len(chain) + torch.arange(_FORK - 1, len(branch) - 1, device=chain.device)
+    sources = torch.cat([torch.arange(len(chain) - 1, device=chain.device), in_branch])
+    return policy(rows, None, None, sources, targets, 1.0).logprobs  # type: ignore[no-any-return]
+
+
+def _forest_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
+    fork, end, branch_end = _FORK, _CHAIN_TOKENS, _CHAIN_TOKENS + _BRANCH_TOKENS
+    segments = [
+        Segment(0, fork, branch_end, 0, -1),
+        Segment(fork, end, end, fork, 0),
+        Segment(end, branch_end, branch_end, fork, 0),
+    ]
+    numbers = torch.arange(branch_end, device=chain.device)
+    positions = torch.where(numbers < end, numbers, numbers - end + fork)
+    sources = torch.cat([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
+    ids = torch.cat([chain, branch[fork:]])
+    return policy(ids[None], positions[None], segments, sources, targets, 1.0).logprobs  # type: ignore[no-any-return]
