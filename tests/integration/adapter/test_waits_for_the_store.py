@@ -85,7 +85,7 @@ async def test_a_call_of_an_adapter_that_alone_has_lost_the_store_has_waited(
             await wait_until_waited(one, LONG_SECONDS)
 
 
-async def test_a_call_at_an_adapter_that_is_silent_waits_although_nobody_can_record_it(
+async def test_a_call_at_an_adapter_that_is_silent_waits_although_it_cannot_record_that(
     adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     await engine.script({"ids": engine.ids("late"), "hold": "gate"})
