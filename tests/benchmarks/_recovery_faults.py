@@ -83,7 +83,8 @@ Inject = Callable[[Recovery, Injury, random.Random], None]
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`work`: a key of PROGRESS, the work of the part that is hit. `prepare` waits for the right moment. `judged`: the
-    rollouts that the fault must not harm.
+    rollouts that the fault must not harm. `may_pause`: a run may be paused with a reason that has these words, as the
+    documentation says; the bench resumes it, as an operator would. Any other pause is a violation.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Fault:
     work: str = "outcome"
     prepare: Callable[[Recovery], None] = lambda _: None
     judged: Callable[[Recovery], list[int]] = Recovery.live
+    may_pause: str = ""
 
 
 def _kill(part: str) -> Inject:
@@ -196,7 +198,7 @@ def single_faults() -> dict[str, Fault]:
         Fault("network cut between boxes and adapter", _cut_network, "turn"),
         Fault("gateway refuses for 75 s", _refuse_gateway, "boot"),
         Fault("15% of the boxes lost", _lose_boxes),
-        Fault("state directory full for 20 s", _fill_disk),
+        Fault("state directory full for 20 s", _fill_disk, may_pause="make room, then resume the run"),
         Fault("everything killed but the boxes", _kill_all),
         Fault("batch job ended and started again", _end_job),
         Fault("postgres away for 5 minutes", _hold("postgres", _POSTGRES_SECONDS)),

@@ -54,7 +54,10 @@ _EFFECTIVE = "effective"
 
 @dataclass
 class Row:
-    """What one fault did to the rollouts that were live. Seconds count from the end of what was kept away."""
+    """What one fault did to the rollouts that were live. Seconds count from the end of what was kept away.
+
+    `resumed`: the reason of a pause that the fault may cause and that the bench has ended, as an operator would.
+    """
 
     fault: str
     live: int = 0
@@ -73,6 +76,7 @@ class Row:
     settled_seconds: float | None = None
     violations: list[str] = field(default_factory=list)
     skipped: str = ""
+    resumed: str = ""
 
 
 class Bench:
@@ -123,7 +127,7 @@ class Bench:
         row.outage_seconds = round(injury.outage_seconds, 1)
         over_at = injury.began_at + injury.outage_seconds
         row.progress_seconds = self._wait_for_progress(row, fault, over_at)
-        row.settled_seconds = self._wait_for_rollouts(row, live, over_at)
+        row.settled_seconds = self._wait_for_rollouts(row, fault, live, over_at)
         recovery.sweep()
         if self.sabotage:
             _sabotage(recovery, live)
@@ -133,7 +137,7 @@ class Bench:
     def _wait_for_progress(self, row: Row, fault: Fault, over_at: float) -> float | None:
         deadline = time.time() + self.recovery.settle_seconds
         while time.time() < deadline:
-            self._resume_if_paused(row)
+            self._resume_if_paused(row, fault)
             first = self.recovery.store.value(PROGRESS[fault.work], over_at)
             if first is not None:
                 return round(first.timestamp() - over_at, 1)
@@ -141,20 +145,23 @@ class Bench:
         row.violations.append(f"no {fault.work} within {self.recovery.settle_seconds:.0f} s")
         return None
 
-    def _wait_for_rollouts(self, row: Row, live: list[int], over_at: float) -> float | None:
+    def _wait_for_rollouts(self, row: Row, fault: Fault, live: list[int], over_at: float) -> float | None:
         deadline = time.time() + self.recovery.settle_seconds
         while time.time() < deadline:
-            self._resume_if_paused(row)
+            self._resume_if_paused(row, fault)
             if self.recovery.num_ended(live) == len(live):
                 return round(time.time() - over_at, 1)
             time.sleep(0.5)
         row.violations.append(f"rollouts are still open after {self.recovery.settle_seconds:.0f} s")
         return None
 
-    def _resume_if_paused(self, row: Row) -> None:
+    def _resume_if_paused(self, row: Row, fault: Fault) -> None:
         state, reason = self.recovery.state()
         if state != "running":
-            row.violations.append(f"the run is {state}: {reason}")
+            if state == "paused" and fault.may_pause and fault.may_pause in reason:
+                row.resumed = reason
+            else:
+                row.violations.append(f"the run is {state}: {reason}")
             asyncio.run(steer_run(self.recovery.stack, SteeringAction.RESUME, self.recovery.run_id, by="the benchmark"))
 
     # ------------------------------------------------------------ judging
