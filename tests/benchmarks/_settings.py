@@ -19,9 +19,10 @@ TRAINING = {
     "max_grad_norm": 1.0,
     "bin_tokens": 32768,
     "packing": "auto",
-    "dtype": "float32",
+    "shard_ranks": None,
+    "dtype": "auto",
     "fp32_head": False,
-    "activation_checkpointing": False,
+    "activation_checkpointing": None,
 }
 
 
