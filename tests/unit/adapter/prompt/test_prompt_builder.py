@@ -55,7 +55,10 @@ async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], n
 
 
 class ForgetfulClient(Client):
-    """A client that sends no reasoning back; an answer that it edits has none any more."""
+    """A client that sends no reasoning back; an answer without calls that it edits has none any more.
+
+    The id of a call says which answer it was, so an edited answer with calls keeps its reasoning.
+    """
 
     def __init__(self, renderer: Renderer, seed: int) -> None:
         super().__init__(renderer, seed)
@@ -65,7 +68,11 @@ class ForgetfulClient(Client):
     def edit(self, at: int) -> None:
         super().edit(at)
         message = self.history[at]
-        self.history[at] = replace(message, parts=tuple(replace(part, reasoning="") for part in message.parts))
+        self.history[at] = replace(message, parts=tuple(map(_forgotten, message.parts)))
+
+
+def _forgotten(answer: Message) -> Message:
+    return answer if answer.tool_calls else replace(answer, reasoning="")
 
 
 @pytest.mark.parametrize("name", ["drops thinking", "keeps thinking"])
