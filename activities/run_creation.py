@@ -39,7 +39,8 @@ async def create_run_from_config(
             await runs.require_no_other_run(connection, run_id)
         model = None if config.endpoint else await model_directory(connection, config)
     if config.endpoint is not None:
-        await check_endpoint(config.endpoint)
+        evaluated = config.evaluation
+        await check_endpoint(config.endpoint, [*evaluated.temperatures, *evaluated.start_temperatures])
         first, files = config.endpoint.url, []
     else:
         assert model is not None

@@ -12,7 +12,7 @@ the request itself is told to the agent, whose act it was: otherwise a policy co
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,11 @@ class EndpointUnavailableError(EngineUnavailableError):
 
 
 class EndpointRejectedError(EngineRejectedError):
-    """The endpoint refused a request for what it contains."""
+    """The endpoint refused a request: `for_content` because of what is said in it, else perhaps because of its form."""
+
+    def __init__(self, message: str, for_content: bool = False) -> None:
+        super().__init__(message)
+        self.for_content = for_content
 
 
 class EndpointContextError(Exception):
@@ -214,20 +218,35 @@ class EndpointClient:
         is_users = bool(_codes_of(_json_of(text)) & set(_USERS_CODES))
         if not is_users and (status == 413 or (status in (400, 422) and _TOO_LONG.search(text))):
             return EndpointContextError(reason)
-        if not is_users and (status in (400, 422, 451) or (status == 403 and _FLAGGED.search(text))):
-            return EndpointRejectedError(words)
+        is_flagged = status == 451 or (status == 403 and _FLAGGED.search(text) is not None)
+        if not is_users and (is_flagged or status in (400, 422)):
+            return EndpointRejectedError(words, for_content=is_flagged)
         check = _CHECKS.get(status, "endpoint.url, endpoint.model and endpoint.key")
         return EndpointUnavailableError(f"{words}; check {check}", _seconds(retry_after), for_a_person=True)
 
 
-async def check_endpoint(endpoint: EndpointConfig) -> None:
-    """Ask for one short answer. Raises ConfigError if address, model or key are wrong; an endpoint that is only busy
-    or away passes, because the rollouts wait for it.
+_TRIED_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "nothing",
+        "description": "Does nothing.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+async def check_endpoint(endpoint: EndpointConfig, temperatures: Sequence[float]) -> None:
+    """Ask for short answers in the form of the rollouts' requests: with a tool, a limit and each temperature.
+
+    Raises ConfigError if the endpoint does not take them, or if address, model or key are wrong; an endpoint that is
+    only busy or away passes, because the rollouts wait for it.
     """
     client = EndpointClient(endpoint)
-    request: JsonObject = {"messages": [{"role": "user", "content": "Answer with OK."}], "max_tokens": 16}
+    messages = [{"role": "user", "content": "Answer with OK."}]
     try:
-        await client.complete(request)
+        for temperature in dict.fromkeys(temperatures):
+            form = {"temperature": temperature, "max_tokens": 16, "tools": [_TRIED_TOOL]}
+            await client.complete({"messages": messages, **form})
     except (EndpointRejectedError, EndpointContextError) as error:
         raise ConfigError(f"endpoint: {error}; `endpoint.body` adds or leaves out fields of the requests") from None
     except EndpointUnavailableError as error:

@@ -149,7 +149,9 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
 
     try:
         sizes = read_sizes(directory)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (AttributeError, KeyError) as error:
+        return [_Finding("training", f"a model of this form cannot be trained here: {error}", True)]
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         return [_Finding("training", f"transformers has no causal language model for this config: {reason}", True)]
     packing = (

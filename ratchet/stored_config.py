@@ -4,7 +4,7 @@ import hashlib
 
 import orjson
 
-from ratchet.config import MetricsConfig, RunConfig
+from ratchet.config import MetricsConfig, RunConfig, TrainingConfig
 from ratchet.types import JsonObject
 
 
@@ -22,9 +22,10 @@ def config_digest(config: RunConfig) -> str:
 
 
 def known_digests(config: RunConfig) -> list[str]:
-    """Return the digests under which an open run with this config may be stored: today's and the earlier one.
+    """Return the digests under which an open run with this config may be stored: today's and the earlier ones.
 
-    Until migration 0002 the digest covered the defaults, too, of the keys that there were.
+    Until migration 0002 the digest covered the defaults, too, of the keys that there were. Later the defaults of two
+    keys were changed to those that mean the same on a CPU.
     """
     values = config.model_dump(mode="json")
     if config.grading.control_share == 1:
@@ -43,7 +44,28 @@ def known_digests(config: RunConfig) -> list[str]:
     for dataset in values["datasets"]:
         if dataset["weight"] is None:
             del dataset["weight"]
-    return [config_digest(config), _digest(values)]
+    training = values["training"]
+    for key in ("max_skipped_steps", "shard_ranks"):
+        if training[key] == TrainingConfig.model_fields[key].default:
+            del training[key]
+    for key, (now, then) in _CHANGED_DEFAULTS.items():
+        training[key] = then if training[key] == now else training[key]
+    return [config_digest(config), _digest(_without_changed_defaults(config)), _digest(values)]
+
+
+_CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
+"""Key of `training` -> its default, and the one that it had before."""
+
+
+def _without_changed_defaults(config: RunConfig) -> JsonObject:
+    """Return the values that differ from the defaults which the keys had before."""
+    values = config.model_dump(mode="json", exclude_defaults=True)
+    training = dict(values.get("training", {}))
+    for key, (_, then) in _CHANGED_DEFAULTS.items():
+        if key in training and training[key] == then:
+            del training[key]
+    left = {name: value for name, value in values.items() if name != "training"}
+    return left | ({"training": training} if training else {})
 
 
 def _digest(values: JsonObject) -> str:

@@ -137,12 +137,9 @@ class RankLearner:
         dist.all_reduce(totals)
         peaks[2] = peak_memory_gib(self.device)
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        optimiser = {
-            "grad_norm": grad_norm,
-            "update_norm": update_norm,
-            "learning_rate": float(learning_rate),
-            "skipped_updates": float(num_skipped),
-        }
+        optimiser = {"learning_rate": float(learning_rate), "skipped_updates": float(num_skipped)}
+        if grad_norm or not num_skipped:  # if no update was made there is no norm, and 0 would be one
+            optimiser |= {"grad_norm": grad_norm, "update_norm": update_norm}
         metrics = token_metrics(totals.tolist()) | optimiser | peak_metrics(peaks.tolist())
         return StepResult(finite_metrics(metrics | reward_metrics(plan.members)), num_skipped, largest.merged())
 

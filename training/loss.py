@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # a step needs no pydantic
 
 MAX_LOG_RATIO = 20.0
 """Bound of every |log-ratio| before it is exponentiated. An infinite ratio would not be removed by a mask: infinity
-times 0 is NaN, in the loss and in its gradient. A token beyond the bound gets no gradient through its ratio."""
+times 0 is NaN, in the loss and in its gradient. A token beyond the bound gets no gradient through its own ratio."""
 
 
 @dataclass(slots=True, frozen=True)

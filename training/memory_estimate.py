@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from training.policy_model import TrainablePolicy, active_weights, chunk_logits, why_no_segments
+from training.policy_model import (
+    TrainablePolicy,
+    active_weights,
+    attention_layers,
+    chunk_logits,
+    head_size,
+    why_no_segments,
+)
 
 _GIB = 2**30
 _MASTER_BYTES = 16
@@ -51,7 +58,6 @@ def read_sizes(path: Path) -> ModelSizes:
     layers = [sum(weights.numel() for weights in layer.parameters()) for layer in model.get_decoder().layers]
     text: Any = model.config
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     experts = getattr(text, "num_experts_per_tok", None) or 0
     intermediate = experts * getattr(text, "moe_intermediate_size", 0) if experts else text.intermediate_size
     return ModelSizes(
@@ -63,7 +69,7 @@ def read_sizes(path: Path) -> ModelSizes:
         hidden=text.hidden_size,
         intermediate=intermediate,
         vocabulary=text.vocab_size,
-        cache_bytes=2 * 2 * len(layers) * heads * size,
+        cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
         no_segments=why_no_segments(settings),
         has_vision=hasattr(settings, "vision_config"),
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.loss import MAX_LOG_RATIO, TokenBatch, clip_masks
+from training.loss import TokenBatch, bounded_exp, clip_masks
 from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # a step needs neither pydantic nor the store
@@ -66,8 +66,8 @@ class StepSums:
         """
         with torch.no_grad():
             low, high = clip_masks(tokens, loss)
-            log_ratios = (tokens.logprobs - tokens.behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            ratios = log_ratios.exp()
+            log_ratios = tokens.logprobs - tokens.behaviour
+            ratios = bounded_exp(log_ratios)
             self.num_tokens += len(ratios)
             self.loss += float(weighted_loss)
             self.entropy += float(entropies.sum())

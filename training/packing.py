@@ -10,6 +10,8 @@ packed  chains side by side, nothing shared, nothing padded
 padded  chains as rows of one rectangle, for architectures without segment attention
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Sequence
@@ -94,12 +96,18 @@ def deal_bins(
         middle = (low + high) / 2
         found = cut(middle)
         if len(found) <= num_bins:
-            bins = found
+            # Smaller bins compute shared prefixes more often, so they are taken only if the passes become shorter.
+            bins = min(bins, found, key=partial(_duration, num_ranks=num_ranks))
             high = middle
         else:
             low = middle
     bins.sort(key=lambda one: -one.work)
     return [[one.chains for one in bins[rank::num_ranks]] for rank in range(num_ranks)]
+
+
+def _duration(bins: Sequence[_Cut], num_ranks: int) -> float:
+    """Return the work of the heaviest bin of each pass, summed over the passes."""
+    return sum(sorted((one.work for one in bins), reverse=True)[::num_ranks])
 
 
 def spare_chain(chain: TrainingSequence) -> TrainingSequence:

@@ -222,7 +222,7 @@ def pair_cost(policy: TrainablePolicy) -> float:
     """
     settings = policy.model.config
     linear = 2 * active_weights(policy)
-    return float(4 * settings.num_attention_heads * _head_size(settings) * _attention_layers(settings) / linear)
+    return float(4 * settings.num_attention_heads * head_size(settings) * attention_layers(settings) / linear)
 
 
 def active_weights(policy: TrainablePolicy) -> int:
@@ -236,13 +236,13 @@ def active_weights(policy: TrainablePolicy) -> int:
     return sum(weights.numel() for _, weights in parameters) - in_experts + in_experts * used // available
 
 
-def _attention_layers(settings: Any) -> int:
+def attention_layers(settings: Any) -> int:
     """Return the number of attention layers; the work of a recurrent layer grows with tokens, not with pairs."""
     kinds = getattr(settings, "layer_types", None)
     return int(settings.num_hidden_layers) if kinds is None else sum(kind != "linear_attention" for kind in kinds)
 
 
-def _head_size(settings: Any) -> int:
+def head_size(settings: Any) -> int:
     return int(getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads)
 
 
@@ -266,7 +266,7 @@ class ForwardWork:
         head = policy.model.get_output_embeddings().weight
         body = active_weights(policy) - embedding.numel() - (0 if head is embedding else head.numel())
         return cls(
-            body, head.numel(), 12 * _attention_layers(settings) * settings.num_attention_heads * _head_size(settings)
+            body, head.numel(), 12 * attention_layers(settings) * settings.num_attention_heads * head_size(settings)
         )
 
     def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:

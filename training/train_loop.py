@@ -315,7 +315,7 @@ class TrainLoop:
             return
         reason = (
             f"step {step}: the gradient is not finite, as in the {bound} steps before it (training.max_skipped_steps); "
-            "its batch is kept and no weights were published"
+            "its batch is kept and no weights were published; `ratchet skip-step RUN -m REASON` discards it"
         )
         lease = self.lease
         self.context.ranks.transaction(

@@ -17,7 +17,13 @@ import structlog
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer, Message, RequestOptions
 from adapter.dialects.base import InvalidRequestError
-from adapter.endpoint import EndpointAnswer, EndpointClient, EndpointContextError, EndpointUnavailableError
+from adapter.endpoint import (
+    EndpointAnswer,
+    EndpointClient,
+    EndpointContextError,
+    EndpointRejectedError,
+    EndpointUnavailableError,
+)
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PreparedCall, PromptTooLongError
 from adapter.prompt.request_parser import ParsedRequest
@@ -60,8 +66,8 @@ class TurnForwarder:
         """Ask the session's endpoint until it answers, however long it is away.
 
         Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full,
-        EndpointRejectedError if the endpoint refuses the request itself, and InvalidRequestError if it returns no
-        logprobs and the client asked for them.
+        EndpointRejectedError if the endpoint refuses what an answer of the policy has led to, or what is said in the
+        request, and InvalidRequestError if it returns no logprobs and the client asked for them.
         """
         endpoint = session.row.endpoint
         assert endpoint is not None
@@ -84,7 +90,11 @@ class TurnForwarder:
                 limit = error.max_tokens or session.row.limits["max_context_tokens"]
                 num_tokens = max(error.num_tokens or 0, limit + 1)
                 raise PromptTooLongError(num_tokens, limit, prepared.request.options) from error
-            except (EndpointUnavailableError, ConfigError) as error:
+            except (EndpointUnavailableError, EndpointRejectedError, ConfigError) as error:
+                # Before its first answer the policy has had no part in the request: its form is a person's to mend.
+                has_answered = prepared.after_turn_id is not None
+                if isinstance(error, EndpointRejectedError) and (error.for_content or has_answered):
+                    raise
                 self._waits.set_forwarded(turn_id, False)
                 self._waits.credit(turn_id, time.monotonic() - began)
                 has_failed = True
@@ -163,7 +173,7 @@ def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) ->
 
 
 def _tool_options(options: RequestOptions) -> JsonObject:
-    """The choice of tools in the form that all servers know. Calls of tools that are not chosen are left out later."""
+    """The choice of tools in the form that all servers know. Calls of tools that are not chosen become text later."""
     found: JsonObject = {}
     choice = options.tool_choice
     if choice.allowed is not None and len(choice.allowed) == 1 and choice.required:

@@ -154,20 +154,37 @@ async def test_a_call_waits_while_the_endpoint_is_busy_or_away(adapter: str, dat
 
 async def test_a_full_context_and_a_refused_request_reach_the_agent(adapter: str, database: Database) -> None:
     told = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens."
+    full = (400, {"error": {"message": told}})
     for number, (answer, said) in enumerate(
         [
-            ((400, {"error": {"message": told}}), "prompt is too long: 5000 tokens > 4096 maximum"),
+            (full, "prompt is too long: 5000 tokens > 4096 maximum"),
             (refuses(422), "the endpoint refused the request: .* 422"),
         ]
     ):
         opened = await open_rollout(database, member=number)
-        with ChatEngine([answer]) as server:
+        with ChatEngine([says("I begin."), answer]) as server:
             await forward_to(database, opened, f"http://127.0.0.1:{server.port}/v1")
+            messages: list[Any] = [{"role": "user", "content": "x"}]
             async with chat_client(adapter, opened.token) as client:
+                begun = await client.chat.completions.create(model="policy", messages=messages)
+                messages += [begun.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "y"}]
                 with pytest.raises(openai.BadRequestError, match=said):
-                    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
-        (row,) = await opened.turns()
-        assert row.state == "aborted"
+                    await client.chat.completions.create(model="policy", messages=messages, timeout=30)
+        assert (await opened.turns())[-1].state == "aborted"
+
+
+async def test_a_form_that_an_endpoint_refuses_before_the_first_answer_is_for_a_person(
+    adapter: str, database: Database
+) -> None:
+    """The policy has had no part in it, so it is no zero: the call waits until the endpoint takes it."""
+    opened = await open_rollout(database)
+    with ChatEngine([refuses(400), says("mended")]) as server:
+        await forward_to(database, opened, f"http://127.0.0.1:{server.port}/v1")
+        async with chat_client(adapter, opened.token) as client:
+            reply = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "x"}], timeout=60
+            )
+    assert reply.choices[0].message.content == "mended"
 
 
 async def test_logprobs_are_the_endpoints_or_refused(

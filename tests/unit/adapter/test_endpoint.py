@@ -200,13 +200,13 @@ async def test_no_message_repeats_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_a_wrong_key_or_model_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in (refuses(307), refuses(401), refuses(404), refuses(400)):
         with ChatEngine([answer]) as server, pytest.raises(ConfigError, match="endpoint: http"):
-            await check_endpoint(endpoint(server.port))
+            await check_endpoint(endpoint(server.port), [1.0])
     for answer in (refuses(429), refuses(503), DROP, says("OK")):
         with ChatEngine([answer]) as server:
-            await check_endpoint(endpoint(server.port))  # the rollouts wait for it
+            await check_endpoint(endpoint(server.port), [1.0])  # the rollouts wait for it
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with ChatEngine([says("OK")]) as server, pytest.raises(ConfigError, match="NO_SUCH_KEY"):
-        await check_endpoint(endpoint(server.port, key="${NO_SUCH_KEY}"))
+        await check_endpoint(endpoint(server.port, key="${NO_SUCH_KEY}"), [1.0])
 
 
 @pytest.mark.parametrize("url", ["api.example.org/v1", "http://", "https://me:secret@host/v1", "https://host/v1?key=1"])

@@ -1,6 +1,7 @@
 """The run's config: precedence of its sources, and errors that name key, value and remedy."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,16 @@ def test_a_run_of_an_earlier_commit_is_found_by_its_digest() -> None:
     """The digest that commit d4e5a70 stored for this config."""
     config = RunConfig.model_validate({"datasets": [{"path": "/data/tasks.jsonl"}], "training": {"steps": 7}})
     assert "0b7c92b99ea8dd97fcde35abe2baae4f2dbe792060770daebc5078cc68392fe2" in known_digests(config)
+
+
+@pytest.mark.parametrize("training", [{"dtype": "float32"}, {"activation_checkpointing": False, "steps": 7}])
+def test_a_run_that_said_what_was_the_default_is_found_after_the_default_has_changed(training: dict[str, Any]) -> None:
+    """At commit 95f4d45 these values were left out of the digest, because they were the defaults."""
+    said = RunConfig.model_validate({"datasets": [{"path": "/data/tasks.jsonl"}], "training": training})
+    silent = {name: value for name, value in training.items() if name == "steps"}
+    config = RunConfig.model_validate({"datasets": [{"path": "/data/tasks.jsonl"}], "training": silent})
+    assert config_digest(config) in known_digests(said)
+    assert config_digest(said) != config_digest(config)
 
 
 def test_keys_of_another_version_do_not_lose_a_run(path: Path) -> None:

@@ -300,25 +300,33 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(model:
         learner.load(str(tmp_path / "checkpoint"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", ["reads another head's log-sum-exp", "loses what branches owe to their prefix"])
 def test_a_kernel_with_wrong_gradients_is_refused_when_a_model_is_loaded(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, fault: str
 ) -> None:
     """Its forward pass is right, so only the gradients of a forked batch show it."""
     right = attention._block_backward
 
-    def reads_another_block(*given: object) -> tuple[Tensor, Tensor, Tensor]:
-        grad, query, key, value, out, lse, *more = given
-        return right(grad, query, key, value, out, lse.roll(1, 1), *more)  # type: ignore[attr-defined, arg-type]
+    def wrong(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        grad, query, key, value, out, lse, causal, *more = given
+        if fault.startswith("reads"):
+            return right(grad, query, key, value, out, lse.roll(1, 1), causal, *more)
+        found = right(*given)
+        return found if causal else (found[0], torch.zeros_like(found[1]), found[2])
 
-    monkeypatch.setattr(attention, "_block_backward", reads_another_block)
-    with pytest.raises(ValueError, match="gradient of chains that share a prefix differs"):
-        RankLearner(model, make_config())
-    RankLearner(model, make_config(packing="padded"))
+    monkeypatch.setattr(attention, "_block_backward", wrong)
+    with pytest.raises(ValueError, match=r"gradient of a batch differs.*use training.packing: padded"):
+        RankLearner(model, make_config(dtype=dtype))
+    RankLearner(model, make_config(packing="padded", dtype=dtype))
 
 
 def test_a_model_that_cannot_be_read_is_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((model / "config.json").read_text())
     with pytest.raises(ValueError, match="the model cannot be loaded: OSError"):
+        RankLearner(tmp_path, make_config())
+    (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:500])
+    with pytest.raises(ValueError, match="the model cannot be loaded: SafetensorError"):
         RankLearner(tmp_path, make_config())
 
 

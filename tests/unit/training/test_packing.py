@@ -115,6 +115,14 @@ def test_ranks_get_equal_work_by_flops_and_not_by_tokens() -> None:
     assert sum(len(one.ids) for one in with_long) < 560
 
 
+def test_one_rank_computes_no_prefix_twice_to_make_bins_equal() -> None:
+    """With one rank the sum counts: 1,100 + 300 tokens in two bins, not 950 twice."""
+    chains = [sequence(0, [0] * 100), sequence(11, [9] * 300)]
+    chains += [sequence(n, [*[1] * 500, *[n + 1] * 50]) for n in range(1, 11)]
+    (bins,) = deal_bins(chains, 1, 1100, "tree", 0.0)
+    assert sum(pack_bin(bin, "tree").ids.size for bin in bins) == 1400
+
+
 def test_a_chain_longer_than_a_bin_is_named() -> None:
     with pytest.raises(ValueError, match=r"rollout 7 has 41 tokens, more than training.bin_tokens \(40\)"):
         deal_bins([sequence(7, list(range(41)))], 1, 40, "tree", 0.0)

@@ -84,7 +84,9 @@ def forms() -> Iterator[tuple[Dialect, Any, set[str] | None, bool]]:
 FORMS = list(forms())
 
 
-@pytest.mark.parametrize(("dialect", "choice", "allowed", "required"), FORMS, ids=[str(one[:2]) for one in FORMS])
+@pytest.mark.parametrize(
+    ("dialect", "choice", "allowed", "required"), FORMS, ids=[f"{one[0].name} {one[1]}" for one in FORMS]
+)
 def test_a_choice_is_read(dialect: Dialect, choice: Any, allowed: set[str] | None, required: bool) -> None:
     found = read(dialect, choice)
     assert (found.allowed, found.required, found.sent) == (allowed, required, choice)
@@ -109,7 +111,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "choice"), REFUSED, ids=map(str, REFUSED))
+@pytest.mark.parametrize(("dialect", "choice"), REFUSED, ids=[f"{one[0].name} {one[1]}" for one in REFUSED])
 def test_a_choice_that_cannot_be_kept_is_refused_by_name(dialect: Dialect, choice: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"^tool_choice"):
         read(dialect, choice)
