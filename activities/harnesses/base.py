@@ -68,12 +68,19 @@ class HarnessSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How the agent ended. `exit_code` None: the launcher died. `used_seconds`: by the box's clock."""
+    """How the agent ended, or that it is suspended at its deadline.
+
+    `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
+    `suspended_seconds`, the time for which it has been suspended, or was before it was ended. `is_suspended`: it has
+    not ended; `resume` or `stop_suspended` decides, and then `wait` is called again.
+    """
 
     kind: AgentExit
     exit_code: int | None
     used_seconds: float
     detail: str
+    suspended_seconds: float = 0.0
+    is_suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +154,25 @@ class BaseHarness(ABC):
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:
-        """Wait until the agent has ended, by one long command in the box. Cancelling it does not end the agent."""
+        """Wait until the agent has ended or is suspended at its deadline, by one long command in the box.
+
+        Cancelling it does not end the agent.
+        """
         record, errors = await launcher.wait_for_exit(box, attempt)
-        if record.reason in ("deadline", "stalled"):
+        if record.reason in ("reached", "deadline", "stalled"):
             kind = AgentExit.TIME_BUDGET
         elif record.reason == "exit" and record.exit_code is not None:
             kind = await self.read_exit(box, attempt, record.exit_code, errors)
         else:
             kind = AgentExit.CRASHED
-        return ExitReport(kind, record.exit_code, record.used_seconds, errors or record.reason)
+        return ExitReport(
+            kind,
+            record.exit_code,
+            record.used_seconds,
+            errors or record.reason,
+            suspended_seconds=max(0.0, record.ended - record.started - record.used_seconds),
+            is_suspended=record.reason == "reached",
+        )
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         """Return the exit of a program that ended by itself. `errors`: the last lines of its standard error."""
@@ -164,6 +181,18 @@ class BaseHarness(ABC):
     async def extend(self, box: Sandbox, attempt: int, waited_seconds: float) -> None:
         """Move the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
         await launcher.extend_deadline(box, attempt, waited_seconds)
+
+    async def is_suspended(self, box: Sandbox, attempt: int) -> bool:
+        """Return whether the agent is suspended at its deadline."""
+        return await launcher.is_suspended(box, attempt)
+
+    async def resume(self, box: Sandbox, attempt: int, seconds: float) -> None:
+        """Let an agent that is suspended at its deadline go on for `seconds`."""
+        await launcher.resume(box, attempt, seconds)
+
+    async def stop_suspended(self, box: Sandbox, attempt: int) -> None:
+        """End an agent that is suspended at its deadline: `wait` then returns `time_budget`."""
+        await launcher.stop_suspended(box, attempt)
 
     async def stop(self, box: Sandbox, attempt: int) -> None:
         """End an agent that makes no progress, as at its deadline: `wait` then returns `time_budget`."""
