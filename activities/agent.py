@@ -174,7 +174,7 @@ class AgentActivities:
         owed = owed_seconds(report, budget_seconds, progress.waited_seconds)
         _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
         if owed > _LEAST_RESUMED_SECONDS:
-            await harness.resume(box, input.attempt, owed)
+            await harness.resume_suspended(box, input.attempt, owed)
         else:
             await harness.stop_suspended(box, input.attempt)
 

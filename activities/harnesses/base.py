@@ -43,7 +43,7 @@ class HarnessSpec(BaseModel):
     """One agent's task and limits, without the session token, which is a secret.
 
     `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
-    `render_prompt`). `time_budget_seconds`: counted by the box's clock and enforced by the launcher; time in which the
+    `render_prompt`). `time_budget_seconds`: counted by the box's clock, by the launcher; time in which the
     agent waits for an engine is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
     itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
     `extra_env`: overrides all other environment variables.
@@ -72,7 +72,7 @@ class ExitReport:
 
     `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
     `suspended_seconds`, the time for which it has been suspended, or was before it was ended. `is_suspended`: it has
-    not ended; `resume` or `stop_suspended` decides, and then `wait` is called again.
+    not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again.
     """
 
     kind: AgentExit
@@ -103,9 +103,9 @@ class NoOptions(BaseModel):
 class BaseHarness(ABC):
     """One agent program. A subclass defines its files (`configure`), its exit (`read_exit`) and its transcript.
 
-    The launcher starts the program once, waits for it, enforces the deadline and ends it, in the same way for all.
-    Every method may be called again, by another try or process, also after success. `attempt` identifies the agent's
-    run within the box. All methods raise SandboxGoneError and SandboxBusyError as the box does.
+    The launcher starts the program once, waits for it, suspends it at the deadline and ends it, for all in the same
+    way. Every method may be called again, by another try or process, also after success. `attempt` identifies the
+    agent's run within the box. All methods raise SandboxGoneError and SandboxBusyError as the box does.
     """
 
     name: ClassVar[str]
@@ -186,9 +186,9 @@ class BaseHarness(ABC):
         """Return whether the agent is suspended at its deadline."""
         return await launcher.is_suspended(box, attempt)
 
-    async def resume(self, box: Sandbox, attempt: int, seconds: float) -> None:
+    async def resume_suspended(self, box: Sandbox, attempt: int, seconds: float) -> None:
         """Let an agent that is suspended at its deadline go on for `seconds`."""
-        await launcher.resume(box, attempt, seconds)
+        await launcher.resume_suspended(box, attempt, seconds)
 
     async def stop_suspended(self, box: Sandbox, attempt: int) -> None:
         """End an agent that is suspended at its deadline: `wait` then returns `time_budget`."""

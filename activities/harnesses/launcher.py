@@ -166,7 +166,7 @@ async def is_suspended(box: Sandbox, attempt: int) -> bool:
     return result.exit_code == 0
 
 
-async def resume(box: Sandbox, attempt: int, seconds: float) -> None:
+async def resume_suspended(box: Sandbox, attempt: int, seconds: float) -> None:
     """Let an agent that is suspended at its deadline go on for `seconds`; nothing happens if it is not suspended."""
     await box.exec(launcher_command(attempt, "resume", f"{seconds:.2f}"), user="root")
 

@@ -90,4 +90,6 @@ async def add_suspension(connection: AsyncConnection, session_id: int, seconds: 
     mine = select(SessionTable.id).where(SessionTable.id == session_id).with_for_update(key_share=True)
     await connection.execute(mine)  # because add_engine_waits skips a session that another transaction has locked
     now = datetime.now(UTC)
-    await sessions.add_engine_waits(connection, {session_id: [sessions.EngineWait(now - timedelta(seconds=seconds), now)]})
+    await sessions.add_engine_waits(
+        connection, {session_id: [sessions.EngineWait(now - timedelta(seconds=seconds), now)]}
+    )

@@ -73,12 +73,12 @@ class SessionProgress:
 
     `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
     the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
-    `engine_wait_seconds`: time in which its calls waited for an engine or the store, or in which it was suspended at its
-    deadline. `away_seconds`: time since its
-    first token without any adapter. `both_seconds`: time that both of them have. `silent_seconds`: time for which the
-    process of its newest call, which is in flight, has not renewed its lease although other adapters work: it has lost
-    the store or was killed; without what `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in
-    flight.
+    `engine_wait_seconds`: time in which its calls waited for an engine or the store, or in which it was suspended
+    at its deadline. `away_seconds`: time since its first token without any adapter. `both_seconds`: time that both
+    of them have. `silent_seconds`: time for which the process of its newest call, which is in flight, has not
+    renewed its lease although other adapters work: it has lost the store or was killed; without what
+    `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while a
+    call is in flight.
     """
 
     num_turns: int

@@ -36,7 +36,7 @@ def test_owed_time(kind: AgentExit, used: float, waited: float, expected: bool) 
 def test_an_agent_is_owed_what_it_waited_before_its_deadline(
     used: float, suspended: float, waited: float, owed: float
 ) -> None:
-    """Whoever is owed nothing is stopped, and is not cut short however long it was suspended."""
+    """An agent that is stopped then is not cut short, however long it was suspended."""
     report = ExitReport(AgentExit.TIME_BUDGET, None, used, "", suspended)
     assert owed_seconds(report, budget_seconds=100.0, waited_seconds=waited) == owed
     assert not cut_short(report, budget_seconds=100.0, waited_seconds=waited)

@@ -99,13 +99,13 @@ async def test_the_deadline_suspends_the_tree_until_it_is_resumed(ending_box: Ho
     await launcher.extend_deadline(ending_box, 1, 500)  # a watcher that knows nothing of the suspension
     assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "reached"
     assert await launcher.is_suspended(ending_box, 1)
-    await launcher.resume(ending_box, 1, 1000)
+    await launcher.resume_suspended(ending_box, 1, 1000)
     assert not await launcher.is_suspended(ending_box, 1)
     await until(lambda: states_of(agent_user) == "S")
     moved = float(await ending_box.read_file("/run/ratchet/1/deadline"))
     assert record.ended + 1000 <= moved < record.ended + 1060
     await launcher.stop_suspended(ending_box, 1)  # too late, as of a worker that was slow
-    await launcher.resume(ending_box, 1, 5)
+    await launcher.resume_suspended(ending_box, 1, 5)
     assert float(await ending_box.read_file("/run/ratchet/1/deadline")) == moved
     assert len(processes_of(agent_user)) >= 5
 
@@ -113,7 +113,7 @@ async def test_the_deadline_suspends_the_tree_until_it_is_resumed(ending_box: Ho
 async def test_a_resumed_agent_ends_by_itself(ending_box: HostBox, agent_user: str) -> None:
     gate = ending_box.root / "gate"
     await suspend(ending_box, agent_user, f"until [ -e {gate} ]; do sleep 0.1; done; exit 3")
-    await launcher.resume(ending_box, 1, 1000)
+    await launcher.resume_suspended(ending_box, 1, 1000)
     gate.touch()
     record, _ = await launcher.wait_for_exit(ending_box, 1)
     assert (record.exit_code, record.reason) == (3, "exit")
