@@ -65,7 +65,7 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
 
 
 def test_up_and_down_at_once_do_not_end_what_the_other_has_begun(stack: Sleepers) -> None:
-    """Whichever comes last decides: here an `up` that comes while a slow `down` waits."""
+    """The last one decides: here an `up` that comes while a slow `down` waits."""
     _wait_for(stack, {"engine": "running", "adapter": "running"})
     down = threading.Thread(target=Supervisor(stack).down)
     down.start()
