@@ -1,11 +1,13 @@
 """Stage `agent`: run the agent's program in its box.
 
 The launcher in the box starts the program once (`mkdir` is atomic); any number of tries and workers then wait for the
-same program. A cancelled stage leaves the program running; `diff` ends it.
+same program. A cancelled stage leaves the program running; `diff` ends it. At its deadline the launcher suspends the
+program, and this stage decides whether it goes on, because only the store knows for how long it waited for us.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 
 import structlog
@@ -30,7 +32,7 @@ from ratchet.errors import (
     StoreUnavailableError,
 )
 from ratchet.payloads import AgentResult, StageInput
-from ratchet.store import sessions
+from ratchet.store import outages, sessions
 from ratchet.store.database import Database
 from ratchet.store.tasks import TaskRow
 from ratchet.types import MODEL_NAME, AgentExit
@@ -39,6 +41,7 @@ _LOG = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
 _TOLERATED_DEBT_SECONDS = 30.0
+_LEAST_RESUMED_SECONDS = 1.0
 _GRACE_SECONDS = 60.0
 """Time beyond the guard in which an agent that was ended has to be gone."""
 _MAX_DETAIL_CHARS = 300
@@ -97,6 +100,9 @@ class AgentActivities:
             await harness.install(box, spec)
             await harness.start(box, spec, input.attempt, token)
             ended = await self._wait_until_guard(box, harness, input)
+            while ended.is_suspended:
+                await self._resume_or_stop(box, harness, input, session_id, ended, config.limits.agent_seconds)
+                ended = await self._wait_until_guard(box, harness, input)
             if ended.kind is AgentExit.TIME_BUDGET:
                 await self._wait_for_records(session_id)
             if ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds < config.limits.agent_seconds:
@@ -144,6 +150,34 @@ class AgentActivities:
             await sessions.wait_for_writers(connection, session_id)
         await asyncio.sleep(2 * sessions.WAITS_RECORDED_SECONDS)
 
+    async def _resume_or_stop(
+        self,
+        box: Sandbox,
+        harness: BaseHarness,
+        input: StageInput,
+        session_id: int,
+        suspended: ExitReport,
+        budget_seconds: float,
+    ) -> None:
+        """Let an agent that is suspended at its deadline use the time that it waited for us, or end it.
+
+        Nothing is lost if the worker dies on any line: the agent stays suspended, and the next try is asked again. An
+        error of the store ends this try in the same way.
+        """
+        asked = time.monotonic()
+        await self._wait_for_records(session_id)
+        suspended_seconds = suspended.suspended_seconds + time.monotonic() - asked
+        async with self.database.begin() as connection:
+            await outages.add_suspension(connection, session_id, suspended_seconds)
+        progress = await self._session_progress(input)
+        report = dataclasses.replace(suspended, suspended_seconds=suspended_seconds)
+        owed = owed_seconds(report, budget_seconds, progress.waited_seconds)
+        _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
+        if owed > _LEAST_RESUMED_SECONDS:
+            await harness.resume_suspended(box, input.attempt, owed)
+        else:
+            await harness.stop_suspended(box, input.attempt)
+
     def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
         template = config.harness.prompt or DEFAULT_PROMPT
         return HarnessSpec(
@@ -180,7 +214,7 @@ class AgentActivities:
         """
         extended_seconds = 0.0
         num_turns = None
-        away_before_call = 0.0  # time without an adapter before the last call, which is not idle time after it
+        waited_before_call = 0.0  # time that is not the agent's before the last call, which is not idle time after it
         looked_at = time.monotonic()
         while True:
             with contextlib.suppress(RatchetError):
@@ -195,10 +229,11 @@ class AgentActivities:
                     extended_seconds = waited_seconds
                 if progress is not None:
                     if num_turns not in (None, progress.num_turns):
-                        away_before_call = progress.away_seconds
+                        waited_before_call = progress.recorded_wait_seconds
                     num_turns = progress.num_turns
-                    idle_seconds = progress.idle_seconds - (progress.away_seconds - away_before_call)
-                    if stall_seconds is not None and idle_seconds > stall_seconds:
+                    idle_seconds = progress.idle_seconds - (progress.recorded_wait_seconds - waited_before_call)
+                    is_idle = stall_seconds is not None and idle_seconds > stall_seconds
+                    if is_idle and not await harness.is_suspended(box, input.attempt):
                         _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
                         await harness.stop(box, input.attempt)
             await asyncio.sleep(_WATCH_SECONDS)
@@ -219,11 +254,19 @@ class AgentActivities:
 def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:
     """Return whether the deadline ended the agent although it had waiting time left to be credited.
 
-    That happens if no worker ran to extend the deadline. A debt of up to 30 s is ignored, because the watcher extends
-    the deadline a few seconds late.
+    Only a launcher of an earlier version does that, if no worker ran to extend the deadline; a worker of that version
+    put it into the box. A debt of up to 30 s is ignored, because the watcher extends the deadline a few seconds late.
     """
     by_deadline = ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds >= budget_seconds
-    return by_deadline and waited_seconds - (ended.used_seconds - budget_seconds) > _TOLERATED_DEBT_SECONDS
+    return by_deadline and owed_seconds(ended, budget_seconds, waited_seconds) > _TOLERATED_DEBT_SECONDS
+
+
+def owed_seconds(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> float:
+    """Return how much of its budget an agent had left at its deadline.
+
+    `waited_seconds` contains the suspension (`outages.add_suspension`); a wait during it does not count twice.
+    """
+    return waited_seconds - ended.suspended_seconds - (ended.used_seconds - budget_seconds)
 
 
 def uncalled(ended: ExitReport) -> str:

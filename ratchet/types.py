@@ -134,7 +134,7 @@ class AgentExit(StrEnum):
     """The next prompt would not fit into `sampling.max_context_tokens`, or the program gave up because its model's
     answers were cut at the token limit."""
     TIME_BUDGET = "time_budget"
-    """The launcher ended the program at its deadline, or because it made no model call for `limits.stall_seconds`."""
+    """The program was ended at its deadline, or because it made no model call for `limits.stall_seconds`."""
     CRASHED = "crashed"
     """The program, or its launcher, ended with an error of its own."""
     STARVED = "starved"

@@ -43,7 +43,7 @@ class HarnessSpec(BaseModel):
     """One agent's task and limits, without the session token, which is a secret.
 
     `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
-    `render_prompt`). `time_budget_seconds`: counted by the box's clock and enforced by the launcher; time in which the
+    `render_prompt`). `time_budget_seconds`: counted by the box's clock, by the launcher; time in which the
     agent waits for an engine is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
     itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
     `extra_env`: overrides all other environment variables.
@@ -68,12 +68,19 @@ class HarnessSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How the agent ended. `exit_code` None: the launcher died. `used_seconds`: by the box's clock."""
+    """How the agent ended, or that it is suspended at its deadline.
+
+    `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
+    `suspended_seconds`, the time for which it has been suspended, or was before it was ended. `is_suspended`: it has
+    not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again.
+    """
 
     kind: AgentExit
     exit_code: int | None
     used_seconds: float
     detail: str
+    suspended_seconds: float = 0.0
+    is_suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +103,9 @@ class NoOptions(BaseModel):
 class BaseHarness(ABC):
     """One agent program. A subclass defines its files (`configure`), its exit (`read_exit`) and its transcript.
 
-    The launcher starts the program once, waits for it, enforces the deadline and ends it, in the same way for all.
-    Every method may be called again, by another try or process, also after success. `attempt` identifies the agent's
-    run within the box. All methods raise SandboxGoneError and SandboxBusyError as the box does.
+    The launcher starts the program once, waits for it, suspends it at the deadline and ends it, for all in the same
+    way. Every method may be called again, by another try or process, also after success. `attempt` identifies the
+    agent's run within the box. All methods raise SandboxGoneError and SandboxBusyError as the box does.
     """
 
     name: ClassVar[str]
@@ -147,15 +154,25 @@ class BaseHarness(ABC):
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:
-        """Wait until the agent has ended, by one long command in the box. Cancelling it does not end the agent."""
+        """Wait until the agent has ended or is suspended at its deadline, by one long command in the box.
+
+        Cancelling it does not end the agent.
+        """
         record, errors = await launcher.wait_for_exit(box, attempt)
-        if record.reason in ("deadline", "stalled"):
+        if record.reason in ("reached", "deadline", "stalled"):
             kind = AgentExit.TIME_BUDGET
         elif record.reason == "exit" and record.exit_code is not None:
             kind = await self.read_exit(box, attempt, record.exit_code, errors)
         else:
             kind = AgentExit.CRASHED
-        return ExitReport(kind, record.exit_code, record.used_seconds, errors or record.reason)
+        return ExitReport(
+            kind,
+            record.exit_code,
+            record.used_seconds,
+            errors or record.reason,
+            suspended_seconds=max(0.0, record.ended - record.started - record.used_seconds),
+            is_suspended=record.reason == "reached",
+        )
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         """Return the exit of a program that ended by itself. `errors`: the last lines of its standard error."""
@@ -164,6 +181,18 @@ class BaseHarness(ABC):
     async def extend(self, box: Sandbox, attempt: int, waited_seconds: float) -> None:
         """Move the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
         await launcher.extend_deadline(box, attempt, waited_seconds)
+
+    async def is_suspended(self, box: Sandbox, attempt: int) -> bool:
+        """Return whether the agent is suspended at its deadline."""
+        return await launcher.is_suspended(box, attempt)
+
+    async def resume_suspended(self, box: Sandbox, attempt: int, seconds: float) -> None:
+        """Let an agent that is suspended at its deadline go on for `seconds`."""
+        await launcher.resume_suspended(box, attempt, seconds)
+
+    async def stop_suspended(self, box: Sandbox, attempt: int) -> None:
+        """End an agent that is suspended at its deadline: `wait` then returns `time_budget`."""
+        await launcher.stop_suspended(box, attempt)
 
     async def stop(self, box: Sandbox, attempt: int) -> None:
         """End an agent that makes no progress, as at its deadline: `wait` then returns `time_budget`."""

@@ -32,14 +32,16 @@ class StartResult:
 class ExitRecord(BaseModel):
     """`exit.json` as the launcher writes it; times in seconds of the box's monotonic clock.
 
-    `reason`: `exit`: the program ended by itself. `deadline`: its time was up. `stalled`: `stop` ended it, because it
-    made no model call for too long. `ended`: `end` came first. `crashed`: the launcher died.
+    `reason`: `exit`: the program ended by itself. `reached`: it has not ended; it is suspended at its deadline until
+    `resume` or `stop`. `deadline`: its time was up. `stalled`: `stop` ended it, because it made no model call for too
+    long. `ended`: `end` came first. `crashed`: the launcher died. `used_seconds`: from `started` to `ended`, without
+    the time for which it was suspended last.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     exit_code: int | None
-    reason: Literal["exit", "deadline", "stalled", "ended", "crashed"]
+    reason: Literal["exit", "reached", "deadline", "stalled", "ended", "crashed"]
     started: float
     ended: float
     used_seconds: float
@@ -133,8 +135,11 @@ async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
 
 
 async def wait_for_exit(box: Sandbox, attempt: int) -> AgentEnd:
-    """Wait for the end of the agent."""
-    command = launcher_command(attempt, "wait")
+    """Wait for the end of the agent, or until it is suspended at its deadline.
+
+    A launcher that a worker of an earlier version put into the box suspends nothing; its deadline ends the agent.
+    """
+    command = launcher_command(attempt, "wait", "decide")
     result = await box.exec(command, user="root", check=False, timeout=None)
     if result.exit_code != 0:
         raise CommandFailedError(command, result.exit_code, result.stdout, result.stderr)
@@ -153,6 +158,22 @@ def parse_exit(printed: str) -> AgentEnd:
 async def extend_deadline(box: Sandbox, attempt: int, waited_seconds: float) -> None:
     """Move the deadline to start + budget + `waited_seconds`."""
     await box.exec(launcher_command(attempt, "deadline", f"{waited_seconds:.2f}"), user="root")
+
+
+async def is_suspended(box: Sandbox, attempt: int) -> bool:
+    """Return whether the agent is suspended at its deadline."""
+    result = await box.exec(f"test -e {RUN_DIR}/{attempt}/reached", user="root", check=False)
+    return result.exit_code == 0
+
+
+async def resume_suspended(box: Sandbox, attempt: int, seconds: float) -> None:
+    """Let an agent that is suspended at its deadline go on for `seconds`; nothing happens if it is not suspended."""
+    await box.exec(launcher_command(attempt, "resume", f"{seconds:.2f}"), user="root")
+
+
+async def stop_suspended(box: Sandbox, attempt: int) -> None:
+    """End an agent that is suspended at its deadline, recorded as `deadline`; nothing happens if it is not."""
+    await box.exec(launcher_command(attempt, "stop", "deadline"), user="root", timeout=END_TIMEOUT_SECONDS)
 
 
 async def stop_stalled(box: Sandbox, attempt: int) -> None:

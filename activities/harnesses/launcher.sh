@@ -1,16 +1,31 @@
 #!/bin/sh
-# Start an agent in a box exactly once, enforce its deadline, and end all its processes.
+# Start an agent in a box exactly once, suspend it at its deadline, and end all its processes.
 #
 # Any number of tries may run `start`: `mkdir` is atomic, so one of them starts the agent. POSIX sh, because an image may
 # lack Python. Runs as root, out of the reach of the agent's user; `launcher.py` runs the subcommands.
 #
 #   launcher.sh start ATTEMPT USER BUDGET_SECONDS INCOMING   exit 17: started already
-#   launcher.sh wait ATTEMPT                                 prints exit.json, then the tail of the agent's stderr
+#   launcher.sh wait ATTEMPT [decide]                        prints exit.json, then the tail of the agent's stderr;
+#                                                            with `decide` also returns if the tree is suspended
 #   launcher.sh deadline ATTEMPT WAITED_SECONDS              deadline = started + budget + WAITED_SECONDS
-#   launcher.sh stop ATTEMPT REASON                          ends the tree now, recorded as REASON
+#   launcher.sh resume ATTEMPT SECONDS                       a suspended tree goes on; deadline = now + SECONDS
+#   launcher.sh stop ATTEMPT REASON                          ends the tree now, recorded as REASON; the reason
+#                                                            `deadline` ends only a suspended tree
 #   launcher.sh end ATTEMPT                                  ends the tree; exit 1: something is left
 #
-# $RUN/ATTEMPT (root only): launcher.sh budget started user token deadline launcher output errors exit.json
+# Only a worker knows for how long the agent has waited for an engine or an adapter. So the deadline suspends the tree
+# until a worker says `resume` or `stop`. A worker of an earlier version runs `wait` without `decide` and expects the
+# deadline to end the tree, so `wait` does it then.
+#
+# | state of the tree | file that says so | made by         | next                                               |
+# |-------------------|-------------------|-----------------|----------------------------------------------------|
+# | running           | launcher          | supervise       | suspended, ended                                   |
+# | suspended         | reached           | keep_deadline   | running: `resume` removes the file; ended: `stop`  |
+# | being ended       | deadline_hit      | stop            | ended; the file holds the reason                   |
+# | being ended       | end_wanted        | end, and before | ended, or never started                            |
+# | ended             | exit.json         | supervise       |                                                    |
+#
+# $RUN/ATTEMPT (root only): the files above, and launcher.sh budget started user token deadline output errors
 # $RUN-agent/ATTEMPT (readable by the agent): command.sh and what it needs. Clocks are seconds of /proc/uptime.
 # The agent's tree is every process of its user, also those with a session or process group of their own.
 # Builtins are preferred, because starting a program costs a millisecond of CPU in every rollout.
@@ -75,7 +90,7 @@ as_user() {
   fi
 }
 
-# $left: the processes of the agent's user that are not zombies
+# $left: the processes of the agent's user that are not zombies, and not stopped either if $1 is `running`
 find_tree() {
   left=
   for status in /proc/[0-9]*/status; do
@@ -84,7 +99,7 @@ find_tree() {
       case $key in
         State:) state=$first ;;
         Uid:)
-          case $state in Z | X) break ;; esac
+          case $state${1-} in Z* | X* | [Tt]running) break ;; esac
           if [ "$first" = "$uid" ] || [ "$second" = "$uid" ] || [ "$third" = "$uid" ]; then
             process=${status#/proc/}
             left="$left ${process%/status}"
@@ -104,6 +119,19 @@ end_tree() {
     [ $rounds -le 100 ] || return 1
     as_user /bin/sh -c 'kill -9 -1' >/dev/null 2>&1
     find_tree
+    [ -z "$left" ] || sleep 0.05
+  done
+}
+
+# Sent once, the signal is pending for all of them, and Linux forks no process from one with a pending signal. A process
+# in uninterruptible sleep stops when it leaves it, so that it is waited for only for some seconds.
+suspend_tree() {
+  rounds=0 groups=--clear-groups
+  find_tree running
+  while [ -n "$left" ] && [ $rounds -lt 50 ]; do
+    rounds=$((rounds + 1))
+    as_user /bin/sh -c 'kill -STOP -1' >/dev/null 2>&1
+    find_tree running
     [ -z "$left" ] || sleep 0.05
   done
 }
@@ -134,22 +162,31 @@ set_deadline() { # WAITED_SECONDS
   write deadline "$(from_centis $((sum + centis)))"
 }
 
+# The only process that suspends the tree and lets it go on. After each `resume` the agent runs for at least a second.
 keep_deadline() {
-  while :; do
-    sleep 1
-    [ -d "$dir" ] || return
+  while sleep 1 && [ -d "$dir" ]; do
     read -r limit <"$dir/deadline" || continue
     to_centis "$limit"; limit=$centis; now
-    [ "$centis" -ge "$limit" ] && break
+    [ "$centis" -ge "$limit" ] || continue
+    suspend_tree
+    write reached "$(from_centis "$centis")"
+    while [ -f "$dir/reached" ]; do sleep 1; done
+    as_user /bin/sh -c 'kill -CONT -1' >/dev/null 2>&1
   done
-  [ -s "$dir/deadline_hit" ] || write deadline_hit deadline
-  end_tree
 }
 
-# As at the deadline: write the reason first, then end the tree.
+# The deadline is written first: `keep_deadline` reads it when the file `reached` is gone.
+resume() { # ATTEMPT SECONDS
+  [ -f "$dir/reached" ] || exit 0
+  to_centis "$2"; more=$centis; now
+  write deadline "$(from_centis $((centis + more)))" && rm -f "$dir/reached"
+}
+
+# Write the reason first, then end the tree.
 stop() { # ATTEMPT REASON
   [ -f "$dir/user" ] || exit 0
   [ ! -f "$dir/exit.json" ] || exit 0
+  [ "$2" != deadline ] || [ -f "$dir/reached" ] || exit 0
   read_user
   [ -s "$dir/deadline_hit" ] || write deadline_hit "$2"
   end_tree || fail 1 "processes of $user are left:$left"
@@ -173,25 +210,32 @@ supervise() { # ATTEMPT
   wait "$agent"; code=$?
   reason=exit
   if [ -s "$dir/deadline_hit" ]; then read -r reason <"$dir/deadline_hit"; fi
-  if [ "$reason" = deadline ]; then wait "$watch"; else kill "$watch" 2>/dev/null; fi
+  kill "$watch" 2>/dev/null
   [ ! -f "$dir/end_wanted" ] || reason=ended
   write exit.json "$(record_exit "$code" "$reason")"
 }
 
+# The time for which the tree was suspended at its end is not used time.
 record_exit() { # EXIT_CODE REASON
-  now; ended=$centis
+  now; ended=$centis; used_until=$(from_centis "$ended")
+  [ ! -f "$dir/reached" ] || read -r used_until <"$dir/reached"
+  to_centis "$used_until"; used=$centis
   read -r began <"$dir/started"; to_centis "$began"
   printf '{"exit_code": %s, "reason": "%s", "started": %s, "ended": %s, "used_seconds": %s}\n' \
-    "$1" "$2" "$began" "$(from_centis "$ended")" "$(from_centis $((ended - centis)))"
+    "$1" "$2" "$began" "$(from_centis "$ended")" "$(from_centis $((used - centis)))"
 }
 
 # A launcher that writes nothing within some seconds died between `mkdir` and its first line.
-await() {
+await() { # ATTEMPT [decide]
   [ -d "$dir" ] || fail 3 "attempt was never started in this box"
   looks=0 unseen=0
   while [ ! -f "$dir/exit.json" ]; do
     looks=$((looks + 1))
     if [ -f "$dir/launcher" ]; then launcher_alive || break; else unseen=$((unseen + 1)); [ $unseen -lt 25 ] || break; fi
+    if [ -f "$dir/reached" ]; then
+      [ "${2-}" != decide ] || { record_exit null reached; return; }
+      (stop "$1" deadline)
+    fi
     if [ $looks -lt 10 ]; then sleep 0.2; else sleep 0.5; fi
   done
   if [ -f "$dir/exit.json" ]; then cat "$dir/exit.json"; else record_exit null crashed; fi
@@ -214,14 +258,15 @@ end() {
   end_tree || fail 1 "processes of $user are left:$left"
 }
 
-[ $# -ge 2 ] || fail 2 "usage: launcher.sh start|wait|deadline|end ATTEMPT ..."
+[ $# -ge 2 ] || fail 2 "usage: launcher.sh start|wait|deadline|resume|stop|end ATTEMPT ..."
 command=$1; shift
 dir=$RUN/$1
 case $command in
   start) start "$@" ;;
   supervise) supervise "$@" ;;
-  wait) await ;;
+  wait) await "$@" ;;
   deadline) set_deadline "$2" ;;
+  resume) resume "$@" ;;
   stop) stop "$@" ;;
   end) end ;;
   *) fail 2 "unknown command $command" ;;

@@ -1,11 +1,11 @@
-"""Outages of the stack's parts, and how long a rollout has had boxes outside of them.
+"""Outages of the stack's parts, suspensions of agents, and how long a rollout has had boxes outside of them.
 
 The watcher writes the outages. Several parts that are away at once count once, and so do several boxes.
 """
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import func, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert
@@ -80,3 +80,16 @@ async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workf
     waited = func.coalesce(func.sum(undated), 0.0) + func.coalesce(away, 0.0)
     waits = (await connection.execute(select(waited).where(SessionTable.rollout_id == rollout_id))).scalar_one()
     return max(0.0, had - float(waits))
+
+
+async def add_suspension(connection: AsyncConnection, session_id: int, seconds: float) -> None:
+    """Record that the session's agent has been suspended for `seconds` until now, which is not its time.
+
+    It is kept as a wait, so that a wait for an engine or an adapter during it counts once. Safe to repeat.
+    """
+    mine = select(SessionTable.id).where(SessionTable.id == session_id).with_for_update(key_share=True)
+    await connection.execute(mine)  # because add_engine_waits skips a session that another transaction has locked
+    now = datetime.now(UTC)
+    await sessions.add_engine_waits(
+        connection, {session_id: [sessions.EngineWait(now - timedelta(seconds=seconds), now)]}
+    )

@@ -73,11 +73,12 @@ class SessionProgress:
 
     `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
     the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
-    `engine_wait_seconds`: time in which its calls waited for an engine or the store. `away_seconds`: time since its
-    first token without any adapter. `both_seconds`: time that both of them have. `silent_seconds`: time for which the
-    process of its newest call, which is in flight, has not renewed its lease although other adapters work: it has lost
-    the store or was killed. `idle_seconds`: since its last call ended, or since its first token; 0 while a call is in
-    flight.
+    `engine_wait_seconds`: time in which its calls waited for an engine or the store, or in which it was suspended
+    at its deadline. `away_seconds`: time since its first token without any adapter. `both_seconds`: time that both
+    of them have. `silent_seconds`: time for which the process of its newest call, which is in flight, has not
+    renewed its lease although other adapters work: it has lost the store or was killed; without what
+    `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while a
+    call is in flight.
     """
 
     num_turns: int
@@ -92,7 +93,12 @@ class SessionProgress:
     @property
     def waited_seconds(self) -> float:
         """Time that does not count against the agent's budget."""
-        return max(0.0, self.engine_wait_seconds + self.away_seconds - self.both_seconds) + self.silent_seconds
+        return self.recorded_wait_seconds + self.silent_seconds
+
+    @property
+    def recorded_wait_seconds(self) -> float:
+        """The part of `waited_seconds` that never becomes less."""
+        return max(0.0, self.engine_wait_seconds + self.away_seconds - self.both_seconds)
 
 
 def token_hash(token: str) -> bytes:
@@ -107,7 +113,8 @@ def request_id(turn_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineWait:
-    """A time in which at least one call of a session waited for an engine or the store, by the adapter's clock."""
+    """A time in which at least one call of a session waited for an engine or the store, or in which its agent was
+    suspended, by the adapter's or worker's clock."""
 
     began_at: datetime
     ended_at: datetime
@@ -136,6 +143,11 @@ _AWAY_WHILE_WAITING: ColumnElement[float] = literal_column(f"""(
     FROM outage WHERE part = '{ADAPTER_HEARTBEAT}' AND ended_at > session.created_at
   ) AS away
 )""")
+
+
+_WAITED_SINCE_LEASE: ColumnElement[float] = literal_column(
+    f"({_LENGTH.format('session.engine_waits * tstzmultirange(tstzrange(seen.leased_until, NULL))')})"
+)
 
 
 async def open_session(
@@ -267,7 +279,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         .select_from(TurnTable)
         .outerjoin(AdapterProcessTable, AdapterProcessTable.id == TurnTable.worker)
         .where(TurnTable.session_id == SessionTable.id)
-        .lateral()
+        .lateral("seen")
     )
     first_token = (
         select(func.min(SessionTokenTable.created_at))
@@ -280,7 +292,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
     of_session = (SessionTable.engine_wait_seconds, SessionTable.refused_at, _AWAY_WHILE_WAITING.label("both"))
-    silent = adapters_alive_seconds(since=turns.c.leased_until).label("silent")
+    silent = (adapters_alive_seconds(since=turns.c.leased_until) - _WAITED_SINCE_LEASE).label("silent")
     columns = (*key, *of_session, away, *turns.c, opened, silent)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
     return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
@@ -290,7 +302,7 @@ def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
     has_called = bool(row.num_begun) or row.refused_at is not None
-    silent = 0.0 if row.silent is None else float(row.silent)
+    silent = 0.0 if row.silent is None else max(0.0, float(row.silent))
     return SessionProgress(
         num_turns=row.num_turns,
         has_called=has_called,

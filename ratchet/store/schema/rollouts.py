@@ -162,11 +162,11 @@ class SessionTable(Base):
     """The adapter's session for one attempt. All its tokens are valid until it is closed.
 
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
-    `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy. `endpoint_error`:
-    why that server did not answer the last call, NULL if it did. `refused_at`: when a call was first refused for what
-    it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, or for more than five seconds
-    for the store, in all `engine_wait_seconds`;
-    waits that adapters of earlier versions counted are only in the latter.
+    `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy.
+    `endpoint_error`: why that server did not answer the last call, NULL if it did. `refused_at`: when a call was
+    first refused for what it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, or
+    for more than five seconds for the store, or the agent was suspended at its deadline, in all
+    `engine_wait_seconds`; waits that adapters of earlier versions counted are only in the latter.
     """
 
     __tablename__ = "session"

@@ -16,6 +16,7 @@ from activities.sandboxes.e2b import E2BProvider
 from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.harnesses.conftest import require_program
 from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_time import USE_BUDGET
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -145,10 +146,9 @@ async def test_at_its_deadline_an_agent_and_all_that_it_started_end_and_the_diff
         at_work = "grep -q 'a + b' /workspace/repo/calc.py && pgrep -u agent tail && pgrep -u agent -f 'while :'"
         await loop.until(lambda: holds(at_work), "the agent has its edit made and hangs in a command")
         loop.end("worker", kill=True)  # or the box would be gone before it can be looked at
-        await box.exec("echo 0.00 > /run/ratchet/1/deadline")
-        await loop.until(lambda: holds("test -s /run/ratchet/1/exit.json"), "the launcher writes down the end")
-        # A process that has ended is listed until its parent has noticed.
-        assert not await holds("ps -u agent -o stat= | grep -v '^Z'")
+        await box.exec(USE_BUDGET)
+        await loop.until(lambda: holds("test -s /run/ratchet/1/reached"), "the launcher has suspended the tree")
+        assert not await holds("ps -u agent -o stat= | grep -v '^[ZT]'")
     loop.spawn("worker")
     await asyncio.wait_for(handle.result(), 600)
     row = await loop.rollout(handle)

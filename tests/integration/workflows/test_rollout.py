@@ -253,9 +253,9 @@ async def test_a_killed_worker_starts_no_second_agent(loop: Loop) -> None:
         ).scalar_one() == 2
 
 
-async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop: Loop) -> None:
-    """Box and launcher run on without adapter and worker; as nothing moved the deadline, the attempt counts as
-    starved."""
+async def test_an_agent_whose_deadline_came_while_the_stack_was_away_goes_on(loop: Loop) -> None:
+    """Box and launcher run on without adapter and worker, so the agent is suspended at its deadline until a worker
+    knows for how long it waited."""
     await loop.script("never delivered", hold="away")
     handle = await loop.start(loop.dataset(**TASK), limits={"agent_seconds": 8, "eval_seconds": 20})
 
@@ -275,11 +275,10 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     loop.end("adapter", kill=True)
     box = await loop.provider().connect(box_id)
 
-    async def ended() -> bool:
-        return (await box.exec("test -e /run/ratchet/1/exit.json", user="root", check=False)).exit_code == 0
+    async def suspended() -> bool:
+        return (await box.exec("test -e /run/ratchet/1/reached", user="root", check=False)).exit_code == 0
 
-    await loop.until(ended, "the launcher has ended the agent")
-    assert '"deadline"' in (await box.read_file("/run/ratchet/1/exit.json", user="root")).decode()
+    await loop.until(suspended, "the launcher has suspended the agent")
     await box.close()
     async with loop.database.begin() as connection:  # an hour has passed
         await connection.execute(update(InstallationTable).values(adapter_seen_at=func.now() - timedelta(hours=1)))
@@ -294,8 +293,8 @@ async def test_a_deadline_that_came_while_the_stack_was_away_is_no_verdict(loop:
     await loop.until(seen, "the adapter is there again")
     loop.spawn("worker")
     _, row = await finish(loop, handle)
-    assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 2, 2)
-    assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["starved", "done"]
+    assert (row.outcome, row.reward, row.attempt, row.num_turns) == ("graded", 1.0, 1, 2)
+    assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["done"]
 
 
 async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:

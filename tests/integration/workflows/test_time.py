@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from temporalio.client import WorkflowHandle
 
 from activities.sandboxes.base import Sandbox
@@ -43,21 +43,33 @@ async def holds(box: Sandbox, condition: str) -> bool:
     return (await box.exec(condition, check=False)).exit_code == 0
 
 
-async def test_at_its_deadline_the_whole_tree_ends_without_us_and_the_diff_is_still_taken(loop: Loop) -> None:
-    """The box alone enforces the budget: the worker is dead when it ends."""
+USE_BUDGET = (
+    "cd /run/ratchet/1; read -r began <started; read -r budget <budget;"
+    " echo $((${began%.*} - ${budget%.*})).00 >started; echo 0.00 >deadline"
+)
+"""Lets the agent have begun its budget before it did, and its deadline have come."""
+
+
+async def test_at_its_deadline_the_whole_tree_stands_still_without_us_and_the_diff_is_taken(loop: Loop) -> None:
+    """The box alone enforces the budget: the worker is dead when it is used. The next worker ends the agent, and does
+    not take it for stalled."""
     await loop.script(call(BUSY))
-    handle = await loop.start(loop.dataset(**TASK), limits=LIMITS)
+    handle = await loop.start(loop.dataset(**TASK), limits={**LIMITS, "stall_seconds": 600.0})
     box = await box_of(loop, handle)
     await loop.until(
         lambda: holds(box, "grep -q two /workspace/repo/a.txt && pgrep -u agent -f 'while :'"),
         "the agent has its edit made",
     )
     loop.end("worker", kill=True)
-    await box.exec("echo 0.00 > /run/ratchet/1/deadline")  # the box's clock has come so far
-    await loop.until(lambda: holds(box, "test -s /run/ratchet/1/exit.json"), "the launcher writes down the end")
-    assert not await holds(box, "pgrep -u agent")
+    await box.exec(USE_BUDGET)
+    await loop.until(lambda: holds(box, "test -s /run/ratchet/1/reached"), "the launcher has suspended the tree")
+    assert await holds(box, "pgrep -u agent && ! pgrep -u agent -r S,R,D")
+    async with loop.database.begin() as connection:
+        long_ago = {"created_at": func.now() - timedelta(hours=1), "completed_at": func.now() - timedelta(hours=1)}
+        await connection.execute(update(schema.TurnTable).values(long_ago))
     loop.spawn("worker")
     _, row = await finish(loop, handle)
+    assert "agent stalled" not in loop.log("worker").read_text()
     assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "time_budget", 1), (
         row.outcome_reason
     )

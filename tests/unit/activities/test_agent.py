@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.agent import cut_short, uncalled
+from activities.agent import cut_short, owed_seconds, uncalled
 from activities.harnesses.base import ExitReport
 from ratchet import secrets
 from ratchet.types import AgentExit
@@ -22,6 +22,24 @@ from ratchet.types import AgentExit
 )
 def test_owed_time(kind: AgentExit, used: float, waited: float, expected: bool) -> None:
     assert cut_short(ExitReport(kind, 137, used, ""), budget_seconds=100.0, waited_seconds=waited) is expected
+
+
+@pytest.mark.parametrize(
+    ("used", "suspended", "waited", "owed"),
+    [
+        (100.0, 3.0, 3.0, 0.0),  # it waited for nothing but the worker
+        (100.0, 60.0, 80.0, 20.0),  # adapters were away for 20 s before the deadline, and after it
+        (100.0, 60.0, 90.0, 30.0),  # it had waited for an engine; the worker came late
+        (180.0, 5.0, 85.0, 0.0),  # all of it was credited by the watcher
+    ],
+)
+def test_an_agent_is_owed_what_it_waited_before_its_deadline(
+    used: float, suspended: float, waited: float, owed: float
+) -> None:
+    """An agent that is stopped then is not cut short, however long it was suspended."""
+    report = ExitReport(AgentExit.TIME_BUDGET, None, used, "", suspended)
+    assert owed_seconds(report, budget_seconds=100.0, waited_seconds=waited) == owed
+    assert not cut_short(report, budget_seconds=100.0, waited_seconds=waited)
 
 
 def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

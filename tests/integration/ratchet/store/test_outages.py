@@ -11,14 +11,16 @@ from ratchet.store import adapters, outages, sessions
 from ratchet.store.database import Database
 from ratchet.store.outages import Outage
 from ratchet.store.schema import (
+    AdapterProcessTable,
     InstallationTable,
     OutageTable,
     RolloutTable,
     SandboxTable,
     SessionTable,
     SessionTokenTable,
+    TurnTable,
 )
-from ratchet.store.sessions import EngineWait
+from ratchet.store.sessions import EngineWait, SessionProgress
 from tests.integration.training.records import make_config, make_group, make_run
 
 HOUR = 3600.0
@@ -197,6 +199,41 @@ async def test_a_wait_in_a_gap_of_the_heartbeats_extends_a_deadline_once(
     assert [round(one / HOUR, 2) for one in (progress.engine_wait_seconds, progress.away_seconds)] == [3, 2]
     assert round(progress.waited_seconds / HOUR, 2) == 3
     assert await hours(database, rollout) == 7
+
+
+async def test_a_suspension_counts_once_with_a_wait_and_the_silence_of_an_adapter(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    """The agent's call waited for an engine for an hour when the adapter's process was killed; the agent was suspended
+    an hour later, and another adapter works."""
+    await box(database, rollout, 10, None)
+    async with database.begin() as connection:
+        opened = {"state": "open", "away_before": 0, "created_at": func.now() - timedelta(hours=9)}
+        mine = update(SessionTable).where(SessionTable.rollout_id == rollout[0]).values(opened)
+        session = (await connection.execute(mine.returning(SessionTable.id, SessionTable.attempt))).one()
+        await connection.execute(
+            insert(AdapterProcessTable).values(id="killed", alive_until=func.now() - timedelta(hours=4))
+        )
+        in_flight = {"state": "in_flight", "worker": "killed", "completed_at": None}
+        in_flight |= {"created_at": func.now() - timedelta(hours=5)}
+        of_session = update(TurnTable).where(TurnTable.session_id == session.id)
+        assert (await connection.execute(of_session.values(in_flight))).rowcount
+    await waited(database, rollout, 5, 4)
+    key = (rollout[0], session.attempt)
+
+    async def progress() -> SessionProgress:
+        async with database.begin() as connection:
+            return (await sessions.read_progress(connection, [key]))[key]
+
+    before = await progress()
+    assert [round(one / HOUR, 2) for one in (before.engine_wait_seconds, before.silent_seconds)] == [1, 4]
+    for _ in range(2):
+        async with database.begin() as connection:
+            await outages.add_suspension(connection, session.id, 3 * HOUR)
+    after = await progress()
+    assert [round(one / HOUR, 2) for one in (after.engine_wait_seconds, after.silent_seconds)] == [1 + 3, 1]
+    assert round(after.waited_seconds / HOUR, 2) == round(before.waited_seconds / HOUR, 2) == 5
+    assert await hours(database, rollout) == 10 - 4
 
 
 async def test_a_gap_of_the_heartbeats_stays_left_out_without_a_watcher(

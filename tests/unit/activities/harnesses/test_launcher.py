@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses import launcher
-from activities.harnesses.launcher import StartResult
+from activities.harnesses.launcher import AgentEnd, StartResult
 from ratchet.errors import CommandFailedError
 from tests.unit.activities.harnesses.conftest import HostBox
 
@@ -73,13 +73,87 @@ async def test_the_second_start_of_an_attempt_starts_nothing(ending_box: HostBox
     assert (await start(ending_box, agent_user, "exit 0", attempt=2)).started
 
 
-async def test_the_deadline_ends_grandchildren_with_sessions_of_their_own(ending_box: HostBox, agent_user: str) -> None:
-    script = (
-        "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM HUP; sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 300"
-    )
-    await start(ending_box, agent_user, script, budget_seconds=1)
-    await until(lambda: len(processes_of(agent_user)) >= 5)
+# Ignores the signals that can be ignored, and leaves children in sessions of their own.
+STUBBORN = (
+    "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM HUP; sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 300"
+)
+
+
+async def suspend(box: HostBox, user: str, script: str = STUBBORN) -> AgentEnd:
+    """Start an agent and return the launcher's record of its suspension at the deadline."""
+    await start(box, user, script, budget_seconds=1)
+    return await launcher.wait_for_exit(box, 1)
+
+
+def states_of(user: str) -> str:
+    """Return the letters of the states that a user's processes are in, each once."""
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in processes_of(user)]
+    return "".join(sorted({stat.rpartition(") ")[2][0] for stat in stats}))
+
+
+async def test_the_deadline_suspends_the_tree_until_it_is_resumed(ending_box: HostBox, agent_user: str) -> None:
+    record, _ = await suspend(ending_box, agent_user)
+    assert (record.reason, record.exit_code) == ("reached", None)
+    assert 1 <= record.used_seconds <= record.ended - record.started
+    assert states_of(agent_user) == "T" and len(processes_of(agent_user)) >= 5
+    await launcher.extend_deadline(ending_box, 1, 500)  # a watcher that knows nothing of the suspension
+    assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "reached"
+    assert await launcher.is_suspended(ending_box, 1)
+    await launcher.resume_suspended(ending_box, 1, 1000)
+    assert not await launcher.is_suspended(ending_box, 1)
+    await until(lambda: states_of(agent_user) == "S")
+    moved = float(await ending_box.read_file("/run/ratchet/1/deadline"))
+    assert record.ended + 1000 <= moved < record.ended + 1060
+    await launcher.stop_suspended(ending_box, 1)  # too late, as of a worker that was slow
+    await launcher.resume_suspended(ending_box, 1, 5)
+    assert float(await ending_box.read_file("/run/ratchet/1/deadline")) == moved
+    assert len(processes_of(agent_user)) >= 5
+
+
+async def test_a_resumed_agent_ends_by_itself(ending_box: HostBox, agent_user: str) -> None:
+    gate = ending_box.root / "gate"
+    await suspend(ending_box, agent_user, f"until [ -e {gate} ]; do sleep 0.1; done; exit 3")
+    await launcher.resume_suspended(ending_box, 1, 1000)
+    gate.touch()
     record, _ = await launcher.wait_for_exit(ending_box, 1)
+    assert (record.exit_code, record.reason) == (3, "exit")
+
+
+async def test_an_agent_that_is_stopped_at_its_deadline_has_used_its_budget(
+    ending_box: HostBox, agent_user: str
+) -> None:
+    reached, _ = await suspend(ending_box, agent_user)
+    await until(lambda: box_clock() > reached.ended + 1)
+    await launcher.stop_suspended(ending_box, 1)
+    record, _ = await launcher.wait_for_exit(ending_box, 1)
+    assert (record.reason, record.used_seconds) == ("deadline", reached.used_seconds)
+    assert record.ended > reached.ended + 1
+    assert processes_of(agent_user) == []
+
+
+def box_clock() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+async def test_a_suspended_agent_can_be_ended_or_stopped(ending_box: HostBox, agent_user: str) -> None:
+    await suspend(ending_box, agent_user)
+    await launcher.stop_stalled(ending_box, 1)
+    assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "stalled"
+    assert processes_of(agent_user) == []
+    await start(ending_box, agent_user, STUBBORN, attempt=2, budget_seconds=1)
+    assert (await launcher.wait_for_exit(ending_box, 2))[0].reason == "reached"
+    await launcher.end_tree(ending_box, 2)
+    assert processes_of(agent_user) == []
+    assert (await launcher.wait_for_exit(ending_box, 2))[0].reason == "ended"
+
+
+async def test_a_worker_of_an_earlier_version_finds_the_agent_ended_at_its_deadline(
+    ending_box: HostBox, agent_user: str
+) -> None:
+    """It runs `wait` alone and knows no record of a suspension."""
+    await start(ending_box, agent_user, STUBBORN, budget_seconds=1)
+    printed = await ending_box.exec(launcher.launcher_command(1, "wait"))
+    record, _ = launcher.parse_exit(printed.stdout)
     assert record.reason == "deadline"
     assert 1 <= record.used_seconds < 5
     assert processes_of(agent_user) == []
