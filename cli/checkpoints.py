@@ -63,9 +63,13 @@ def export_checkpoint_command(
         )
     if directory.exists():
         raise ConfigError(f"{directory} exists already; name a directory that does not")
+    from training.checkpoint import DamagedCheckpointError
     from training.policy_export import export_checkpoint
 
-    export_checkpoint(Path(chosen.initial_uri), chosen.uri, directory.resolve())
+    try:
+        export_checkpoint(Path(chosen.initial_uri), chosen.uri, directory.resolve())
+    except DamagedCheckpointError as error:
+        raise ConfigError(f"{error}; choose another checkpoint with --step") from error
     say(f"step {chosen.step} of {run} written to {directory}")
 
 

@@ -169,7 +169,9 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
         found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'no answer'}")
         return
     if pending[0] is None and found.state == RunState.RUNNING:
-        found.notes.append(f"run/{found.run_id} has no workflow; the sweep starts it within two minutes")
+        found.notes.append(
+            f"run/{found.run_id} has no workflow; the sweep starts it within two minutes, else `ratchet up` does"
+        )
     counts: Counter[tuple[str, str]] = Counter()
     tries: dict[tuple[str, str], int] = {}
     for activity in (one for listed in pending for one in listed or []):

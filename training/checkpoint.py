@@ -5,11 +5,13 @@ A checkpoint is either complete or no checkpoint at all. Which one counts is rec
 """
 
 import contextlib
+import json
+import os
 import re
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 
+from engine.policy_files import file_sha256
+
 
 class DamagedCheckpointError(OSError):
-    """A checkpoint's files are missing, incomplete or cannot be read."""
+    """A checkpoint's files are missing, incomplete, changed, or cannot be read."""
 
+
+_DIGESTS = "sha256.json"
+"""End of the name of a file with the digests of one rank's files, as {name: sha256}."""
 
 _EPOCH = re.compile(r"\.e(\d+)")
 
@@ -53,7 +60,50 @@ def save_async(
     state = _state_dict(model, optimiser, schedule)
     future = state_dict_saver.async_save(state, checkpoint_id=uri, process_group=group)
     assert isinstance(future, Future)
-    return future
+    digesting = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digests")
+    written = digesting.submit(_digest_own_files, future, Path(uri), dist.get_rank())
+    digesting.shutdown(wait=False)
+    return written
+
+
+def _digest_own_files(written: "Future[Any]", directory: Path, rank: int) -> None:
+    """Write the digests of this rank's files beside them, once they are complete.
+
+    DCP reads a file whose numbers have changed without a word, and wrong weights would be trained on and served.
+    """
+    written.result()
+    own = sorted(directory.glob(f"__{rank}_*")) + ([directory / ".metadata"] if rank == 0 else [])
+    digests = {path.name: file_sha256(path) for path in own}
+    building = directory / f".{rank}.{_DIGESTS}"
+    with building.open("w") as file:
+        json.dump(digests, file)
+        file.flush()
+        os.fsync(file.fileno())
+    building.rename(directory / f"{rank}.{_DIGESTS}")
+
+
+def _damage(directory: Path, rank: int, num_ranks: int) -> str:
+    """Return which of the files that fall to this rank is damaged, empty if none is.
+
+    Checkpoints of versions that wrote no digests pass.
+    """
+    try:
+        lists = sorted(directory.glob(f"[0-9]*.{_DIGESTS}"))
+        digests = [item for one in lists for item in sorted(json.loads(one.read_text()).items())]
+        for name, digest in digests[rank::num_ranks]:
+            if file_sha256(directory / name) != digest:
+                return f"{name} has changed since it was written"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{error!r:.200}"
+    return ""
+
+
+def _require_intact(uri: str) -> None:
+    """Raise DamagedCheckpointError on every rank if a file is damaged. A collective; each rank reads its share."""
+    reasons = [""] * dist.get_world_size()
+    dist.all_gather_object(reasons, _damage(Path(uri), dist.get_rank(), dist.get_world_size()))
+    if found := next(filter(None, reasons), ""):
+        raise DamagedCheckpointError(f"{uri} is damaged: {found}")
 
 
 def wait_for_save(future: "Future[Any]") -> None:
@@ -84,6 +134,7 @@ def load_checkpoint(
     """
     state = _state_dict(model, optimiser, schedule)
     _require_same_tensors(state, _read_metadata(uri), uri)
+    _require_intact(uri)
     with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
@@ -131,7 +182,12 @@ def _require_same_tensors(state: Mapping[str, Any], metadata: Metadata, uri: str
 
 
 def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
-    """Return the checkpoint's weights by name. Needs no process group; any number of ranks may have written it."""
+    """Return the checkpoint's weights by name. Needs no process group; any number of ranks may have written it.
+
+    Raises DamagedCheckpointError if a file has changed.
+    """
+    if damage := _damage(Path(uri), 0, 1):
+        raise DamagedCheckpointError(f"{uri} is damaged: {damage}")
     state = {"model": get_model_state_dict(model)}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP warns that there is no process group
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)

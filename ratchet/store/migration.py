@@ -130,7 +130,8 @@ async def schema_problem(connection: AsyncConnection) -> str:
 
 
 async def wait_for_schema(database: Database) -> None:
-    """Wait until the database has the schema's newest revision that this program knows, without a limit.
+    """Wait until the database has the schema's newest revision that this program knows, with every unique index of it,
+    without a limit.
 
     Raises MachineError if the revision is one of a later version, which this program cannot read.
     """
@@ -142,9 +143,9 @@ async def wait_for_schema(database: Database) -> None:
         try:
             async with database.begin() as connection:
                 found = await _recorded(connection)
-                if found == [wanted]:
-                    return
                 problem = await schema_problem(connection)
+                if found == [wanted] and not problem:
+                    return
             shown = found[0] if found else None
             older = f"the schema has revision {shown}, this program needs {wanted}; `ratchet up` migrates it"
             reason = problem or older

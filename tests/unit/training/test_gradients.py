@@ -335,6 +335,24 @@ def test_ranks_of_a_copy_must_divide_all_ranks(model: Path) -> None:
         RankLearner(model, make_config(shard_ranks=2))
 
 
+def test_a_checkpoint_whose_numbers_have_changed_is_damaged(model: Path, tmp_path: Path) -> None:
+    """DCP would load it without a word: the file is complete, and sixteen of its numbers are others."""
+    learner = RankLearner(model, make_config())
+    learner.save_async(str(tmp_path / "checkpoint")).result()
+    learner.load(str(tmp_path / "checkpoint"))
+    (file,) = (tmp_path / "checkpoint").glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = np.full(16, 7.77, np.float32).tobytes()
+    file.write_bytes(data)
+    before = learner.publish(tmp_path / "before")
+    with pytest.raises(DamagedCheckpointError, match=f"{file.name} has changed since it was written"):
+        learner.load(str(tmp_path / "checkpoint"))
+    assert learner.publish(tmp_path / "after") == before, "nothing of it was loaded"
+    (tmp_path / "checkpoint" / "0.sha256.json").unlink()  # as written by an earlier version
+    learner.load(str(tmp_path / "checkpoint"))
+
+
 def test_an_architecture_that_changes_its_logits_is_refused(model: Path, tmp_path: Path) -> None:
     """Soft-capped logits would train another policy than the one that was sampled."""
     from transformers import Gemma2Config, Gemma2ForCausalLM

@@ -134,8 +134,11 @@ async def test_a_dropped_unique_index_is_waited_for_and_named(url: str) -> None:
                 await connection.execute(text(f"{insert} ON CONFLICT (address) DO NOTHING"))
         with pytest.raises(MachineError, match="uq_engine_address of engine was dropped") as refused:
             await asyncio.to_thread(migrate, url)
+        starting = asyncio.create_task(wait_for_schema(database))
+        assert not (await asyncio.wait({starting}, timeout=0.5))[0], "a part that starts waits, too"
         async with database.begin() as connection:
             await connection.execute(text(str(refused.value).split("`")[1]))
+        await asyncio.wait_for(starting, 30)
         await asyncio.to_thread(migrate, url)
 
 
