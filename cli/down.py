@@ -21,6 +21,8 @@ def down(
     stack = Stack()
     supervisor = Supervisor(stack)
     if boxes and supervisor.is_up() and stack.has_gateway:
+        # First the workers, which would boot boxes behind the listing.
+        supervisor.stop(*(part.name for part in stack.parts() if part.name.startswith("worker")))
         try:
             say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} sandboxes stopped")
         except RatchetError as error:
