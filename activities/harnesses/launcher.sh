@@ -232,7 +232,8 @@ await() { # ATTEMPT [decide]
   while [ ! -f "$dir/exit.json" ]; do
     looks=$((looks + 1))
     if [ -f "$dir/launcher" ]; then launcher_alive || break; else unseen=$((unseen + 1)); [ $unseen -lt 25 ] || break; fi
-    if [ -f "$dir/reached" ]; then
+    # What was decided is not asked again while the tree is being ended.
+    if [ -f "$dir/reached" ] && [ ! -s "$dir/deadline_hit" ] && [ ! -f "$dir/end_wanted" ]; then
       [ "${2-}" != decide ] || { record_exit null reached; return; }
       (stop "$1" deadline)
     fi

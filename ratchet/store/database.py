@@ -5,6 +5,7 @@ mean that Postgres does not work.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
@@ -62,10 +63,13 @@ def _is_statements_fault(error: BaseException | None) -> bool:
 
 
 def async_url(url: str) -> str:
-    """Return the URL with the asyncpg driver, for every usual scheme. Raises MachineError for any other."""
+    """Return the URL with the asyncpg driver, for every usual scheme. Raises MachineError for any other.
+
+    `sslmode`, as most services write it, is `ssl` for this driver.
+    """
     for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
         if url.startswith(prefix):
-            return "postgresql+asyncpg://" + url.removeprefix(prefix)
+            return re.sub(r"(?<=[?&])sslmode=", "ssl=", "postgresql+asyncpg://" + url.removeprefix(prefix))
     raise MachineError(
         f"RATCHET_DATABASE_URL begins with {url.partition(':')[0]!r} and is not a Postgres address; "
         "expected postgresql://user:password@host:port/name"

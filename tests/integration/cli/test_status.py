@@ -92,6 +92,7 @@ def test_a_stopped_stack_is_stopped(tmp_path: Path) -> None:
 
 def test_doctor_checks_the_living_parts(stack: Stack) -> None:
     shown = ratchet(stack.home, "doctor", "--json")
+    assert shown.stdout, shown.stderr
     checks = {check["what"]: check for check in json.loads(shown.stdout)}
     failing = [what for what, check in checks.items() if what.startswith("part ") and not check["ok"]]
     assert failing and shown.returncode == 1 and PASSWORD not in shown.stdout

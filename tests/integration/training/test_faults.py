@@ -469,6 +469,8 @@ async def test_a_run_whose_checkpoints_are_all_damaged_is_paused_and_keeps_its_p
 
 
 async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal_runs: Runs) -> None:
+    training = equal_runs.config.training.model_copy(update={"max_skipped_steps": 0})
+    equal_runs.config = equal_runs.config.model_copy(update={"training": training})
     settings = await equal_runs.make()
     async with equal_runs.database.begin() as connection:
         later = (BatchTable.run_id == settings.run_id) & (BatchTable.step > 1)

@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
+from ratchet.store.database import Database, async_url
 from ratchet.store.schema import RunTable
 
 STATES = sorted(
@@ -202,3 +202,7 @@ async def test_a_cancelled_statement_of_its_own_ends_and_its_connection_is_not_u
             assert [tuple(row) for row in await database.fetch("SELECT 1")] == [(1,)]
             while await _num_sleeping(other):
                 await asyncio.sleep(0.05)
+
+
+def test_the_name_that_services_give_to_tls_is_the_drivers() -> None:
+    assert async_url("postgres://a:b@h:1/d?x=1&sslmode=require") == "postgresql+asyncpg://a:b@h:1/d?x=1&ssl=require"
