@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -126,13 +127,24 @@ class _VllmTools:
     request: Any
 
 
+@lru_cache(maxsize=1)
+def _load_tokenizer(path: Path) -> Any:
+    """Read once for all parsers of a model, which are tried one after another (`prompt/parser_choice.py`)."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    # Each parser asks for the whole vocabulary, and copying it takes tens of milliseconds.
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.get_vocab = lambda: vocabulary
+    return tokenizer
+
+
 class _ImportedParsers:
     def __init__(
         self, model_path: Path, tool_parser: str | None, reasoning_parser: str | None, template_kwargs: dict[str, Any]
     ) -> None:
         # The policy can write a call that cannot be read at any time; that is no error of this service.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-        from transformers import PreTrainedTokenizerFast
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
@@ -146,10 +158,7 @@ class _ImportedParsers:
             raise ConfigError(
                 f"vLLM has no such output parser: {error}; its names are those of --tool-call-parser"
             ) from error
-        self._tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model_path / "tokenizer.json"))
-        # Each parser asks for the whole vocabulary, and copying it takes tens of milliseconds.
-        vocabulary = self._tokenizer.get_vocab()
-        self._tokenizer.get_vocab = lambda: vocabulary
+        self._tokenizer = _load_tokenizer(model_path / "tokenizer.json")
         self._known_tools: OrderedDict[int, _VllmTools] = OrderedDict()
         self._template_kwargs = template_kwargs
         self._request_class = ChatCompletionRequest

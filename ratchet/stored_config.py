@@ -7,6 +7,9 @@ import orjson
 from ratchet.config import MetricsConfig, RunConfig, TrainingConfig
 from ratchet.types import JsonObject
 
+_CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
+"""Key of `training` -> its default, and the one that it had before."""
+
 
 def read_stored_config(values: JsonObject) -> RunConfig:
     """Return the config of a run's row. Keys of other versions of this program are ignored."""
@@ -51,10 +54,6 @@ def known_digests(config: RunConfig) -> list[str]:
     for key, (now, then) in _CHANGED_DEFAULTS.items():
         training[key] = then if training[key] == now else training[key]
     return [config_digest(config), _digest(_without_changed_defaults(config)), _digest(values)]
-
-
-_CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
-"""Key of `training` -> its default, and the one that it had before."""
 
 
 def _without_changed_defaults(config: RunConfig) -> JsonObject:

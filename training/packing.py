@@ -90,7 +90,7 @@ def deal_bins(
     cut = partial(_cut, ordered, _shared(ordered, packing), bin_tokens, packing, pair_cost)
     bins = cut(math.inf)
     num_bins = math.ceil(len(bins) / num_ranks) * num_ranks
-    low, high = 0.0, sum(one.work for one in bins)
+    low, high = 0.0, sum(one.work for one in bins) if num_ranks > 1 else 0.0  # one rank waits for no other
     while high > low * _SAME_WORK and high - low > 1:
         # The smallest bound of a bin's work that needs no further pass makes bins of about equal work.
         middle = (low + high) / 2

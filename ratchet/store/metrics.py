@@ -36,10 +36,7 @@ async def read_metrics(connection: AsyncConnection, run_id: str) -> dict[int, di
 
 async def read_metric(connection: AsyncConnection, run_id: str, step: int, name: str) -> float | None:
     """Return one metric of one step, None if it was not recorded."""
-    statement = select(MetricTable.value).where(
-        MetricTable.run_id == run_id, MetricTable.step == step, MetricTable.name == name
-    )
-    return (await connection.execute(statement)).scalar_one_or_none()
+    return (await read_metric_values(connection, run_id, [step], name)).get(step)
 
 
 async def read_metric_values(
