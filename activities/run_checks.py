@@ -14,7 +14,7 @@ from ratchet import secrets
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
-from ratchet.model_directory import model_of, require_model
+from ratchet.model_directory import model_of, require_config, require_model
 from ratchet.suggestions import did_you_mean
 from ratchet.temporal_settings import TemporalSettings
 
@@ -40,6 +40,8 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
     if config.init_from is None and config.model != TINY and config.endpoint is None:
         require_model(model_of(config))
+    if config.loss.reference_kl and config.loss.reference_model is not None:
+        require_config("loss.reference_model", Path(config.loss.reference_model))
 
 
 def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:

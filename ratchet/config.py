@@ -99,8 +99,10 @@ class RunConfig(Section):
         preset = LOSS_PRESET_VALUES.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None
         if not isinstance(loss, Mapping) or not preset:
             return values
-        own = {name: value for name, value in preset.items() if name != "advantage"}
+        own = {name: value for name, value in preset.items() if name in LossConfig.model_fields}
         filled = {**values, "loss": {**own, **loss}}
+        if "drift" in preset:
+            filled.setdefault("drift", preset["drift"])
         training = values.get("training", {})
         if "advantage" in preset and isinstance(training, Mapping):
             filled["training"] = {"advantage": preset["advantage"], **training}

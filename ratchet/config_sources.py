@@ -164,7 +164,9 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
             )
     model = config.model if config.model == TINY else absolute(config.model)
     init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
-    return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from})
+    reference = config.loss.reference_model
+    loss = config.loss.model_copy(update={"reference_model": None if reference is None else absolute(reference)})
+    return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from, "loss": loss})
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> RunConfig:

@@ -15,14 +15,19 @@ def model_of(config: RunConfig) -> Path:
 
 def require_model(model: Path) -> None:
     """Raise ConfigError if the directory is not usable as a policy, naming what is missing and what to do."""
-    if not (model / "config.json").is_file():
-        raise ConfigError(
-            f"model: {model} has no config.json; name a Hugging Face model directory; a model of the hub "
-            "must be downloaded first, for example with `hf download NAME --local-dir DIR`"
-        )
+    require_config("model", model)
     if not _has_chat_template(model):
         raise ConfigError(
             f"model: {model} has no chat template; add chat_template.jinja or choose an instruction-tuned model"
+        )
+
+
+def require_config(key: str, model: Path) -> None:
+    """Raise ConfigError, which names the config's `key`, if the directory holds no model in Hugging Face's format."""
+    if not (model / "config.json").is_file():
+        raise ConfigError(
+            f"{key}: {model} has no config.json; name a Hugging Face model directory; a model of the hub "
+            "must be downloaded first, for example with `hf download NAME --local-dir DIR`"
         )
 
 

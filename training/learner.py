@@ -46,6 +46,7 @@ from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 from training.policy_loading import compute_dtype, load_policy
 from training.policy_model import peak_flops
 from training.prefix_tree import Segment
+from training.reference import kl_estimates, load_reference
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -89,7 +90,9 @@ class RankLearner:
         )
         training = config.training
         find_loss(config.loss.preset)  # raises for an unknown loss before the model is loaded
-        self.policy, self.packing, self.work, self.pair_cost = load_policy(model_path, config, self.device)
+        loaded = load_policy(model_path, config, self.device)
+        self.policy, self.packing, self.work, self.pair_cost = loaded
+        self.reference = load_reference(config, model_path, loaded, self.device)
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
         self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -187,12 +190,18 @@ class RankLearner:
         tokens = TokenBatch(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
         entropies_N = entropies_M[predictions_N]
         losses_N = token_loss(tokens, self.config.loss)
+        reference_kl_N = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference_M = self.reference(*inputs, bin.temperature).logprobs
+            reference_kl_N = kl_estimates(tokens.logprobs, reference_M[predictions_N], tokens.ratios)
+            losses_N = losses_N + self.config.loss.reference_kl * reference_kl_N
         if self.config.loss.entropy_bonus:
             losses_N = losses_N - self.config.loss.entropy_bonus * entropies_N
         loss = (losses_N * weights_N).sum()
         if sums is not None:
             is_fresh_N = None if fresh_step is None else self._tensor(bin.policy_steps == fresh_step)
-            sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N)
+            sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N, reference_kl_N)
             if largest is not None:
                 low, high = clip_masks(tokens, self.config.loss)
                 largest.add(bin, tokens, entropies_N, low | high)

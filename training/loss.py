@@ -18,6 +18,8 @@ icepop   r A, but tokens with r outside [mask_low, mask_high] get no gradient: R
 seq_mis  stop-gradient of the turn's ratio, the product of its tokens', times A logprob; turns above ratio_cap get no
          gradient: masked importance sampling, Liu, Li et al. 2025, "When speed kills stability"
 sft      -logprob, independent of A and r
+brief    the clip of grpo, wider above than below, with the settings of slime's and vime's example coding_agent_rl: mean
+         per rollout, the advantage split over a rollout's chains, no loss for turns that drifted
 
 The sequence of `gspo` and `seq_mis` is the turn: one model call, whose tokens are in one chain and so in one bin. The
 product over a whole agent rollout carries no information: T x KL is far beyond any clamp.
@@ -124,6 +126,7 @@ LOSS_PRESETS: dict[str, Loss] = {
     "icepop": _icepop,
     "seq_mis": _seq_mis,
     "sft": _sft,
+    "brief": _clipped,
 }
 
 

@@ -30,8 +30,8 @@ class StepSums:
 
     `chain_tokens`: tokens of the chains, each counted in full. `computed_tokens`: tokens of the forward passes, with
     padding. `flops`: of forward and backward passes. `fresh_tokens`: tokens sampled by the current weights, on which
-    only the engine's arithmetic differs. The peaks are the highest |learner's logprob - recorded logprob|, over all
-    tokens and over fresh tokens.
+    only the engine's arithmetic differs. `reference_tokens`: tokens that the reference has scored. The peaks are the
+    highest |learner's logprob - recorded logprob|, over all tokens and over fresh tokens.
     """
 
     num_tokens: float = 0.0
@@ -49,6 +49,8 @@ class StepSums:
     flops: float = 0.0
     fresh_tokens: float = 0.0
     abs_engine_noise: float = 0.0
+    reference_tokens: float = 0.0
+    reference_kl: float = 0.0
     peak_mismatch: float = 0.0
     peak_noise: float = 0.0
 
@@ -59,8 +61,9 @@ class StepSums:
         weighted_loss: Tensor,
         loss: LossConfig,
         fresh: Tensor | None = None,
+        reference_kl: Tensor | None = None,
     ) -> None:
-        """Add one bin. `fresh`: bool (N,), the tokens sampled by the current weights.
+        """Add one bin. `fresh`: bool (N,), the tokens sampled by the current weights. `reference_kl`: per token, (N,).
 
         `mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence").
         """
@@ -84,6 +87,9 @@ class StepSums:
                 self.fresh_tokens += float(fresh.sum())
                 self.abs_engine_noise += float(gaps[fresh].sum())
                 self.peak_noise = max(self.peak_noise, float(gaps[fresh].max()))
+            if reference_kl is not None:
+                self.reference_tokens += len(reference_kl)
+                self.reference_kl += float(reference_kl.sum())
 
     def as_list(self) -> list[float]:
         """Return all sums but the peaks, which cannot be added over ranks."""
@@ -97,23 +103,29 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
     """
     sums = StepSums(**dict(zip(_SUMMED, totals, strict=True)))
     tokens = max(sums.num_tokens, 1.0)
-    return {
-        "loss": sums.loss,
-        "trained_tokens": sums.num_tokens,
-        "entropy": sums.entropy / tokens,
-        "mismatch_kl": sums.mismatch_kl / tokens,
-        "mismatch_abs": sums.abs_mismatch / tokens,
-        "masked_fraction": (sums.masked_low + sums.masked_high) / tokens,
-        "masked_low_fraction": sums.masked_low / tokens,
-        "masked_high_fraction": sums.masked_high / tokens,
-        "masked_positive_fraction": sums.masked_positive / tokens,
-        "ratio_ess": sums.ratios**2 / (tokens * sums.squared_ratios) if sums.squared_ratios else 1.0,
-        "chain_tokens": sums.chain_tokens,
-        "computed_tokens": sums.computed_tokens,
-        "tree_token_ratio": sums.chain_tokens / max(sums.computed_tokens, 1.0),
-        "kl_over_entropy": sums.mismatch_kl / max(sums.entropy, 1e-9),
-        "tflop": sums.flops / 1e12,
-    } | ({"engine_noise_abs": sums.abs_engine_noise / sums.fresh_tokens} if sums.fresh_tokens else {})
+    engine_noise = {"engine_noise_abs": sums.abs_engine_noise / sums.fresh_tokens} if sums.fresh_tokens else {}
+    reference = {"reference_kl": sums.reference_kl / sums.reference_tokens} if sums.reference_tokens else {}
+    return (
+        engine_noise
+        | reference
+        | {
+            "loss": sums.loss,
+            "trained_tokens": sums.num_tokens,
+            "entropy": sums.entropy / tokens,
+            "mismatch_kl": sums.mismatch_kl / tokens,
+            "mismatch_abs": sums.abs_mismatch / tokens,
+            "masked_fraction": (sums.masked_low + sums.masked_high) / tokens,
+            "masked_low_fraction": sums.masked_low / tokens,
+            "masked_high_fraction": sums.masked_high / tokens,
+            "masked_positive_fraction": sums.masked_positive / tokens,
+            "ratio_ess": sums.ratios**2 / (tokens * sums.squared_ratios) if sums.squared_ratios else 1.0,
+            "chain_tokens": sums.chain_tokens,
+            "computed_tokens": sums.computed_tokens,
+            "tree_token_ratio": sums.chain_tokens / max(sums.computed_tokens, 1.0),
+            "kl_over_entropy": sums.mismatch_kl / max(sums.entropy, 1e-9),
+            "tflop": sums.flops / 1e12,
+        }
+    )
 
 
 def peak_metrics(peaks: Sequence[float]) -> dict[str, float]:

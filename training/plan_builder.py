@@ -60,6 +60,8 @@ def draft_members(group: ReadyGroup, lengths: ChainLengths, step: int, config: R
             num_tokens = 0
         if _is_masked(member, value, config):
             num_tokens = 0
+        if config.loss.chain_credit == "split":
+            value /= max(1, member.num_chains)
         members.append(
             Member(member.rollout_id, group.group_id, member.grade_id, member.reward, value, num_tokens, 0, 0.0)
         )

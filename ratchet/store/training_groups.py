@@ -20,12 +20,13 @@ from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcom
 
 @dataclass(slots=True, frozen=True)
 class ReadyMember:
-    """One rollout that enters the reward statistics of its group."""
+    """One rollout that enters the reward statistics of its group. `num_chains`: its chains with trained tokens."""
 
     rollout_id: int
     grade_id: int | None
     reward: float
     agent_exit: str | None
+    num_chains: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,7 +97,12 @@ async def ready_groups(
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
     rows = await connection.execute(
         select(
-            RolloutTable.id, RolloutTable.group_id, RolloutTable.grade_id, RolloutTable.reward, RolloutTable.agent_exit
+            RolloutTable.id,
+            RolloutTable.group_id,
+            RolloutTable.grade_id,
+            RolloutTable.reward,
+            RolloutTable.agent_exit,
+            RolloutTable.num_chains,
         )
         .where(RolloutTable.group_id.in_([group.id for group in groups]), RolloutTable.outcome.in_(REWARDED_OUTCOMES))
         .where(RolloutTable.late.is_(False), RolloutTable.replaced_by.is_(None))
@@ -105,7 +111,7 @@ async def ready_groups(
     members: dict[int, list[ReadyMember]] = {group.id: [] for group in groups}
     for row in rows:
         if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
-            members[row.group_id].append(ReadyMember(row.id, row.grade_id, row.reward, row.agent_exit))
+            members[row.group_id].append(ReadyMember(row.id, row.grade_id, row.reward, row.agent_exit, row.num_chains))
     return [ReadyGroup(group.id, group.group_no, members[group.id]) for group in groups]
 
 

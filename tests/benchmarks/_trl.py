@@ -53,8 +53,16 @@ class TrlStep:
             processing_class=AutoTokenizer.from_pretrained(model_path),
         )
 
-    def batch(self, chains: Sequence[TrainingSequence], members: dict[int, Member]) -> list[dict[str, Tensor]]:
-        """Return micro-batches. The prompt ends at the first trained token; `tool_mask` has untrained ones after it."""
+    def batch(
+        self,
+        chains: Sequence[TrainingSequence],
+        members: dict[int, Member],
+        reference: Sequence[Tensor] | None = None,
+    ) -> list[dict[str, Tensor]]:
+        """Return micro-batches. The prompt ends at the first trained token; `tool_mask` has untrained ones after it.
+
+        `reference`: per chain, the reference's logprob of each token, for the option `beta`.
+        """
         starts = [int(one.mask.argmax()) for one in chains]
         num_items = torch.tensor(float(sum(int(one.mask.sum()) for one in chains)))
         micro = []
@@ -76,6 +84,9 @@ class TrlStep:
                     "num_items_in_batch": num_items,
                 }
             )
+            if reference is not None:
+                scores = [reference[first + n][start:] for n, (_, start) in enumerate(part)]
+                micro[-1]["ref_per_token_logps"] = _filled(scores, torch.float32, False)
         return micro
 
     def gradients(self, micro: Sequence[dict[str, Tensor]]) -> float:

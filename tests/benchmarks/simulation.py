@@ -91,7 +91,7 @@ class Simulation:
             [task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature
         )
         rows = [
-            ReadyMember(rollout_id=at, grade_id=None, reward=float(play.solved), agent_exit=None)
+            ReadyMember(rollout_id=at, grade_id=None, reward=float(play.solved), agent_exit=None, num_chains=1)
             for at, play in enumerate(plays)
         ]
         groups = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from ratchet.config import LOSS_PRESET_VALUES, LossConfig, RunConfig
 from training.loss import LOSS_PRESETS, TokenBatch, clip_masks, find_loss, token_loss
 
-PER_TOKEN = ["grpo", "dr_grpo", "dapo", "cispo", "tis", "icepop", "sft"]
+PER_TOKEN = ["grpo", "dr_grpo", "dapo", "brief", "cispo", "tis", "icepop", "sft"]
 
 
 def knobs(preset: str) -> LossConfig:
@@ -24,7 +24,7 @@ def tokens(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, turns: list[
 
 def closed_form(preset: str, logprob: float, ratio: float, advantage: float) -> tuple[float, float]:
     """Return (loss, d loss / d logprob) of one token."""
-    if preset in ("grpo", "dr_grpo", "dapo"):
+    if preset in ("grpo", "dr_grpo", "dapo", "brief"):
         clipped = min(max(ratio, 0.8), 1.28)
         flows = ratio * advantage <= clipped * advantage
         return -min(ratio * advantage, clipped * advantage), -ratio * advantage if flows else 0.0

@@ -19,9 +19,15 @@ def make_config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate(values | {"training": training} | sections)
 
 
-def make_group(number: int, rewards: list[float], agent_exit: str = "done") -> ReadyGroup:
-    """Return a group whose members have rollout ids 10 x number onwards."""
-    members = [ReadyMember(10 * number + n, None, reward, agent_exit) for n, reward in enumerate(rewards)]
+def make_group(
+    number: int, rewards: list[float], agent_exit: str = "done", num_chains: list[int] | None = None
+) -> ReadyGroup:
+    """Return a group whose members have rollout ids 10 x number onwards, and one chain unless `num_chains` says so."""
+    counts = num_chains or [1] * len(rewards)
+    members = [
+        ReadyMember(10 * number + n, None, reward, agent_exit, count)
+        for n, (reward, count) in enumerate(zip(rewards, counts, strict=True))
+    ]
     return ReadyGroup(number, number, members)
 
 
@@ -65,3 +71,31 @@ def test_a_group_is_in_one_update_and_the_weights_of_an_update_sum_to_one() -> N
         in_update = [one for one in members if one.update == update]
         assert len(in_update) == 4
         assert sum(one.weight * one.num_tokens for one in in_update) == pytest.approx(1)
+
+
+def test_chain_credit_split_by_hand() -> None:
+    """Rewards 1, 1 and 0 with 1, 4 and 1 chains. The baseline is the rollouts' mean, 2/3, with deviation sqrt(2)/3, so
+    the advantages are 1/sqrt(2), 1/sqrt(2) and -sqrt(2); each of the four chains gets a quarter of the second one."""
+    group = make_group(1, [1.0, 1.0, 0.0], num_chains=[1, 4, 1])
+    config = make_config(loss={"preset": "brief"})
+    members = plan_members(draft(config, group), 1, config)
+    assert [one.advantage for one in members] == pytest.approx([0.7071068, 0.1767767, -1.4142136], abs=1e-5)
+    assert [one.weight for one in members] == pytest.approx([1 / (3 * 7)] * 3)  # 3 rollouts of 7 trained tokens
+    whole = make_config(loss={"preset": "brief", "chain_credit": "whole"})
+    assert [one.advantage for one in plan_members(draft(whole, group), 1, whole)] == pytest.approx(
+        [0.7071068, 0.7071068, -1.4142136], abs=1e-5
+    )
+
+
+def test_a_rollout_without_a_trained_chain_keeps_its_advantage() -> None:
+    config = make_config(loss={"preset": "brief"})
+    (members,) = draft(config, make_group(1, [1.0, 0.0], num_chains=[0, 1]))
+    assert [member.advantage for member in members] == pytest.approx([1.0, -1.0], abs=1e-5)
+
+
+def test_the_brief_preset_sets_what_the_config_leaves_open() -> None:
+    config = make_config(loss={"preset": "brief"})
+    assert (config.drift, config.training.advantage, config.loss.reducer) == ("drop", "std", "rollout_mean")
+    assert (config.loss.chain_credit, config.loss.clip_low, config.loss.clip_high) == ("split", 0.2, 0.28)
+    own = make_config(loss={"preset": "brief", "reducer": "token_mean"}, drift="branch", training={"advantage": "mean"})
+    assert (own.drift, own.training.advantage, own.loss.reducer) == ("branch", "mean", "token_mean")

@@ -1,0 +1,58 @@
+"""The reference of `loss.reference_kl`: frozen weights that the policy is kept close to.
+
+KL(policy || reference) is estimated per trained token by r (exp(d) - 1 - d): the k3 estimator (Schulman, "Approximating
+KL divergence"), with d the reference's logprob minus the policy's, times the ratio r of the policy to the one that
+sampled the token. Gradients flow through d and r. Without r, the gradient would be that of another divergence, also for
+tokens that the policy itself sampled (DeepSeek-V3.2, arXiv 2512.02556).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine import canary
+from training.loss import MAX_LOG_RATIO
+from training.policy_loading import LoadedPolicy, load_policy
+from training.policy_model import TrainablePolicy
+
+if TYPE_CHECKING:  # a step needs no pydantic
+    from ratchet.config import RunConfig
+
+
+def load_reference(
+    config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
+) -> TrainablePolicy | None:
+    """Load the reference like the policy, sharded over all ranks, and freeze it. A collective.
+
+    Returns None if `loss.reference_kl` is 0. Raises ValueError if the model cannot be the reference of `loaded`, the
+    policy from `model_path`.
+    """
+    if not config.loss.reference_kl:
+        return None
+    path = Path(config.loss.reference_model or model_path)
+    if path != model_path and canary.canary_ids(path) != canary.canary_ids(model_path):
+        raise ValueError(
+            f"loss.reference_model: {path} has another tokenizer than the policy, so it cannot score the policy's "
+            "tokens; name a model of the same family"
+        )
+    reference = load_policy(path, config, device)
+    if reference.packing != loaded.packing:
+        raise ValueError(
+            f"loss.reference_model: {path} needs training.packing: {reference.packing}, and the policy uses "
+            f"{loaded.packing}; set training.packing: padded"
+        )
+    reference.policy.requires_grad_(False)
+    return reference.policy.eval()
+
+
+def kl_estimates(logprobs: Tensor, reference: Tensor, ratios: Tensor) -> Tensor:
+    """Return the estimate of KL(policy || reference) per token, (N,), of two logprobs and a ratio, (N,) each.
+
+    A token that the reference finds over exp(MAX_LOG_RATIO) times more or less likely gets no gradient through d.
+    """
+    gaps = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return ratios * (gaps.exp() - 1 - gaps)
