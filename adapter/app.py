@@ -84,7 +84,7 @@ def create_adapter_app(
     Calls are held until `has_schema`, as while the store is away. Raises ConfigError if the tokenizer or the template
     cannot be used.
     """
-    renderer = Renderer(settings.model_path, settings.template_kwargs)
+    renderer = Renderer(settings.model_path, settings.template_kwargs, settings.stop_token_ids)
     router = EngineRouter(database)
     parser = VllmParsers(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
     outage = StoreOutage(database)

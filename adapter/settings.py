@@ -25,6 +25,8 @@ class AdapterSettings(BaseModel):
     """vLLM's name of the reasoning parser. None leaves thinking in the text."""
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables of the chat template, such as enable_thinking."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end an answer, beside those of the model's own files."""
     restore_reasoning: bool | None = None
     """Whether to put reasoning back into answers that a client sends without it. None: if the template shows it."""
     images: MediaPolicy = "placeholder"

@@ -15,6 +15,7 @@ _COLUMN_NOTES = (
 
 
 def train(
+    context: typer.Context,
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")] = DEFAULT_CONFIG,
     set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
     new: Annotated[
@@ -32,30 +33,44 @@ def train(
 ) -> None:
     """Train: set up the stack, start or continue the run, follow it, print the curve and the commands that show more.
 
-    Interrupting the command leaves the run going; the same command follows it again.
+    Interrupting the command leaves the run going; the same command follows it again. Arguments of vime's training
+    command, such as `--rollout-batch-size 8`, may follow the config (docs/vime.md).
     """
     import asyncio
-    from dataclasses import asdict
 
-    from cli.console import print_json, say
+    from cli.console import say
     from ratchet.config_sources import load_config
-    from stack.follow_run import collect_result, start_run, watch_run
+    from ratchet.errors import ConfigError
+    from ratchet.vime_names import value_of
+    from stack.follow_run import start_run
     from stack.parts import Stack
     from stack.startup import bring_up
 
     stack = Stack()
-    resolved = load_config(config, set or [])
+    if str(config).startswith("--"):
+        raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
+    resolved = load_config(config, set or [], arguments=context.args)
+    name = value_of("EXP_TAG") or config.stem
     if dry_run:
         _check(stack, resolved)
         return
     bring_up(stack, resolved, say)
     if from_store is not None:
-        _train_from_store(stack, resolved, config.stem, from_store, new, detach, json)
+        _train_from_store(stack, resolved, name, from_store, new, detach, json)
         return
-    run_id = asyncio.run(start_run(stack, resolved, config.stem, new, say))
+    run_id = asyncio.run(start_run(stack, resolved, name, new, say))
     say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
-    if detach:
-        return
+    if not detach:
+        _follow(stack, run_id, config, json)
+
+
+def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
+    import asyncio
+    from dataclasses import asdict
+
+    from cli.console import print_json, say
+    from stack.follow_run import collect_result, watch_run
+
     try:
         cost = asyncio.run(watch_run(stack, run_id, say))
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
 """The config of a run as one pydantic tree.
 
-Every setting of a run is declared once, in `config_sections.py`. Unknown keys are refused. `config_sources.py` reads
-the values from the file, the environment and the command line; the resolved tree is stored in the run's row, and all
-parts read it from there.
+Every setting of a run is declared once, in `config_sections.py` and `config_loss.py`. Unknown keys are refused.
+`config_sources.py` reads the values from the file, the environment and the command line; the resolved tree is stored in
+the run's row, and all parts read it from there.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
-    LOSS_PRESET_VALUES,
     METRIC_SINKS,
     DatasetConfig,
     EndpointConfig,
@@ -21,7 +21,6 @@ from ratchet.config_sections import (
     GradingConfig,
     HarnessConfig,
     LimitsConfig,
-    LossConfig,
     MetricsConfig,
     MetricSinkConfig,
     SamplingConfig,

@@ -2,9 +2,10 @@
 
 `config.py` declares the settings; this module finds their values.
 
-Precedence: `--set a.b=c` > `RATCHET_A__B` > SWE_* and VIME_AGENT_* variables > the YAML file > the defaults.
+Precedence: `--set a.b=c` > arguments of vime > `RATCHET_A__B` > variables of vime > the YAML file > the defaults.
 """
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,18 @@ from ratchet import secrets
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.suggestions import config_keys, did_you_mean
+from ratchet.vime_names import (
+    EXTRA_ENVS_VARIABLE,
+    OTHER_VLLM,
+    TRAIN_DATASETS,
+    VIME_VARIABLES,
+    VLLM_ARGS,
+    Setting,
+    settings_of_arguments,
+    settings_of_vllm_args,
+    value_of,
+)
 
-BRIEF_VARIABLES = {
-    "SWE_AGENT_TIME_BUDGET_SEC": "limits.agent_seconds",
-    "SWE_EVAL_TIMEOUT_SEC": "limits.eval_seconds",
-    "SWE_ROLLOUT_GUARD_SEC": "limits.guard_seconds",
-    "HF_CHECKPOINT": "model",
-    "SWE_CC_PROMPT": "harness.prompt",
-}
 _OTHER_DISTRIBUTIONS = (
     "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
 )  # fmt: skip
@@ -33,12 +38,6 @@ _NOT_RENORMALISED = (
     "it would sample from another distribution than the one that training computes, because the tokens that it "
     "excludes or reweights are not stored; set sampling.temperature alone"
 )
-CLAUDE_CODE_VARIABLES = {
-    "VIME_AGENT_CC_EXTRA_ARGS": "harness.extra_args",
-    secrets.EXTRA_ENVS_VARIABLE: "harness.extra_env",
-}
-"""Variables for runs of claude_code only."""
-_TEXTS = {"SWE_CC_PROMPT", "VIME_AGENT_CC_EXTRA_ARGS"}
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -59,14 +58,47 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_environment(environment: Mapping[str, str], variables: Mapping[str, str] = BRIEF_VARIABLES) -> dict[str, Any]:
+def _from_variables(environment: Mapping[str, str], harness: str | None) -> list[Setting]:
+    """Return what vime's variables set for runs of this harness."""
+    found: list[Setting] = []
+    for variable in VIME_VARIABLES:
+        text = value_of(variable.name, environment)
+        if text is None or variable.key is None or variable.harness not in (None, harness):
+            continue
+        if variable.name == VLLM_ARGS:
+            found += settings_of_vllm_args(text)
+            continue
+        value = text if variable.is_text else _parsed(variable.name, text)
+        if variable.name == EXTRA_ENVS_VARIABLE and isinstance(value, dict):
+            value = {key: f"${{{key}}}" for key in value}  # the workers find the values where this process did
+        found.append(Setting(variable.name, variable.key, value))
+    return found
+
+
+def _apply(tree: dict[str, Any], settings: Sequence[Setting]) -> None:
+    """Set keys in the tree of a config. A path of training tasks takes the place of all training datasets."""
+    for name, key, value in settings:
+        if key == OTHER_VLLM:
+            engine = tree.setdefault("engine", {})
+            engine["args"] = [*(engine.get("args") or []), *value]
+        elif key.startswith(TRAIN_DATASETS):
+            tree["datasets"] = _with_dataset_key(name, key.removeprefix(f"{TRAIN_DATASETS}."), value, tree)
+        else:
+            _put(tree, key, value)
+
+
+def _with_dataset_key(name: str, key: str, value: Any, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    datasets = [dict(one) for one in tree.get("datasets") or []]
+    trained = [one for one in datasets if one.get("use", "train") == "train"]
+    if key == "path":
+        return [{**(trained[0] if trained else {}), "path": value}, *(one for one in datasets if one not in trained)]
+    if not trained:
+        raise ConfigError(f"{name}: the config has no training dataset; name its file by --prompt-data")
+    return [{**one, key: value} if one in trained else one for one in datasets]
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for name, dotted in variables.items():
-        if environment.get(name):
-            value = environment[name] if name in _TEXTS else _parsed(name, environment[name])
-            if name == secrets.EXTRA_ENVS_VARIABLE and isinstance(value, dict):
-                value = {key: f"${{{key}}}" for key in value}  # the workers find the values where this process did
-            _put(tree, dotted, value)
     sections = {name for name in RunConfig.model_fields if name not in {"model", "seed", "drift", "init_from"}}
     for name, text in sorted(environment.items()):
         dotted = name.removeprefix("RATCHET_").lower().replace("__", ".")
@@ -91,7 +123,7 @@ def _parsed(name: str, text: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        if name == secrets.EXTRA_ENVS_VARIABLE:
+        if name == EXTRA_ENVS_VARIABLE:
             raise ConfigError(f"{name} is not a JSON object") from None
         raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {' '.join(str(error).split())}") from None
     return {key: str(inner) for key, inner in value.items()} if isinstance(value, dict) else value
@@ -169,8 +201,14 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
     return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from, "loss": loss})
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> RunConfig:
-    """Read the run's config from all five sources. Raises ConfigError."""
+def load_config(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> RunConfig:
+    """Read the run's config from all six sources. `arguments`: vime's, as `ratchet train` got them. Raises
+    ConfigError."""
     try:
         from_file = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -182,9 +220,18 @@ def load_config(path: Path, overrides: Sequence[str] = (), environment: Mapping[
     if not isinstance(from_file, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(from_file).__name__}")
     environment = os.environ if environment is None else environment
-    merged = _merge(_merge(from_file, _from_environment(environment)), _from_overrides(overrides))
-    harness = merged.get("harness")
-    if isinstance(harness, dict) and harness.get("name") == "claude_code":
-        own = _merge(from_file, _from_environment(environment, {**BRIEF_VARIABLES, **CLAUDE_CODE_VARIABLES}))
-        merged = _merge(own, _from_overrides(overrides))
-    return resolve_config(merged, str(path), path.resolve().parent)
+
+    def merged(harness: str | None) -> dict[str, Any]:
+        tree = copy.deepcopy(from_file)
+        _apply(tree, _from_variables(environment, harness))
+        tree = _merge(tree, _from_environment(environment))
+        _apply(tree, [one._replace(value=_argument_value(one.value)) for one in settings_of_arguments(arguments)])
+        return _merge(tree, _from_overrides(overrides))
+
+    harness = merged(None).get("harness")
+    name = harness.get("name") if isinstance(harness, dict) else None
+    return resolve_config(merged(name), str(path), path.resolve().parent)
+
+
+def _argument_value(value: Any) -> Any:
+    return [_yaml_or_text(one) for one in value] if isinstance(value, list) else _yaml_or_text(value)

@@ -16,9 +16,9 @@ import yaml
 from ratchet import paths
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from ratchet.vime_names import EXTRA_ENVS_VARIABLE, value_of
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-EXTRA_ENVS_VARIABLE = "VIME_AGENT_CC_EXTRA_ENVS"
 MIN_SECRET_CHARS = 6
 """Shorter values are not replaced in messages: they would match by chance."""
 
@@ -113,7 +113,7 @@ def _from_file() -> dict[str, str]:
 
 def _from_extra_envs() -> dict[str, str]:
     try:
-        values = yaml.safe_load(os.environ.get(EXTRA_ENVS_VARIABLE) or "{}")
+        values = yaml.safe_load(value_of(EXTRA_ENVS_VARIABLE) or "{}")
     except yaml.YAMLError:
         return {}
     return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

@@ -4,11 +4,20 @@ import hashlib
 
 import orjson
 
-from ratchet.config import MetricsConfig, RunConfig, TrainingConfig
+from ratchet.config import MetricsConfig, RunConfig
 from ratchet.types import JsonObject
 
 _CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
 """Key of `training` -> its default, and the one that it had before."""
+_ADDED_KEYS = {
+    "engine": ("images", "restore_reasoning", "stop_token_ids"),
+    "sandbox": ("adaptive",),
+    "loss": ("chain_credit", "reference_kl", "reference_model"),
+    "training": ("max_skipped_steps", "shard_ranks"),
+    "evaluation": ("every",),
+    "grading": ("control_share",),
+}
+"""Section -> keys that it did not have when digests covered the defaults."""
 
 
 def read_stored_config(values: JsonObject) -> RunConfig:
@@ -31,26 +40,19 @@ def known_digests(config: RunConfig) -> list[str]:
     keys were changed to those that mean the same on a CPU.
     """
     values = config.model_dump(mode="json")
-    if config.grading.control_share == 1:
-        del values["grading"]["control_share"]
-    for key, default in (("images", "placeholder"), ("restore_reasoning", None)):
-        if values["engine"][key] == default:
-            del values["engine"][key]
-    if not config.sandbox.adaptive:
-        del values["sandbox"]["adaptive"]
+    for section, keys in _ADDED_KEYS.items():
+        fields = type(getattr(config, section)).model_fields
+        for key in keys:
+            if getattr(getattr(config, section), key) == fields[key].default:
+                del values[section][key]
     if config.metrics == MetricsConfig():
         del values["metrics"]
     if config.endpoint is None:
         del values["endpoint"]
-    if config.evaluation.every is None:
-        del values["evaluation"]["every"]
     for dataset in values["datasets"]:
         if dataset["weight"] is None:
             del dataset["weight"]
     training = values["training"]
-    for key in ("max_skipped_steps", "shard_ranks"):
-        if training[key] == TrainingConfig.model_fields[key].default:
-            del training[key]
     for key, (now, then) in _CHANGED_DEFAULTS.items():
         training[key] = then if training[key] == now else training[key]
     return [config_digest(config), _digest(_without_changed_defaults(config)), _digest(values)]

@@ -5,6 +5,7 @@
 
 import asyncio
 import base64
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ratchet.store import reports, runs
 from ratchet.temporal_client import root_cause, start_train_run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
+from ratchet.vime_names import value_of
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
@@ -34,6 +36,7 @@ _LOOK_SHARE = 20.0
 """A look at a large run is followed by a pause of so many times its own duration."""
 _REPORT_SECONDS = 10.0
 _PROBLEM_SECONDS = 15.0
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
@@ -59,8 +62,15 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
 
 
 def new_run_id(name: str) -> str:
+    """Return an id that no run has: name, STAMP or the day, and four random characters. Raises ConfigError."""
     suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
-    return f"{name}-{datetime.now(UTC):%y%m%d}-{suffix}"
+    run_id = f"{name}-{value_of('STAMP') or f'{datetime.now(UTC):%y%m%d}'}-{suffix}"
+    if not _RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"{run_id!r} cannot be the id of a run: use letters, digits, `.`, `_` and `-` in the config file's name, "
+            "EXP_TAG and STAMP"
+        )
+    return run_id
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from activities.sandboxes.base import Sandbox
 from ratchet import paths
 from ratchet.errors import ConfigError
+from ratchet.vime_names import value_of
 
 BOX_AGENTS = "/opt/agents"
 RECORD = "agent.json"
@@ -70,8 +71,8 @@ def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentPro
         "claude_code",
         "claude",
         "2.1.329",
-        environment.get("VIME_AGENT_CC_TARBALL"),
-        environment.get("VIME_AGENT_NODE_TARBALL"),
+        value_of("VIME_AGENT_CC_TARBALL", environment),
+        value_of("VIME_AGENT_NODE_TARBALL", environment),
     )
 
 

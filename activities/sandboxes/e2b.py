@@ -23,6 +23,7 @@ import structlog
 from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
 from activities.sandboxes.e2b_network import LOOPBACK, hosts_of_agents
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
+from ratchet.vime_names import value_of
 
 if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
@@ -37,11 +38,7 @@ _log = structlog.get_logger(__name__)
 
 def image_metadata_key() -> str:
     """Return the metadata key of a task's image, as the environment sets it."""
-    return (
-        os.environ.get("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
-        or os.environ.get("SWE_SANDBOX_IMAGE_METADATA_KEY")
-        or "image"
-    )
+    return value_of("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY") or "image"
 
 
 class E2BProvider:

@@ -58,10 +58,13 @@ class Renderer:
     otherwise.
     """
 
-    def __init__(self, model_path: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, model_path: Path, template_kwargs: Mapping[str, Any] | None = None, stop_token_ids: Sequence[int] = ()
+    ) -> None:
         """Read template and tokenizer, and check whether the template can be rendered in segments.
 
-        Raises ConfigError if the directory cannot be used.
+        `stop_token_ids`: ids that end an answer beside those of the model's files. Raises ConfigError if the directory
+        cannot be used, or if the model has no such id.
         """
         self.model_path = model_path
         self.tokenizer = PolicyTokenizer(model_path)
@@ -80,7 +83,10 @@ class Renderer:
             self._end_id = self.tokenizer.id_of(end_alias)
             self._text_after_end_token = segments.end[len(end_alias) :]
         end_ids = self.tokenizer.end_ids | ({self._end_id} if self._end_id is not None else set())
-        self.stop_ids = tuple(sorted(end_ids))
+        self.stop_ids = tuple(sorted(end_ids.union(stop_token_ids)))
+        for one in stop_token_ids:
+            if not self.tokenizer.has_id(one):
+                raise ConfigError(f"engine.stop_token_ids: the tokenizer in {model_path} has no token {one}")
         self._tails = StreamTails(self.template, self.tokenizer, self.stop_ids)
         if not self.stop_ids:
             raise ConfigError(f"{model_path} names no end token: put eos_token_id into its generation_config.json")

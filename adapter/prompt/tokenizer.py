@@ -63,6 +63,10 @@ class PolicyTokenizer:
         assert found is not None
         return int(found)
 
+    def has_id(self, token_id: int) -> bool:
+        """Return whether the tokenizer has a token of this id."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
     def encode(self, text: str) -> Ids:
         """Return int32 [T], equal to `encode_whole` of the text."""
         stretches = self.added.split(text)

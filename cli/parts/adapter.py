@@ -32,6 +32,7 @@ def settings_of_stack(stack: Stack) -> "AdapterSettings":
         tool_parser=plan.config.engine.tool_parser,
         reasoning_parser=plan.config.engine.reasoning_parser,
         template_kwargs=plan.config.engine.chat_template_kwargs,
+        stop_token_ids=tuple(plan.config.engine.stop_token_ids),
         restore_reasoning=plan.config.engine.restore_reasoning,
         images=plan.config.engine.images,
         pool_size=numbers.postgres.adapter_pool_size,

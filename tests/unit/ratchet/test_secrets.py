@@ -13,6 +13,7 @@ from activities.stage import activity_stage
 from ratchet import secrets
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import CommandFailedError, ConfigError
+from ratchet.vime_names import EXTRA_ENVS_VARIABLE
 
 PLANTED = "planted-5b1c"
 
@@ -21,7 +22,7 @@ PLANTED = "planted-5b1c"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     monkeypatch.setattr(secrets, "_used", set())
-    for name in ("KEY", secrets.EXTRA_ENVS_VARIABLE):
+    for name in ("KEY", EXTRA_ENVS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -39,7 +40,7 @@ def test_the_file_comes_before_the_environment(home: Path, monkeypatch: pytest.M
     reference = {"OTHER": "${KEY}"}
     monkeypatch.setenv("KEY", "third")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "third"}
-    monkeypatch.setenv(secrets.EXTRA_ENVS_VARIABLE, "{KEY: second}")
+    monkeypatch.setenv(EXTRA_ENVS_VARIABLE, "{KEY: second}")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "second"}
     (home / "secrets.env").write_text("# a comment with KEY=no\n\nKEY = first=1 \n")
     assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "first=1"}
@@ -74,7 +75,7 @@ def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
     (home / "tasks.jsonl").write_text("")
     path = home / "run.yaml"
     path.write_text(f"datasets: [{{path: {home}/tasks.jsonl}}]\nharness: {{name: claude_code}}\n")
-    environment = {secrets.EXTRA_ENVS_VARIABLE: json.dumps({"KEY": PLANTED, "N": 1})}
+    environment = {EXTRA_ENVS_VARIABLE: json.dumps({"KEY": PLANTED, "N": 1})}
     config = load_config(path, environment=environment)
     assert config.harness.extra_env == {"KEY": "${KEY}", "N": "${N}"}
     assert PLANTED not in config.model_dump_json()
@@ -111,5 +112,5 @@ def test_a_malformed_variable_is_not_repeated(home: Path) -> None:
     path = home / "run.yaml"
     path.write_text("harness: {name: claude_code}\n")
     with pytest.raises(ConfigError) as refused:
-        load_config(path, environment={secrets.EXTRA_ENVS_VARIABLE: f"{{{PLANTED}: ["})
+        load_config(path, environment={EXTRA_ENVS_VARIABLE: f"{{{PLANTED}: ["})
     assert PLANTED not in str(refused.value)

@@ -55,3 +55,11 @@ def test_a_directory_without_a_template_is_refused(model_dir: Path, tmp_path: Pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="lstrip"):
         Renderer(tmp_path)
+
+
+def test_further_stop_ids_are_those_of_the_models_tokenizer(model_dir: Path) -> None:
+    own = Renderer(model_dir).stop_ids
+    found = Renderer(model_dir, stop_token_ids=(5, own[0])).stop_ids
+    assert found == tuple(sorted({*own, 5}))
+    with pytest.raises(ConfigError, match=r"engine\.stop_token_ids: .* has no token 248046"):
+        Renderer(model_dir, stop_token_ids=(248046,))

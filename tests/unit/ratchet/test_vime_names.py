@@ -1,0 +1,187 @@
+"""Every variable and argument of vime has an effect, and none is ignored."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.harnesses.agent_programs import claude_code_program
+from activities.sandboxes.e2b import image_metadata_key
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
+from ratchet.errors import ConfigError
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, value_of
+from stack.follow_run import new_run_id
+from stack.parts import Stack
+from stack.worker import adapter_url, sandbox_provider
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    for name in ("tasks.jsonl", "others.jsonl", "heldout.jsonl"):
+        (tmp_path / name).write_text("{}")
+    found = tmp_path / "run.yaml"
+    found.write_text(
+        "datasets: [{path: tasks.jsonl, limit: 3}, {path: heldout.jsonl, use: eval}]\n"
+        "engine: {args: [--enforce-eager]}\n"
+        "training: {bin_tokens: 100000}\n"
+    )
+    return found
+
+
+def train(config: RunConfig) -> Any:
+    return config.datasets[0]
+
+
+Read = Callable[[RunConfig], Any]
+KEYS: dict[str, tuple[str, Read, Any]] = {
+    "HF_CHECKPOINT": ("/models/qwen", lambda c: c.model, "/models/qwen"),
+    "REF_MODEL_PATH": ("/models/ref", lambda c: c.loss.reference_model, "/models/ref"),
+    "PROMPT_DATA": (
+        "others.jsonl",
+        lambda c: [Path(one.path).name for one in c.datasets],
+        ["others.jsonl", "heldout.jsonl"],
+    ),
+    "SWE_AGENT_TIME_BUDGET_SEC": ("12", lambda c: c.limits.agent_seconds, 12),
+    "SWE_EVAL_TIMEOUT_SEC": ("13", lambda c: c.limits.eval_seconds, 13),
+    "SWE_ROLLOUT_GUARD_SEC": ("14", lambda c: c.limits.guard_seconds, 14),
+    "SWE_CC_PROMPT": ("Fix: {problem_statement}", lambda c: c.harness.prompt, "Fix: {problem_statement}"),
+    "VIME_AGENT_CC_EXTRA_ARGS": ("--debug: x", lambda c: c.harness.extra_args, "--debug: x"),
+    "VIME_AGENT_CC_EXTRA_ENVS": (json.dumps({"A": "1"}), lambda c: c.harness.extra_env, {"A": "${A}"}),
+    "VLLM_ARGS": (
+        "--vllm-tool-call-parser hermes --vllm-gpu-memory-utilization 0.8",
+        lambda c: (c.engine.tool_parser, c.engine.args),
+        ("hermes", ["--enforce-eager", "--gpu-memory-utilization", "0.8"]),
+    ),
+    "--hf-checkpoint": ("/models/qwen", lambda c: c.model, "/models/qwen"),
+    "--ref-load": ("/models/ref", lambda c: c.loss.reference_model, "/models/ref"),
+    "--prompt-data": ("others.jsonl", lambda c: (Path(train(c).path).name, train(c).limit), ("others.jsonl", 3)),
+    "--input-key": ("issue", lambda c: [one.input_key for one in c.datasets], ["issue", "prompt"]),
+    "--label-key": ("id", lambda c: train(c).label_key, "id"),
+    "--metadata-key": ("meta", lambda c: train(c).metadata_key, "meta"),
+    "--num-rollout": ("7", lambda c: c.training.steps, 7),
+    "--rollout-batch-size": ("9", lambda c: c.training.groups_per_step, 9),
+    "--n-samples-per-prompt": ("4", lambda c: c.training.group_size, 4),
+    "--num-steps-per-rollout": ("2", lambda c: c.training.updates_per_step, 2),
+    "--rollout-max-context-len": ("96000", lambda c: c.sampling.max_context_tokens, 96000),
+    "--rollout-max-response-len": ("321", lambda c: c.sampling.max_response_tokens, 321),
+    "--rollout-temperature": ("0.7", lambda c: c.sampling.temperature, 0.7),
+    "--rollout-stop-token-ids": ("248046 248044", lambda c: c.engine.stop_token_ids, [248046, 248044]),
+    "--vllm-tool-call-parser": ("hermes", lambda c: c.engine.tool_parser, "hermes"),
+    "--vllm-reasoning-parser": ("qwen3", lambda c: c.engine.reasoning_parser, "qwen3"),
+    "--lr": ("3e-6", lambda c: c.training.learning_rate, 3e-6),
+    "--weight-decay": ("0.1", lambda c: c.training.weight_decay, 0.1),
+    "--eps-clip": ("0.1", lambda c: c.loss.clip_low, 0.1),
+    "--eps-clip-high": ("0.3", lambda c: c.loss.clip_high, 0.3),
+    "--entropy-coef": ("0.01", lambda c: c.loss.entropy_bonus, 0.01),
+    "--kl-loss-coef": ("0.02", lambda c: c.loss.reference_kl, 0.02),
+}
+"""Name → (value, what to read, what must be read)."""
+
+
+def adapter_at(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> str:
+    monkeypatch.setenv(name, value)
+    for variable, found in Stack().environment().items():
+        monkeypatch.setenv(variable, found)
+    return adapter_url()
+
+
+PARTS: dict[str, tuple[str, Callable[[], Any], Any]] = {
+    "E2B_API_KEY": ("e2b_" + "1" * 40, lambda: vars(sandbox_provider())["_options"]["api_key"], "e2b_" + "1" * 40),
+    "VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY": ("our/image", image_metadata_key, "our/image"),
+    "SWE_BOOT_CONCURRENCY": ("6", lambda: load_temporal_settings().queues["boot"].slots, 6),
+    "EXP_TAG": ("tagged", lambda: value_of("EXP_TAG"), "tagged"),
+    "STAMP": ("20261125", lambda: new_run_id("run").rpartition("-")[0], "run-20261125"),
+}
+"""Variables that a part reads: name → (value, what the part makes of it, what it must be)."""
+ELSEWHERE = {"VIME_AGENT_NODE_TARBALL", "VIME_AGENT_CC_TARBALL", "HOSTFILE"}
+"""Variables with a test of their own."""
+ADAPTER = {"ADAPTER_PUBLIC_HOST", "MASTER_ADDR", "ADAPTER_BIND_HOST", "ADAPTER_PORT"}
+
+
+def test_every_name_is_tested() -> None:
+    assert {one.name for one in (*VIME_VARIABLES, *VIME_ARGUMENTS)} == {*KEYS, *PARTS, *ELSEWHERE, *ADAPTER}
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+def test_a_name_sets_its_key(name: str, path: Path) -> None:
+    value, read, expected = KEYS[name]
+    overrides = ["harness.name=claude_code"]
+    before = read(load_config(path, overrides, {}))
+    if name.startswith("--"):
+        found = load_config(path, overrides, {}, [name, *value.split(" ")])
+    else:
+        found = load_config(path, overrides, {name: value})
+    assert before != expected
+    assert read(found) == expected
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_a_part_reads_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, read, expected = PARTS[name]
+    monkeypatch.delenv(name, raising=False)
+    assert read() != expected
+    monkeypatch.setenv(name, value)
+    assert read() == expected
+
+
+@pytest.mark.parametrize("prefix", ["SWE_", "SLIME_AGENT_"])
+def test_older_names_are_read(prefix: str, path: Path, tmp_path: Path) -> None:
+    overrides = ["harness.name=claude_code"]
+    assert load_config(path, overrides, {f"{prefix}CC_EXTRA_ARGS": "--x"}).harness.extra_args == "--x"
+    with pytest.raises(ConfigError, match=r"nowhere\.tgz is not a file"):
+        claude_code_program({f"{prefix}CC_TARBALL": str(tmp_path / "nowhere.tgz")})
+    assert (
+        value_of("VIME_AGENT_CC_EXTRA_ARGS", {"VIME_AGENT_CC_EXTRA_ARGS": "new", f"{prefix}CC_EXTRA_ARGS": "old"})
+        == "new"
+    )
+
+
+def test_precedence(path: Path) -> None:
+    """--set over arguments, over RATCHET_*, over variables, over the file."""
+    environment = {"SWE_EVAL_TIMEOUT_SEC": "1", "VLLM_ARGS": "--vllm-tool-call-parser hermes"}
+    assert load_config(path, [], environment).engine.tool_parser == "hermes"
+    environment["RATCHET_ENGINE__TOOL_PARSER"] = "glm45"
+    assert load_config(path, [], environment).engine.tool_parser == "glm45"
+    arguments = ["--vllm-tool-call-parser=llama3_json"]
+    assert load_config(path, [], environment, arguments).engine.tool_parser == "llama3_json"
+    assert load_config(path, ["engine.tool_parser=qwen3_xml"], environment, arguments).engine.tool_parser == "qwen3_xml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (
+            ["--rollout-batchsize", "8"],
+            "--rollout-batchsize: `ratchet train` has no such argument; did you mean --rollout-batch-size",
+        ),
+        (["--tensor-model-parallel-size", "2"], "has no such argument"),
+        (["--rollout-batch-size"], "--rollout-batch-size: expected one value, got none"),
+        (["--rollout-batch-size", "8", "9"], "expected one value, got 8 9"),
+        (["--rollout-batch-size", "many"], "training.groups_per_step"),
+        (["stray"], "'stray': expected an argument such as"),
+        (["--vllm-logprobs-mode", "raw_logits"], "engine.args: --logprobs-mode"),
+        *([[name, "a.b"], reason.split(";")[0]] for name, reason in REFUSED.items()),
+    ],
+)
+def test_what_is_not_taken_is_refused(arguments: list[str], named: str, path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(path, [], {}, arguments)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("--tool-call-parser x", "does not begin with --vllm-"), ("'", "shell syntax")]
+)
+def test_wrong_vllm_args_are_refused(text: str, named: str, path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_config(path, [], {"VLLM_ARGS": text})
+
+
+def test_a_name_that_no_run_can_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAMP", "25/11 8h")
+    with pytest.raises(ConfigError, match="cannot be the id of a run"):
+        new_run_id("run")
