@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
+from stack.placement import engine_name
 from stack.port_owners import free_own_port
 from stack.ports import free_port, is_free
 from stack.postgres import database_url
@@ -78,7 +79,8 @@ class Stack:
     def _ports(self) -> dict[str, int]:
         """Return the recorded ports; for parts without one the preferred port if it is free, else any free port."""
         kept = self._kept_ports()
-        for name, preferred in PREFERRED_PORTS.items():
+        engines = {name: PREFERRED_PORTS["engine"] + at for at, name in enumerate(self.engine_names())}
+        for name, preferred in (PREFERRED_PORTS | engines).items():
             if name not in kept:
                 kept[name] = preferred if is_free(preferred) else free_port(kept.values())
         return kept
@@ -110,6 +112,18 @@ class Stack:
                 free_own_port(self.home, name, port, (self.ray_directory,))
         self.ports = self._ports()
         self.record_ports()
+
+    def engine_names(self) -> list[str]:
+        """Return the names of the engines' parts, by the plan that is served; without one there is one engine."""
+        try:
+            entries = json.loads(self.plan_path.read_text())["config"]["engines"]
+            return [engine_name(number + 1) for number in range(sum(entry["count"] for entry in entries))]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [engine_name(1)]
+
+    def refresh_ports(self) -> None:
+        """Choose ports for the engines of a new plan."""
+        self.ports = self._ports()
 
     def record_ports(self) -> None:
         """Record the ports, with those that an update has added, before a part uses one of them."""
@@ -235,7 +249,9 @@ class Stack:
         if not self.is_external("RAY_ADDRESS"):
             # Ray's head ignores SIGTERM and has no state to save.
             parts.append(Part("ray", [*ratchet, "ray"], 30, stop_wait_seconds=3))
-        parts.append(Part("engine", [*ratchet, "engine"], 40, stop_wait_seconds=30))
+        for number, name in enumerate(self.engine_names(), 1):
+            command = [*ratchet, "engine", *(["--number", str(number)] if number > 1 else [])]
+            parts.append(Part(name, command, 40, stop_wait_seconds=30))
         parts.append(Part("adapter", [*ratchet, "adapter"], 50))
         if docker_settings.needs_egress():
             parts.append(Part("egress", [*ratchet, "egress"], 55))

@@ -179,6 +179,9 @@ class Engine:
     async def world_size(self, request: Request) -> Response:
         return JSONResponse({"world_size": 2})
 
+    async def weight_info(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.version})
+
     async def ok(self, request: Request) -> Response:
         return JSONResponse({})
 
@@ -200,7 +203,7 @@ class Engine:
             "/finish_weight_update": self.finish_update,
         }
         get = {"/calls": self.seen, "/is_paused": self.is_paused, "/health": self.ok, "/openapi.json": self.openapi}
-        get |= {"/get_world_size": self.world_size}
+        get |= {"/get_world_size": self.world_size, "/weight_info": self.weight_info}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
         return Starlette(routes=routes + [Route(path, handler) for path, handler in get.items()])
 
