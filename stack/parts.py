@@ -3,6 +3,8 @@
 A part whose service the environment names elsewhere (for example TEMPORAL_ADDRESS) is not started here.
 """
 
+import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -200,7 +202,7 @@ class Stack:
             # loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "ADAPTER_PUBLIC_HOST": "127.0.0.1",
-            "ADAPTER_BIND_HOST": "127.0.0.1",
+            "ADAPTER_BIND_HOST": bind_host(os.environ.get("ADAPTER_PUBLIC_HOST") or ""),
             "ADAPTER_PORT": str(self.ports["adapter"]),
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
@@ -265,6 +267,7 @@ class Stack:
         """Return part → its address as reached from this machine, without user names and passwords."""
         environment = self.environment()
         bound = environment["ADAPTER_BIND_HOST"]
+        bound = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, bound)
         return {
             "postgres": environment["RATCHET_DATABASE_URL"].rpartition("@")[2].partition("?")[0],
             "temporal": environment["TEMPORAL_ADDRESS"],
@@ -272,7 +275,7 @@ class Stack:
             "gateway": environment.get("E2B_API_URL", "E2B"),
             "ray": environment["RAY_ADDRESS"],
             "engine": f"http://127.0.0.1:{self.ports['engine']}",
-            "adapter": f"http://{'127.0.0.1' if bound == '0.0.0.0' else bound}:{self.ports['adapter']}",
+            "adapter": f"http://{bound}:{environment['ADAPTER_PORT']}",
             VIEWER: self.viewer_address,
         }
 
@@ -293,6 +296,22 @@ class Stack:
     @property
     def temporal_ui(self) -> str:
         return f"http://127.0.0.1:{self.ports['temporal_ui']}"
+
+
+def bind_host(public_host: str) -> str:
+    """Return the address that the adapter listens on, if ADAPTER_BIND_HOST names none.
+
+    It is every address for a public host that is not loopback. A whole URL is that of a proxy, which is taken to run on
+    this machine; set ADAPTER_BIND_HOST for one that does not.
+    """
+    if not public_host or public_host == "localhost" or "://" in public_host:
+        return "127.0.0.1"
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(public_host.strip("[]"))
+        if address.is_loopback:
+            return str(address)
+        return "::" if address.version == 6 else "0.0.0.0"
+    return "0.0.0.0"
 
 
 def require_space(home: Path, needed_bytes: int = 2 << 30) -> None:
