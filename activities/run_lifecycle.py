@@ -7,6 +7,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
+from activities.adapter_reachability import PATIENCE_SECONDS, AdapterReachability
 from activities.evaluations import evaluations_of_step, planned_evaluations
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
@@ -65,11 +66,21 @@ _MIX_STEPS = 10
 class RunActivities:
     """Prepare, advance and end a training run."""
 
-    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs, client: Client) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: TemporalSettings,
+        configs: RunConfigs,
+        client: Client,
+        adapter: AdapterReachability | None = None,
+    ) -> None:
+        """`adapter`: tried before a run begins; None to believe that boxes reach it."""
         self.database = database
         self.settings = settings
         self.configs = configs
         self.client = client
+        self._adapter = adapter
+        self._unreachable: set[str] = set()
 
     @activity_stage("prepare_run")
     async def prepare_run(self, input: PrepareRunInput) -> RunPlan:
@@ -88,6 +99,7 @@ class RunActivities:
             else:
                 config = _config_of(input)
                 await create_run_from_config(self.database, self.settings, run_id, config, _name_of(input))
+            await self._try_adapter(run_id, PATIENCE_SECONDS)
         training = config.training
         return RunPlan(
             run_id=run_id,
@@ -106,6 +118,8 @@ class RunActivities:
         Consumes groups without signal, pauses a run whose groups all fail, and makes as many new groups as the
         staleness bound allows, unless the run is paused, stopping or ended.
         """
+        if input.run_id in self._unreachable:
+            await self._try_adapter(input.run_id, 0.0)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
@@ -156,6 +170,20 @@ class RunActivities:
             situation=situation,
             batch_reward_mean=batch_reward_mean,
         )
+
+    async def _try_adapter(self, run_id: str, patience_seconds: float) -> None:
+        """Pause a running run if a box cannot call the adapter. After it was resumed this is tried again."""
+        async with self.database.begin() as connection:
+            row = await runs.get_run(connection, run_id)
+            image = await tasks.first_image(connection, run_id)
+        if self._adapter is None or image is None or row is None or row.state != RunState.RUNNING:
+            return
+        problem = await self._adapter.problem(image, patience_seconds)
+        self._unreachable.discard(run_id)
+        if problem:
+            self._unreachable.add(run_id)
+            async with self.database.begin() as connection:
+                await run_pause.pause_run(connection, run_id, problem)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.

@@ -10,6 +10,7 @@ _ROW = "{:<12} {:<11} {:>8} {:>8}  {}"
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Print the state of the local stack. A part is `answering` if its newest probe succeeded."""
     from cli.console import duration_in_words, print_json
+    from stack.placement import part_kind
 
     found = _collect()
     if json:
@@ -25,7 +26,7 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             print(f"{part['name']}: {part['problem']}")
         elif part["last_error"]:
             print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
-        elif part["name"] in ("engine", "learner") and part["detail"]:
+        elif part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
     if found["note"]:
         print(found["note"])
@@ -36,14 +37,16 @@ def _collect() -> dict[str, Any]:
     """Collect what is known without asking any part, so that no part can delay the answer."""
     import time
 
+    from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
     from stack.parts import Stack
+    from stack.placement import part_kind
     from stack.supervisor import Supervisor
 
     stack = Stack()
     fresh = read_fresh_health(stack.home)
     health = fresh or {}
-    addresses, versions, now = stack.addresses(), _versions(), time.time()
+    addresses, versions, now = stack.addresses() | engine_addresses(stack), _versions(), time.time()
     parts = []
     for process in Supervisor(stack).states():
         part = health.get(process.name, PartHealth(process.name))
@@ -55,7 +58,7 @@ def _collect() -> dict[str, Any]:
                 "process": process.state,
                 "pid": process.pid,
                 "address": addresses.get(process.name, ""),
-                "version": versions.get(process.name, versions["ratchet"]),
+                "version": versions.get(part_kind(process.name), versions["ratchet"]),
                 "uptime_seconds": process.uptime_seconds,
                 "restarts": part.restarts,
                 "state_seconds": now - part.since if is_known else None,

@@ -28,7 +28,12 @@ def train(
     from_store: Annotated[
         str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check config, datasets, model; start nothing.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", "--dry-run", help="Check config, datasets and model, print placement and size; start nothing."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train: set up the stack, start or continue the run, follow it, print the curve and the commands that show more.
@@ -51,7 +56,7 @@ def train(
         raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
     resolved = load_config(config, set or [], arguments=context.args)
     name = value_of("EXP_TAG") or config.stem
-    if dry_run:
+    if check:
         _check(stack, resolved)
         return
     bring_up(stack, resolved, say)
@@ -95,8 +100,12 @@ def _check(stack: Any, config: Any) -> None:
     from activities.datasets.formats import read_rows
     from activities.run_checks import check_run
     from cli.console import say
+    from ratchet.config_engines import LOCAL
     from ratchet.temporal_settings import load_temporal_settings
     from stack.connections import too_many_connections
+    from stack.engine_parts import place_parts
+    from stack.gpus import usable_gpus
+    from stack.run_size import describe_run
 
     settings = load_temporal_settings()
     check_run(config, settings)
@@ -104,6 +113,8 @@ def _check(stack: Any, config: Any) -> None:
         say(warning)
     for dataset in config.datasets:
         say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
+    for line in describe_run(config, place_parts(config), {LOCAL: len(usable_gpus())}):
+        print(line)
     training = config.training
     say(
         f"{training.steps} steps of {training.groups_per_step} groups of {training.group_size} rollouts by "

@@ -25,7 +25,7 @@ from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import SteeringAction
 from stack.part_health import HealthState, read_fresh_health
 from stack.parts import Stack
-from stack.probes import RUNS_NEED
+from stack.probes import is_missed
 from stack.startup import connect_stack
 
 _STARTING = (SteeringAction.RESUME, SteeringAction.EXTEND)
@@ -77,8 +77,9 @@ async def steer_run(
 
 
 def _require_parts(stack: Stack) -> None:
-    for name, part in (read_fresh_health(stack.home) or {}).items():
-        if part.state is HealthState.GIVEN_UP and name in RUNS_NEED:
+    health = read_fresh_health(stack.home) or {}
+    for name, part in health.items():
+        if part.state is HealthState.GIVEN_UP and is_missed(name, health):
             raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
 
 

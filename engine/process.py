@@ -63,6 +63,10 @@ class EngineSettings(BaseModel):
     """Number of compute threads on a CPU; None leaves it to vLLM."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM, which override those set here."""
+    environment: dict[str, str] = {}
+    """Further environment variables of vLLM, such as CUDA_VISIBLE_DEVICES."""
+    is_attached: bool = False
+    """Whether vLLM already runs, so that it is only registered and given weights, and neither started nor stopped."""
 
     @property
     def address(self) -> str:
@@ -116,7 +120,7 @@ def vllm_environment(settings: EngineSettings) -> dict[str, str]:
         values["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     if settings.num_threads is not None:
         values["OMP_NUM_THREADS"] = str(settings.num_threads)
-    return os.environ | values
+    return os.environ | values | settings.environment
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,7 @@
 """The engine wrapper: supervise one vLLM process. Start it, register it, keep its weights current, stop it.
 
+A vLLM that already runs (`is_attached`) is only registered, and its weights are kept current.
+
 A restarted vLLM would serve old weights under a wrong label, so only the wrapper decides when its engine is ready. The
 states and who may change them are in `engine/weight_update.py`.
 
@@ -79,12 +81,8 @@ class EngineWrapper:
 
     async def run(self) -> None:
         """Register the engine, run vLLM, and mark the engine as gone at the end."""
-        await asyncio.to_thread(end_leftover_engines, self.settings)
-        if port_taken(self.settings.host, self.settings.port):
-            raise MachineError(
-                f"port {self.settings.port} of {self.settings.host} is taken by another program; "
-                "choose another engine port"
-            )
+        if not self.settings.is_attached:
+            await self._require_port()
         details = {
             "pid": os.getpid(),
             "started_at": time.time(),
@@ -96,11 +94,31 @@ class EngineWrapper:
                 conn, self.settings.address, str(self.settings.model_path), details
             )
         try:
-            await self._run_vllm()
+            await (self._attach() if self.settings.is_attached else self._run_vllm())
         finally:
             with contextlib.suppress(StoreUnavailableError):
                 async with self.database.begin() as conn:
                     await engines.set_engine_gone(conn, self.engine_id)
+
+    async def _require_port(self) -> None:
+        """End what an earlier wrapper has left. Raises MachineError if another program has the port."""
+        await asyncio.to_thread(end_leftover_engines, self.settings)
+        if port_taken(self.settings.host, self.settings.port):
+            raise MachineError(
+                f"port {self.settings.port} of {self.settings.host} is taken by another program; "
+                "choose another engine port"
+            )
+
+    async def _attach(self) -> None:
+        """Serve with the vLLM that already runs until a signal, which leaves it running."""
+        _LOG.info("engine is registered", address=self.settings.address)
+        stopped = asyncio.create_task(self.stop.wait())
+        work = asyncio.create_task(self._serve(None))
+        done, _ = await asyncio.wait({stopped, work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (stopped, work):
+            task.cancel()
+        if work in done:
+            work.result()
 
     async def _run_vllm(self) -> None:
         """Run vLLM on the newest version until a signal. Raises EngineUnavailableError if it ends by itself."""
@@ -133,6 +151,10 @@ class EngineWrapper:
         # A version may have been published while vLLM started, so load it before `ready`. Check once more afterwards: a
         # sync of a version published in between did not find this engine.
         await self._load_newer_versions()
+        if self.settings.is_attached and self.loaded is None and (label := await self.client.version()) is not None:
+            raise EngineUnavailableError(
+                f"vLLM at {self.settings.address} has the weights {label} of another run; start it anew"
+            )
         await self._set_ready(EngineState.STARTING)
         await self._catch_up()
         while True:
@@ -162,6 +184,8 @@ class EngineWrapper:
                 )
             return
         self.answered_at = time.monotonic()
+        # Read before the row, so that a label that a sync writes in between is no contradiction.
+        label = await self.client.version() if self.settings.is_attached and self.is_up else ""
         try:
             if self.is_up and time.monotonic() - self.heartbeat_at > engines.SILENT_SECONDS:
                 await self._catch_up_after_silence()
@@ -170,6 +194,8 @@ class EngineWrapper:
             self.heartbeat_at = time.monotonic()
             if row is None:
                 return
+            if label is None and row.version is not None:
+                raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
             if row.state is EngineState.QUARANTINED and self.is_up:
                 reason = (row.details.get("canary") or {}).get("reason")
                 raise EngineUnavailableError(f"quarantined ({reason}): vLLM is started anew")

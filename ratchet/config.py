@@ -8,8 +8,9 @@ the run's row, and all parts read it from there.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from ratchet.config_engines import PlacedEnginesConfig, engine_entries
 from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
@@ -43,6 +44,7 @@ __all__ = [
     "LossConfig",
     "MetricSinkConfig",
     "MetricsConfig",
+    "PlacedEnginesConfig",
     "RunConfig",
     "SamplingConfig",
     "SandboxConfig",
@@ -67,6 +69,10 @@ class RunConfig(Section):
     own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""
     engine: EngineConfig = EngineConfig()
     """How vLLM serves the policy."""
+    engines: Annotated[tuple[PlacedEnginesConfig, ...], Field(min_length=1), BeforeValidator(engine_entries)] = (
+        PlacedEnginesConfig(),
+    )
+    """How many engines there are and where; a number N stands for N engines on this machine."""
     endpoint: EndpointConfig | None = None
     """Server that answers the agents of an evaluation instead of the policy. None, the default, means the policy."""
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]

@@ -241,6 +241,9 @@ class TrainingConfig(Section):
     makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
+    gpus: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
+    """GPUs of the learner's ranks: host -> indexes, such as `{local: [4, 5, 6, 7]}`. Only `local` or IP addresses of
+    nodes of the Ray cluster. None, the default, means the GPUs of this machine that no engine was given."""
     shard_ranks: Positive | None = None
     """Number of ranks that hold one copy of the weights together. None, the default, means all ranks; the number of
     GPUs of one node keeps the gathering of weights within a node, at the memory of one copy per node."""

@@ -28,9 +28,12 @@ def read_stored_config(values: JsonObject) -> RunConfig:
 def config_digest(config: RunConfig) -> str:
     """Return the sha256 of the values that differ from their defaults; runs with equal digests do the same work.
 
-    Defaults are left out, so that a new key does not make a run's config another one in the middle of the run.
+    Defaults are left out, so that a new key does not make a run's config another one in the middle of the run. So is
+    the placement on machines and GPUs: a run goes on with other engines.
     """
-    return _digest(config.model_dump(mode="json", exclude_defaults=True))
+    values = config.model_dump(mode="json", exclude_defaults=True)
+    _drop_placement(values)
+    return _digest(values)
 
 
 def known_digests(config: RunConfig) -> list[str]:
@@ -40,6 +43,7 @@ def known_digests(config: RunConfig) -> list[str]:
     keys were changed to those that mean the same on a CPU.
     """
     values = config.model_dump(mode="json")
+    _drop_placement(values)
     for section, keys in _ADDED_KEYS.items():
         fields = type(getattr(config, section)).model_fields
         for key in keys:
@@ -61,12 +65,20 @@ def known_digests(config: RunConfig) -> list[str]:
 def _without_changed_defaults(config: RunConfig) -> JsonObject:
     """Return the values that differ from the defaults which the keys had before."""
     values = config.model_dump(mode="json", exclude_defaults=True)
+    _drop_placement(values)
     training = dict(values.get("training", {}))
     for key, (_, then) in _CHANGED_DEFAULTS.items():
         if key in training and training[key] == then:
             del training[key]
     left = {name: value for name, value in values.items() if name != "training"}
     return left | ({"training": training} if training else {})
+
+
+def _drop_placement(values: JsonObject) -> None:
+    values.pop("engines", None)
+    training = values.get("training", {})
+    if training.pop("gpus", None) is not None and not training:
+        del values["training"]
 
 
 def _digest(values: JsonObject) -> str:

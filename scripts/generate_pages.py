@@ -112,7 +112,7 @@ def config_page() -> str:
     lines = [
         "# Configuration of a run",
         "",
-        "Generated from `ratchet/config.py` and the files `ratchet/config_*.py` by `make docs`. A key is set in the",
+        "Generated from `ratchet/config.py` and its sections by `make docs`. A key is set in the",
         "YAML file, by `--set training.steps=20`, or by `RATCHET_TRAINING__STEPS=20`; `ratchet config FILE` prints",
         "the result with every default. Settings of workflows and queues are in `temporal.yaml`.",
         "",
@@ -132,7 +132,7 @@ def config_page() -> str:
                 continue  # it has a heading of its own
             key = f"{section}.{name}" if section else name
             acts_on = CHANGEABLE.get(key, "")
-            if "list[" in str(RunConfig.model_fields[section].annotation if section else ""):
+            if re.search(r"(list|tuple)\[", str(RunConfig.model_fields[section].annotation if section else "")):
                 key = f"{section}.N.{name}"
             lines.append(f"| `{key}` | {_default(one)} | {_in_cell(one.description or '')} | {_in_cell(acts_on)} |")
     return "\n".join(lines) + "\n"

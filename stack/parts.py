@@ -3,6 +3,8 @@
 A part whose service the environment names elsewhere (for example TEMPORAL_ADDRESS) is not started here.
 """
 
+import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.errors import MachineError
+from stack.placement import engine_name
 from stack.port_owners import free_own_port
 from stack.ports import free_port, is_free
 from stack.postgres import database_url
@@ -78,7 +81,8 @@ class Stack:
     def _ports(self) -> dict[str, int]:
         """Return the recorded ports; for parts without one the preferred port if it is free, else any free port."""
         kept = self._kept_ports()
-        for name, preferred in PREFERRED_PORTS.items():
+        engines = {name: PREFERRED_PORTS["engine"] + at for at, name in enumerate(self.engine_names())}
+        for name, preferred in (PREFERRED_PORTS | engines).items():
             if name not in kept:
                 kept[name] = preferred if is_free(preferred) else free_port(kept.values())
         return kept
@@ -110,6 +114,18 @@ class Stack:
                 free_own_port(self.home, name, port, (self.ray_directory,))
         self.ports = self._ports()
         self.record_ports()
+
+    def engine_names(self) -> list[str]:
+        """Return the names of the engines' parts, by the plan that is served; without one there is one engine."""
+        try:
+            entries = json.loads(self.plan_path.read_text())["config"]["engines"]
+            return [engine_name(number + 1) for number in range(sum(entry["count"] for entry in entries))]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [engine_name(1)]
+
+    def refresh_ports(self) -> None:
+        """Choose ports for the engines of a new plan."""
+        self.ports = self._ports()
 
     def record_ports(self) -> None:
         """Record the ports, with those that an update has added, before a part uses one of them."""
@@ -173,6 +189,7 @@ class Stack:
 
     def _own(self) -> dict[str, str]:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"
+        public = os.environ.get("MASTER_ADDR") or "127.0.0.1"
         return {
             "RATCHET_HOME": str(self.home),
             "RATCHET_DATABASE_URL": database_url(self.ports["postgres"]),
@@ -185,8 +202,8 @@ class Stack:
             # By default Ray on Linux announces the machine's outer address; this switch keeps a local cluster on
             # loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "ADAPTER_PUBLIC_HOST": "127.0.0.1",
-            "ADAPTER_BIND_HOST": "127.0.0.1",
+            "ADAPTER_PUBLIC_HOST": public,
+            "ADAPTER_BIND_HOST": bind_host(os.environ.get("ADAPTER_PUBLIC_HOST") or public),
             "ADAPTER_PORT": str(self.ports["adapter"]),
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
@@ -235,7 +252,9 @@ class Stack:
         if not self.is_external("RAY_ADDRESS"):
             # Ray's head ignores SIGTERM and has no state to save.
             parts.append(Part("ray", [*ratchet, "ray"], 30, stop_wait_seconds=3))
-        parts.append(Part("engine", [*ratchet, "engine"], 40, stop_wait_seconds=30))
+        for number, name in enumerate(self.engine_names(), 1):
+            command = [*ratchet, "engine", *(["--number", str(number)] if number > 1 else [])]
+            parts.append(Part(name, command, 40, stop_wait_seconds=30))
         parts.append(Part("adapter", [*ratchet, "adapter"], 50))
         if docker_settings.needs_egress():
             parts.append(Part("egress", [*ratchet, "egress"], 55))
@@ -249,6 +268,7 @@ class Stack:
         """Return part → its address as reached from this machine, without user names and passwords."""
         environment = self.environment()
         bound = environment["ADAPTER_BIND_HOST"]
+        bound = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, bound)
         return {
             "postgres": environment["RATCHET_DATABASE_URL"].rpartition("@")[2].partition("?")[0],
             "temporal": environment["TEMPORAL_ADDRESS"],
@@ -256,7 +276,7 @@ class Stack:
             "gateway": environment.get("E2B_API_URL", "E2B"),
             "ray": environment["RAY_ADDRESS"],
             "engine": f"http://127.0.0.1:{self.ports['engine']}",
-            "adapter": f"http://{'127.0.0.1' if bound == '0.0.0.0' else bound}:{self.ports['adapter']}",
+            "adapter": f"http://{bound}:{environment['ADAPTER_PORT']}",
             VIEWER: self.viewer_address,
         }
 
@@ -277,6 +297,22 @@ class Stack:
     @property
     def temporal_ui(self) -> str:
         return f"http://127.0.0.1:{self.ports['temporal_ui']}"
+
+
+def bind_host(public_host: str) -> str:
+    """Return the address that the adapter listens on, if ADAPTER_BIND_HOST names none.
+
+    It is every address for a public host that is not loopback. A whole URL is that of a proxy, which is taken to run on
+    this machine; set ADAPTER_BIND_HOST for one that does not.
+    """
+    if not public_host or public_host == "localhost" or "://" in public_host:
+        return "127.0.0.1"
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(public_host.strip("[]"))
+        if address.is_loopback:
+            return str(address)
+        return "::" if address.version == 6 else "0.0.0.0"
+    return "0.0.0.0"
 
 
 def require_space(home: Path, needed_bytes: int = 2 << 30) -> None:

@@ -21,8 +21,9 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -48,8 +49,10 @@ from ratchet.store.database import Database, async_url
 from ratchet.store.schema import InstallationTable
 from ratchet.temporal_settings import QUEUES, TemporalSettings
 from ratchet.types import EngineState
-from stack.part_health import HealthLimits
+from stack.engine_parts import engine_addresses
+from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
+from stack.placement import part_kind
 
 LIMITS = {
     "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built
@@ -73,10 +76,25 @@ NEEDS = {
 }
 """Part → the parts without which it cannot answer."""
 
+
+def limits_of(part: str) -> HealthLimits:
+    """Return a part's limits; those of `engine` are every engine's, if it has none of its own."""
+    return LIMITS.get(part) or LIMITS.get(part_kind(part)) or HealthLimits()
+
+
 _RESTART_HELPS = ("57", "58", "XX")
 """Classes of errors of a Postgres that is stuck while it starts or ends, or is damaged in memory."""
-RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learner", "worker"})
+_RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learner", "worker"})
 """Parts without which a run cannot go on. Without Postgres or Temporal nothing can be decided, so nothing is paused."""
+
+
+def is_missed(part: str, health: Mapping[str, PartHealth]) -> bool:
+    """Return whether runs cannot go on without a part that was given up: of engines, only if no other one is left."""
+    left = [
+        name for name, one in health.items() if part_kind(name) == "engine" and one.state is not HealthState.GIVEN_UP
+    ]
+    return part_kind(part) in _RUNS_NEED and not (part_kind(part) == "engine" and left)
+
 
 _RPC_LIMIT = timedelta(seconds=LIMITS["temporal"].probe_seconds)
 _BOX_SECONDS = 60.0
@@ -108,8 +126,10 @@ class Probes:
         self.pid_of = pid_of
         self.http = httpx.AsyncClient(trust_env=False, timeout=60)
         self.database = Database(self.environment["RATCHET_DATABASE_URL"], pool_size=1)
-        self.engine = EngineClient(stack.addresses()["engine"], timeout_seconds=60)
-        self.num_tokens: float | None = None
+        self.engines = {
+            name: EngineClient(address, timeout_seconds=60) for name, address in engine_addresses(stack).items()
+        }
+        self.num_tokens: dict[str, float | None] = {}
         self.box_at = 0.0
         self.client: Client | None = None
 
@@ -121,12 +141,13 @@ class Probes:
             "temporal-ui": self.temporal_ui,
             "gateway": self.gateway,
             "ray": self.ray,
-            "engine": self.engine_token,
             "adapter": self.adapter,
             "learner": self.learner,
             "worker": self.worker,
             VIEWER: self.viewer,
         }
+        if part in self.engines:
+            return partial(self.engine_token, part)
         return probes.get(part)
 
     # ------------------------------------------------------------ services
@@ -197,8 +218,9 @@ class Probes:
 
     # ------------------------------------------------------------ model calls
 
-    async def engine_token(self) -> str:
-        address = self.stack.addresses()["engine"]
+    async def engine_token(self, part: str) -> str:
+        engine = self.engines[part]
+        address = engine.address
         async with self.database.begin() as connection:
             row = next((row for row in await engines.list_engines(connection) if row.address == address), None)
         if row is None or row.state is EngineState.STARTING:
@@ -208,17 +230,18 @@ class Probes:
             return f"{version}; new weights are being loaded"
         if row.state is not EngineState.READY:
             raise ProbeFailedError(f"it is {row.state}")
-        before = self.num_tokens
-        self.num_tokens = await self._num_tokens()
-        if self.num_tokens is None or self.num_tokens == before or before is None:
-            await self.engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
-            if self.num_tokens is not None:
-                self.num_tokens += 1  # its own token is no sign of life next time
+        before = self.num_tokens.get(part)
+        found = await self._num_tokens(address)
+        if found is None or found == before or before is None:
+            await engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
+            if found is not None:
+                found += 1  # its own token is no sign of life next time
+        self.num_tokens[part] = found
         return version
 
-    async def _num_tokens(self) -> float | None:
+    async def _num_tokens(self, address: str) -> float | None:
         """Return vLLM's count of generated tokens; None if it shows none."""
-        reply = await self.http.get(self.stack.addresses()["engine"] + "/metrics")
+        reply = await self.http.get(address + "/metrics")
         rows = [line for line in reply.text.splitlines() if line.startswith(_TOKENS_METRIC)] if reply.is_success else []
         return sum(float(line.rpartition(" ")[2]) for line in rows) if rows else None
 
@@ -281,5 +304,6 @@ class Probes:
 
     async def close(self) -> None:
         await self.http.aclose()
-        await self.engine.close()
+        for engine in self.engines.values():
+            await engine.close()
         await self.database.close()

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from ratchet.errors import MachineError
-from stack.part_health import HealthLimits, HealthState, PartHealth, read_fresh_health
+from stack.part_health import HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
-from stack.probes import LIMITS
+from stack.probes import limits_of
 from stack.progress import ReportProgress
 from stack.supervisor import Supervisor
 
@@ -72,7 +72,7 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
 
 def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> None:
     error = last_error(part_log(stack, part.name), start)
-    limit = LIMITS.get(part.name, HealthLimits()).start_seconds
+    limit = limits_of(part.name).start_seconds
     if part.state is HealthState.GIVEN_UP and part.since > began:
         problem = part.reason
     elif sum(at > began for at in part.short_lives) >= _MAX_ENDS:

@@ -43,6 +43,14 @@ def wants_other(stack: Stack, config: RunConfig) -> bool:
     return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
 
 
+def differs(stack: Stack, plan: ServingPlan) -> bool:
+    """Return whether the plan that is served is another one in any key that a part reads, placement included."""
+    if not stack.plan_path.is_file():
+        return True
+    kept = load_plan(stack)
+    return (_served(kept), _placed(kept)) != (_served(plan), _placed(plan))
+
+
 def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
     """Make or check the model and return the plan."""
     model_path = model_of(config)
@@ -60,6 +68,10 @@ def write_plan(stack: Stack, plan: ServingPlan) -> None:
     temporary = stack.plan_path.with_suffix(".tmp")
     temporary.write_text(plan.model_dump_json(indent=1))
     temporary.rename(stack.plan_path)
+
+
+def _placed(plan: ServingPlan) -> tuple[object, ...]:
+    return plan.config.engines, plan.config.training.gpus, plan.config.training.workers
 
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:

@@ -24,9 +24,10 @@ from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
-from stack.parts import Stack, require_space
+from stack.engine_parts import place_parts, replaced_parts
+from stack.parts import WATCHER, Stack, require_space
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
-from stack.serving_plan import load_plan, prepare_plan, wants_other, write_plan
+from stack.serving_plan import ServingPlan, differs, load_plan, prepare_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
 from stack.temporal_server import settle_temporal_kind
 
@@ -43,6 +44,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     """
     settings = load_temporal_settings()
     check_run(config, settings)
+    place_parts(config)
     for dataset in config.datasets:
         collections.deque(read_rows(dataset, digest=""), maxlen=0)
     require_space(stack.home)
@@ -61,18 +63,34 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     plan = load_plan(stack) if is_served else prepare_plan(config, say)
     if not stack.is_external("TEMPORAL_ADDRESS"):
         settle_temporal_kind(stack.home, say)
+    if not is_served:
+        _serve(stack, supervisor, plan, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
-    elif other:
-        say("model or engine settings have changed: restarting engine and adapter")
-        supervisor.stop("engine", "adapter")
-    # If this is interrupted before the plan is written, the next `up` changes the model again; afterwards it starts
-    # the stopped parts.
-    if other or not stack.plan_path.is_file():
-        write_plan(stack, plan)
     starts = log_sizes(stack)
     supervisor.up()
     asyncio.run(_make_ready(stack, starts, settings, config, say))
+
+
+def _serve(stack: Stack, supervisor: Supervisor, plan: ServingPlan, say: Callable[[str], None]) -> None:
+    """Write the plan, after stopping the parts that read it; `Supervisor.up` starts them again.
+
+    If this is interrupted before the plan is written, the next `up` does it again. A mere change of placement stops
+    only the engines that it concerns, while runs go on with the others.
+    """
+    if not differs(stack, plan):
+        return
+    if stack.plan_path.is_file() and supervisor.is_up():
+        if wants_other(stack, plan.config):
+            say("model or engine settings have changed: restarting engines and adapter")
+            supervisor.stop(*stack.engine_names(), "adapter", WATCHER)
+        elif stopped := replaced_parts(load_plan(stack), plan):
+            say(f"the placement has changed: restarting {', '.join(stopped)}")
+            supervisor.stop(*stopped, WATCHER)
+        else:
+            supervisor.stop(WATCHER)
+    write_plan(stack, plan)
+    stack.refresh_ports()
 
 
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:

@@ -30,7 +30,8 @@ from stack.part_health import (
 )
 from stack.part_logs import last_error, log_size, without_password
 from stack.parts import WATCHER, Part, Stack
-from stack.probes import LIMITS, NEEDS, RUNS_NEED, ProbeFailedError, Probes
+from stack.placement import part_kind
+from stack.probes import NEEDS, ProbeFailedError, Probes, is_missed, limits_of
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
 
@@ -103,7 +104,7 @@ class Watcher:
             part_log(self.stack, "").parent.mkdir(exist_ok=True)
         self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
         for name, health in self.health.items():
-            limits = LIMITS.get(name, HealthLimits())
+            limits = limits_of(name)
             if name in self.external:
                 if health.state is HealthState.STOPPED:
                     health.enter(HealthState.STARTING, time.time())
@@ -142,7 +143,7 @@ class Watcher:
 
     def _missing(self, name: str) -> str | None:
         """Return a part that `name` needs and that does not answer."""
-        for needed in NEEDS.get(name, ()):
+        for needed in NEEDS.get(part_kind(name), ()):
             if needed in self.health and self.health[needed].state is not HealthState.ANSWERING:
                 return needed
         return None
@@ -185,7 +186,7 @@ class Watcher:
         """Pause the runs that need a part which was given up, once; as long as Postgres is away it is tried again."""
         given_up = [health for health in self.health.values() if health.state is HealthState.GIVEN_UP]
         for health in given_up:
-            if health.runs_paused or health.name not in RUNS_NEED:
+            if health.runs_paused or not is_missed(health.name, self.health):
                 continue
             last = f"; its last error: {health.last_error}" if health.last_error else ""
             try:

@@ -17,6 +17,7 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+from activities.adapter_reachability import AdapterReachability
 from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
 from activities.agent import AgentActivities
@@ -129,7 +130,7 @@ async def _activities(
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
     adhoc = AdhocRolloutActivities(database, settings)
-    run = RunActivities(database, settings, configs, client)
+    run = RunActivities(database, settings, configs, client, AdapterReachability(provider, adapter_url()))
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, installation)
     grade = GradeActivities(database, provider, configs, GRADERS)

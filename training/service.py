@@ -46,7 +46,11 @@ _RAY_DEFAULTS = {
 
 
 def default_workers(config: RunConfig) -> int:
-    """Return `training.workers`, or its default: one rank on up to three CPU cores, two from four cores on."""
+    """Return `training.workers`, or its default: a rank per GPU of `training.gpus`; without it one on up to three CPU
+    cores, two from four cores on.
+    """
+    if config.training.workers is None and config.training.gpus:
+        return sum(map(len, config.training.gpus.values()))
     return config.training.workers or (2 if (os.cpu_count() or 1) >= 4 else 1)
 
 

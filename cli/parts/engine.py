@@ -1,35 +1,32 @@
 """`ratchet engine`: run one vLLM server and supervise it."""
 
 import asyncio
+from typing import Annotated
+
+import typer
 
 from ratchet import paths
+from ratchet.config_engines import LOCAL
 from stack.parts import Stack
 from stack.serving_plan import load_plan
 
 
-def engine() -> None:
+def engine(number: Annotated[int, typer.Option(min=1, help="Which of the config's engines, from 1.")] = 1) -> None:
     """Run vLLM on the newest published policy and keep its registration and weights current."""
-    from engine.process import EngineSettings
+    from engine.ray_engine import run_engine_on_node
     from engine.wrapper import run_engine
+    from ratchet.errors import MachineError
+    from stack.engine_parts import engine_settings, place_parts
 
     stack = Stack()
     plan = load_plan(stack)
     paths.policies().mkdir(parents=True, exist_ok=True)
-    engine = plan.config.engine
-    asyncio.run(
-        run_engine(
-            EngineSettings(
-                model_path=plan.model_path,
-                port=stack.ports["engine"],
-                database_url=stack.environment()["RATCHET_DATABASE_URL"],
-                state_dir=stack.home,
-                policies_root=paths.policies(),
-                dtype=engine.dtype,
-                max_model_len=plan.config.sampling.max_context_tokens,
-                max_num_seqs=engine.max_num_seqs,
-                kv_cache_gib=engine.kv_cache_gib,
-                num_threads=engine.num_threads,
-                extra_args=tuple(engine.args),
-            )
-        )
-    )
+    engines = place_parts(plan.config).engines
+    if number > len(engines):
+        raise MachineError(f"engine {number} is not among the {len(engines)} of the config; run `ratchet up CONFIG`")
+    placed = engines[number - 1]
+    settings = engine_settings(stack, plan, placed)
+    if placed.node == LOCAL or settings.is_attached:
+        asyncio.run(run_engine(settings))
+    else:
+        run_engine_on_node(settings, placed.node, stack.environment()["RAY_ADDRESS"])

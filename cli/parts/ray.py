@@ -16,6 +16,9 @@ LOOK_SECONDS = 2.0
 
 def ray() -> None:
     """Run the Ray head on which the learner's ranks run."""
+    from stack.engine_parts import learner_devices
+    from stack.serving_plan import load_plan
+
     stack = Stack()
     port = stack.ports["ray"]
     # By default Ray starts one worker environment per `uv run` environment and kills workers that start slowly on a
@@ -27,6 +30,9 @@ def ray() -> None:
     }
     # at Ray's default niceness of 15 a rank waits until every box of the next step has had its CPU time
     os.environ |= {"RAY_worker_niceness": "0"}
+    devices = learner_devices(load_plan(stack)) if stack.plan_path.is_file() else None
+    if devices is not None:
+        os.environ |= devices.environment
     program = str(Path(sys.executable).parent / "ray")
     arguments = [program, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     arguments += ["--include-dashboard=false", "--object-store-memory=104857600", f"--temp-dir={stack.ray_directory}"]
@@ -36,6 +42,8 @@ def ray() -> None:
         f"--dashboard-agent-listen-port={stack.ports['ray_agent']}",
     ]
     arguments += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
+    if devices is not None:
+        arguments.append(f"--num-gpus={devices.num_gpus}")
     if os.fork() == 0:
         try:
             _watch(psutil.Process(os.getppid()))

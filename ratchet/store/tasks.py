@@ -84,6 +84,18 @@ async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     return str((await connection.execute(_of_rollout(TaskTable.image, rollout_id))).scalar_one())
 
 
+async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
+    """Return the image of a task of the run; None if it has no task."""
+    statement = (
+        select(TaskTable.image)
+        .join(RunTaskTable, RunTaskTable.task_id == TaskTable.id)
+        .where(RunTaskTable.run_id == run_id)
+        .order_by(RunTaskTable.purpose.desc(), RunTaskTable.position)
+        .limit(1)
+    )
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
 async def task_label_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the label of the rollout's task, without its spec, which may be large."""
     return str((await connection.execute(_of_rollout(TaskTable.label, rollout_id))).scalar_one())

@@ -158,6 +158,10 @@ class Engine:
         self.version = orjson.loads(await request.body())["weight_version"] or self.version
         return JSONResponse({})
 
+    async def update_version(self, request: Request) -> Response:
+        self.version = orjson.loads(await request.body())["new_version"]
+        return JSONResponse({})
+
     async def abort(self, request: Request) -> Response:
         self.aborted += orjson.loads(await request.body())["request_ids"]
         return JSONResponse({})
@@ -179,6 +183,9 @@ class Engine:
     async def world_size(self, request: Request) -> Response:
         return JSONResponse({"world_size": 2})
 
+    async def weight_info(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.version})
+
     async def ok(self, request: Request) -> Response:
         return JSONResponse({})
 
@@ -198,9 +205,10 @@ class Engine:
             "/start_weight_update": self.ok,
             "/update_weights": self.update_weights,
             "/finish_weight_update": self.finish_update,
+            "/update_weight_version": self.update_version,
         }
         get = {"/calls": self.seen, "/is_paused": self.is_paused, "/health": self.ok, "/openapi.json": self.openapi}
-        get |= {"/get_world_size": self.world_size}
+        get |= {"/get_world_size": self.world_size, "/weight_info": self.weight_info}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
         return Starlette(routes=routes + [Route(path, handler) for path, handler in get.items()])
 

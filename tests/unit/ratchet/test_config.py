@@ -111,6 +111,13 @@ def test_the_digest_tells_configs_apart(path: Path) -> None:
     )
 
 
+def test_a_run_is_the_same_on_other_machines(path: Path) -> None:
+    """Engines may be added while it goes on."""
+    first, second = load_config(path, [], {}), load_config(path, ["engines=3", "training.gpus={local: [1]}"], {})
+    assert config_digest(first) == config_digest(second) and second.training.gpus == {"local": [1]}
+    assert known_digests(first) == known_digests(second)
+
+
 def test_a_run_of_an_earlier_commit_is_found_by_its_digest() -> None:
     """The digest that commit d4e5a70 stored for this config."""
     config = RunConfig.model_validate({"datasets": [{"path": "/data/tasks.jsonl"}], "training": {"steps": 7}})

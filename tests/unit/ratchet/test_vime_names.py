@@ -1,6 +1,7 @@
 """Every variable and argument of vime has an effect, and none is ignored."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,6 @@ KEYS: dict[str, tuple[str, Read, Any]] = {
 """Name → (value, what to read, what must be read)."""
 
 
-def adapter_at(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> str:
-    monkeypatch.setenv(name, value)
-    for variable, found in Stack().environment().items():
-        monkeypatch.setenv(variable, found)
-    return adapter_url()
-
-
 PARTS: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "E2B_API_KEY": ("e2b_" + "1" * 40, lambda: vars(sandbox_provider())["_options"]["api_key"], "e2b_" + "1" * 40),
     "VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY": ("our/image", image_metadata_key, "our/image"),
@@ -126,6 +120,30 @@ def test_a_part_reads_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert read() != expected
     monkeypatch.setenv(name, value)
     assert read() == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "bound"),
+    [
+        ({}, "http://127.0.0.1:{port}", "127.0.0.1"),
+        ({"MASTER_ADDR": "10.0.0.1"}, "http://10.0.0.1:{port}", "0.0.0.0"),
+        ({"MASTER_ADDR": "10.0.0.1", "ADAPTER_PUBLIC_HOST": "10.9.9.9"}, "http://10.9.9.9:{port}", "0.0.0.0"),
+        ({"ADAPTER_PUBLIC_HOST": "10.9.9.9", "ADAPTER_BIND_HOST": "10.0.0.1"}, "http://10.9.9.9:{port}", "10.0.0.1"),
+        ({"ADAPTER_PORT": "19001"}, "http://127.0.0.1:19001", "127.0.0.1"),
+    ],
+)
+def test_addresses_of_the_adapter(
+    variables: dict[str, str], url: str, bound: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ADAPTER:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stack = Stack(tmp_path)
+    for name, value in stack.environment().items():
+        monkeypatch.setenv(name, value)
+    assert adapter_url() == url.format(port=stack.ports["adapter"])
+    assert os.environ["ADAPTER_BIND_HOST"] == bound
 
 
 @pytest.mark.parametrize("prefix", ["SWE_", "SLIME_AGENT_"])

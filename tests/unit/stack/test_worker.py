@@ -95,3 +95,17 @@ def test_a_service_that_ends_boxes_too_early_is_refused() -> None:
     assert box_ttl_seconds(config, settings, 4000) == 4000
     with pytest.raises(ConfigError, match="3780 s"):
         box_ttl_seconds(config, settings, 3600)
+
+
+@pytest.mark.parametrize(("public", "bound"), [
+    ("", "127.0.0.1"), ("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("10.1.2.3", "0.0.0.0"),
+    ("head.cluster.internal", "0.0.0.0"), ("fd00::1", "::"), ("https://adapter.example.com", "127.0.0.1"),
+])  # fmt: skip
+def test_the_adapter_listens_where_boxes_call(
+    public: str, bound: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ADAPTER_PUBLIC_HOST", public)
+    monkeypatch.delenv("ADAPTER_BIND_HOST", raising=False)
+    assert Stack(tmp_path).environment()["ADAPTER_BIND_HOST"] == bound
+    monkeypatch.setenv("ADAPTER_BIND_HOST", "10.9.9.9")
+    assert Stack(tmp_path).environment()["ADAPTER_BIND_HOST"] == "10.9.9.9"

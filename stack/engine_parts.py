@@ -1,0 +1,102 @@
+"""The engines of the stack: how each is placed, its address, and the settings of its process."""
+
+from dataclasses import dataclass
+
+from engine.process import EngineSettings
+from ratchet import paths
+from ratchet.config import RunConfig
+from ratchet.config_engines import LOCAL
+from ratchet.errors import MachineError
+from stack.gpus import usable_gpus, visible_devices
+from stack.parts import Stack
+from stack.placement import PlacedEngine, Placement, place
+from stack.serving_plan import ServingPlan, load_plan
+from training.service import default_workers
+
+
+@dataclass(slots=True, frozen=True)
+class LearnerDevices:
+    """What the local Ray node offers to the learner's ranks: CUDA_VISIBLE_DEVICES, and the number of its GPUs."""
+
+    environment: dict[str, str]
+    num_gpus: int
+
+
+def place_parts(config: RunConfig) -> Placement:
+    """Place the parts of a run, with the GPUs of this machine. Raises ConfigError for a placement that cannot be."""
+    return place(config, default_workers(config), {LOCAL: len(usable_gpus())})
+
+
+def engine_addresses(stack: Stack) -> dict[str, str]:
+    """Return engine part -> its URL; without a plan that of the first engine."""
+    if not stack.plan_path.is_file():
+        return {"engine": f"http://127.0.0.1:{stack.ports['engine']}"}
+    placed = place_parts(load_plan(stack).config).engines
+    return {engine.name: engine.address or f"http://{_host(engine)}:{_port(stack, engine)}" for engine in placed}
+
+
+def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> EngineSettings:
+    """Return the settings of one engine's process. Raises MachineError if its node cannot reach what it needs."""
+    if engine.node != LOCAL and engine.address is None:
+        _require_reachable(stack, engine)
+    config = plan.config
+    return EngineSettings(
+        model_path=plan.model_path,
+        host=_host(engine),
+        port=_port(stack, engine),
+        database_url=stack.environment()["RATCHET_DATABASE_URL"],
+        # Not shared between nodes: a pid means something on its own node only.
+        state_dir=stack.home if engine.node == LOCAL else stack.home / "engines" / engine.node,
+        policies_root=paths.policies(),
+        dtype=config.engine.dtype,
+        max_model_len=config.sampling.max_context_tokens,
+        max_num_seqs=config.engine.max_num_seqs,
+        kv_cache_gib=config.engine.kv_cache_gib,
+        num_threads=config.engine.num_threads,
+        extra_args=(*config.engine.args, *engine.args),
+        environment=_devices(engine),
+        is_attached=engine.address is not None,
+    )
+
+
+def learner_devices(plan: ServingPlan) -> LearnerDevices | None:
+    """Return what this machine's Ray node may use; None if no GPU was given to anything, and Ray finds none either."""
+    if not usable_gpus():
+        return None
+    gpus = place_parts(plan.config).learner.get(LOCAL, ())
+    return LearnerDevices(visible_devices(gpus), len(gpus))
+
+
+def replaced_parts(before: ServingPlan, after: ServingPlan) -> list[str]:
+    """Return the parts that run under `before` and are placed otherwise under `after`, or not at all."""
+    old, new = place_parts(before.config), place_parts(after.config)
+    kept = set(new.engines)
+    found = [engine.name for engine in old.engines if engine not in kept]
+    return found + (["ray"] if old.learner != new.learner else [])
+
+
+def _host(engine: PlacedEngine) -> str:
+    return "127.0.0.1" if engine.node == LOCAL else engine.node
+
+
+def _port(stack: Stack, engine: PlacedEngine) -> int:
+    if engine.address is not None:
+        return int(engine.address.rpartition(":")[2])
+    return engine.port if engine.port is not None else stack.ports[engine.name]
+
+
+def _devices(engine: PlacedEngine) -> dict[str, str]:
+    if not engine.gpus:
+        return {}
+    if engine.node == LOCAL:
+        return visible_devices(engine.gpus)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, engine.gpus))}
+
+
+def _require_reachable(stack: Stack, engine: PlacedEngine) -> None:
+    for name, what in (("RAY_ADDRESS", "the Ray cluster"), ("RATCHET_DATABASE_URL", "the Postgres server")):
+        if not stack.is_external(name):
+            raise MachineError(
+                f"{engine.name} is placed on {engine.node}, so {name} must name {what} that this node belongs to or "
+                "can reach; this stack's own listens on 127.0.0.1 only"
+            )

@@ -1,0 +1,224 @@
+"""Which part of a run is on which GPU of which node: computed from the config alone, without looking at a machine.
+
+A node is `local`, the machine of `ratchet up`, or the IP address of a node of the Ray cluster. Every process that uses
+GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ratchet.config import PlacedEnginesConfig, RunConfig
+from ratchet.config_engines import FIRST_REMOTE_PORT, LOCAL
+from ratchet.errors import ConfigError
+
+LEARNER = "learner"
+_SIZES = {
+    "--tensor-parallel-size": ("-tp", "tensor"),
+    "--pipeline-parallel-size": ("-pp", "pipeline"),
+    "--data-parallel-size": ("-dp", "data"),
+}
+"""vLLM's arguments whose product is the number of GPUs of one engine, with their short names."""
+
+
+@dataclass(slots=True, frozen=True)
+class PlacedEngine:
+    """One engine. `name`: of its part. `gpus`: indexes on its node; empty on a CPU or if vLLM chooses itself.
+
+    `address`: of a server that already runs, else None. `port`: None if the stack chooses it.
+    """
+
+    name: str
+    node: str
+    port: int | None
+    gpus: tuple[int, ...]
+    args: tuple[str, ...]
+    address: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class PlacedGpu:
+    """One line of the table: what uses this GPU; `gpu` is None for a part that uses none."""
+
+    node: str
+    gpu: int | None
+    part: str
+
+
+@dataclass(slots=True, frozen=True)
+class Placement:
+    """`learner`: node -> GPUs of the learner's ranks; empty if the learner uses no GPU."""
+
+    engines: tuple[PlacedEngine, ...]
+    learner: dict[str, tuple[int, ...]]
+
+    def rows(self) -> list[PlacedGpu]:
+        """Return the table, node by node."""
+        found = [
+            PlacedGpu(engine.node, gpu, engine.name) for engine in self.engines for gpu in engine.gpus or (None,)
+        ] + [PlacedGpu(node, gpu, LEARNER) for node, gpus in self.learner.items() for gpu in gpus]
+        if not self.learner:
+            found.append(PlacedGpu(LOCAL, None, LEARNER))
+        return sorted(found, key=lambda row: (row.node != LOCAL, row.node, -1 if row.gpu is None else row.gpu))
+
+
+def engine_name(number: int) -> str:
+    """Return the name of the part of an engine; numbers begin at 1."""
+    return "engine" if number == 1 else f"engine-{number}"
+
+
+def part_kind(part: str) -> str:
+    """Return `engine` for the part of any engine, and the name of any other part."""
+    return "engine" if part.startswith("engine-") else part
+
+
+def place(config: RunConfig, num_ranks: int, num_gpus: Mapping[str, int]) -> Placement:
+    """Place every part. `num_gpus`: node -> number of its GPUs; the indexes of a node that is missing are not checked.
+
+    Raises ConfigError, naming part, node and GPU, if a GPU is used twice or does not exist, or if there are too few.
+    """
+    owners = _Owners(num_gpus)
+    names = _engine_names(config.engines)
+    for entry, own in zip(config.engines, names, strict=True):  # first what is named, then what is chosen
+        owners.take_named(entry.host, own, entry.gpus or ())
+    for node, gpus in (config.training.gpus or {}).items():
+        owners.take_named(node, [LEARNER], gpus)
+    engines = [
+        engine
+        for entry, own in zip(config.engines, names, strict=True)
+        for engine in _engines_of(config, entry, own, owners)
+    ]
+    _require_own_ports(engines)
+    return Placement(tuple(engines), _learner_gpus(config, num_ranks, owners, engines))
+
+
+class _Owners:
+    """Which part each GPU was given."""
+
+    def __init__(self, num_gpus: Mapping[str, int]) -> None:
+        self.num_gpus = num_gpus
+        self.part_of: dict[tuple[str, int], str] = {}
+
+    def take_named(self, node: str, parts: Sequence[str], gpus: Sequence[int]) -> None:
+        """Give `gpus` to `parts` in order, each the same number."""
+        if len(gpus) % len(parts):
+            raise ConfigError(
+                f"engines: {len(gpus)} GPUs of {node} cannot be shared out to {len(parts)} engines evenly; "
+                "change gpus or count"
+            )
+        each = len(gpus) // len(parts)
+        for at, gpu in enumerate(gpus):
+            self._take(node, gpu, parts[at // each])
+
+    def _take(self, node: str, gpu: int, part: str) -> None:
+        known = self.num_gpus.get(node)
+        if known is not None and gpu >= known:
+            has = f"has GPUs 0 to {known - 1}" if known else "has no GPU"
+            raise ConfigError(f"{part} is given GPU {gpu} of {node}, which {has}; change its gpus")
+        if (node, gpu) in self.part_of:
+            other = self.part_of[node, gpu]
+            raise ConfigError(
+                f"GPU {gpu} of {node} is given to {other} and to {part}; give each its own in engines.gpus and "
+                "training.gpus"
+            )
+        self.part_of[node, gpu] = part
+
+    def take_free(self, node: str, part: str, number: int) -> tuple[int, ...]:
+        """Give the first free GPUs to a part. On a node whose GPUs are not known, all indexes are taken to exist."""
+        known = self.num_gpus.get(node)
+        free = [gpu for gpu in range(known if known is not None else 1024) if (node, gpu) not in self.part_of]
+        if len(free) < number:
+            raise ConfigError(
+                f"{part} needs {number} GPUs of {node}, of whose {known} only {len(free)} are free; "
+                "lower engines.count or the parallel sizes in args, or name another host"
+            )
+        for gpu in free[:number]:
+            self._take(node, gpu, part)
+        return tuple(free[:number])
+
+    def of(self, part: str) -> dict[str, tuple[int, ...]]:
+        found: dict[str, list[int]] = {}
+        for (node, gpu), owner in self.part_of.items():
+            if owner == part:
+                found.setdefault(node, []).append(gpu)
+        return {node: tuple(gpus) for node, gpus in found.items()}
+
+
+def _engine_names(entries: Sequence[PlacedEnginesConfig]) -> list[list[str]]:
+    names, number = [], 1
+    for entry in entries:
+        names.append([engine_name(number + at) for at in range(entry.count)])
+        number += entry.count
+    return names
+
+
+def _engines_of(
+    config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners
+) -> Iterator[PlacedEngine]:
+    if entry.address is not None:
+        host = entry.address.removeprefix("http://").rpartition(":")[0]
+        yield PlacedEngine(names[0], host, None, (), (), entry.address)
+        return
+    first = entry.port if entry.port is not None or entry.host == LOCAL else FIRST_REMOTE_PORT
+    needed = gpus_per_engine([*config.engine.args, *entry.args])
+    for at, name in enumerate(names):
+        gpus = owners.of(name).get(entry.host, ())
+        if gpus and len(gpus) != needed:
+            raise ConfigError(
+                f"{name} is given {len(gpus)} GPUs of {entry.host}, but its vLLM arguments use {needed} (tensor x "
+                "pipeline x data parallel); change gpus, or set --tensor-parallel-size in args"
+            )
+        if not gpus and owners.num_gpus.get(entry.host, entry.host != LOCAL):
+            gpus = owners.take_free(entry.host, name, needed)
+        yield PlacedEngine(name, entry.host, None if first is None else first + at, gpus, tuple(entry.args))
+
+
+def gpus_per_engine(args: Sequence[str]) -> int:
+    """Return how many GPUs these vLLM arguments use; the last of equal arguments counts."""
+    sizes = _parallel_sizes(args)
+    return sizes["tensor"] * sizes["pipeline"] * sizes["data"]
+
+
+def cache_gpus(args: Sequence[str]) -> int:
+    """Return how many GPUs one copy of the weights and its cache are shared out to."""
+    sizes = _parallel_sizes(args)
+    return sizes["tensor"] * sizes["pipeline"]
+
+
+def _parallel_sizes(args: Sequence[str]) -> dict[str, int]:
+    sizes = {kind: 1 for _, kind in _SIZES.values()}
+    words = [word for arg in args for word in arg.split("=", 1)]
+    for name, value in pairwise(words):
+        for long, (short, kind) in _SIZES.items():
+            if name.replace("_", "-") in (long, short) and value.isdigit():
+                sizes[kind] = int(value)
+    return sizes
+
+
+def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:
+    places: list[tuple[str, int | None]] = [(engine.node, engine.port) for engine in engines if engine.port is not None]
+    places += [(engine.address, None) for engine in engines if engine.address is not None]
+    for (node, port), number in Counter(places).items():
+        if number > 1:
+            where = node if port is None else f"port {port} of {node}"
+            raise ConfigError(f"engines: {where} is given to {number} engines; give each entry its own port or address")
+
+
+def _learner_gpus(
+    config: RunConfig, num_ranks: int, owners: _Owners, engines: Sequence[PlacedEngine]
+) -> dict[str, tuple[int, ...]]:
+    """Return the learner's GPUs: those named, else those of this machine that no engine has."""
+    known = owners.num_gpus.get(LOCAL, 0)
+    found = owners.of(LEARNER)
+    if config.training.gpus is None and known:
+        found = {LOCAL: tuple(gpu for gpu in range(known) if (LOCAL, gpu) not in owners.part_of)}
+        if not found[LOCAL] and config.engines == (PlacedEnginesConfig(),):
+            found = {LOCAL: engines[0].gpus}  # nothing was said about GPUs, and one engine has the only one
+    given = sum(len(gpus) for gpus in found.values())
+    if (found or config.training.gpus is not None) and given < num_ranks and config.training.steps:
+        raise ConfigError(
+            f"the learner's {num_ranks} ranks need a GPU each and have {given}; lower training.workers, name more in "
+            "training.gpus, or lower engines.count"
+        )
+    return found

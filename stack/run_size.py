@@ -1,0 +1,106 @@
+"""Describe a run before it starts: which part is on which GPU, the memory of each, and what it writes in a day.
+
+Everything here is computed from the config; nothing is measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.config import RunConfig
+from ratchet.errors import RatchetError
+from ratchet.model_directory import model_of
+from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
+from training.memory_estimate import ModelSizes, engine_gib, learner_gib, read_sizes
+from training.service import default_workers
+
+_WIDTH = 80
+_DAY_SECONDS = 86_400
+_MINUTES, _CALLS, _ACTIVITIES = 10, 30, 9
+"""Assumed of one rollout: its duration, its model calls and its activities, as in docs/scaling.md."""
+_HISTORY_BYTES = 23_000
+"""Of one activity, in Temporal's histories."""
+_TOKEN_BYTES = 12
+"""Of one token in the table of turns: its id and its logprob, uncompressed."""
+
+
+@dataclass(slots=True, frozen=True)
+class DailySize:
+    """What a run writes in a day, at most: all boxes are busy and every rollout fills its context."""
+
+    rollouts: int
+    turn_rows: int
+    token_bytes: int
+    history_bytes: int
+
+
+def daily_size(config: RunConfig) -> DailySize:
+    rollouts = config.sandbox.max_boxes * _DAY_SECONDS // (_MINUTES * 60)
+    return DailySize(
+        rollouts=rollouts,
+        turn_rows=rollouts * _CALLS,
+        token_bytes=rollouts * config.sampling.max_context_tokens * _TOKEN_BYTES,
+        history_bytes=rollouts * _ACTIVITIES * _HISTORY_BYTES,
+    )
+
+
+def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
+    """Return lines of at most 80 characters. `num_gpus`: node -> number of its GPUs, as far as it is known."""
+    sizes = _sizes_of(model_of(config))
+    lines = [*_node_lines(config, placement, num_gpus, sizes)]
+    if sizes is not None:
+        lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
+        lines.append("adds cache; a rank with bins of training.bin_tokens in bfloat16")
+    daily = daily_size(config)
+    lines.append(
+        f"a day, at most: {daily.rollouts:,} rollouts ({config.sandbox.max_boxes} boxes, {_MINUTES} min each),"
+    )
+    lines.append(f"  {daily.turn_rows:,} turn rows ({_CALLS} calls each), {_gib(daily.token_bytes)} GiB of tokens,")
+    lines.append(f"  {_gib(daily.history_bytes)} GiB of Temporal histories")
+    return lines
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _node_lines(
+    config: RunConfig, placement: Placement, num_gpus: Mapping[str, int], sizes: ModelSizes | None
+) -> list[str]:
+    engines = {engine.name: engine for engine in placement.engines}
+    lines: list[str] = []
+    shown = ""
+    for row in placement.rows():
+        if row.node != shown:
+            shown = row.node
+            known = num_gpus.get(row.node)
+            count = "" if known is None else f" ({known} GPUs)"
+            lines.append(f"node {row.node}{count}")
+        where = "-" if row.gpu is None else f"GPU {row.gpu}"
+        memory = "" if row.gpu is None or sizes is None else _memory(config, sizes, engines.get(row.part))
+        address = (engines[row.part].address or "") if row.part in engines else ""
+        ranks = f"{default_workers(config)} ranks on CPU" if row.part == LEARNER and row.gpu is None else ""
+        lines.append(f"  {where:<8}{row.part:<14}{memory or ranks or address}"[:_WIDTH].rstrip())
+    lines += _unused_lines(placement, num_gpus)
+    return lines
+
+
+def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
+    used = {(row.node, row.gpu) for row in placement.rows()}
+    unused = {node: [gpu for gpu in range(number) if (node, gpu) not in used] for node, number in num_gpus.items()}
+    return [f"unused: {len(gpus)} GPUs of {node}, from {gpus[0]} on" for node, gpus in unused.items() if gpus]
+
+
+def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -> str:
+    if engine is None:
+        return f"{learner_gib(sizes, default_workers(config), config.training.bin_tokens):6.1f} GiB"
+    gpus = cache_gpus([*config.engine.args, *engine.args])
+    return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
+
+
+def _sizes_of(model: Path) -> ModelSizes | None:
+    """Return None if the model is not made yet, or transformers does not know it."""
+    try:
+        return read_sizes(model) if (model / "config.json").is_file() else None
+    except (OSError, ValueError, AttributeError, KeyError, RatchetError):
+        return None
