@@ -148,8 +148,8 @@ def settings_of_arguments(arguments: Sequence[str]) -> list[Setting]:
             found.append(Setting(name, OTHER_VLLM, ["--" + name.removeprefix(_VLLM), *values]))
         else:
             raise ConfigError(
-                f"{name}: `ratchet train` has no such argument{did_you_mean(name, known)}; "
-                "docs/vime.md lists those of vime that it takes, `--set KEY=VALUE` sets any key"
+                f"{name}: `ratchet train` has no such argument; docs/vime.md lists those of vime that it takes, "
+                f"`--set KEY=VALUE` sets any key{did_you_mean(name, known)}"
             )
     return found
 

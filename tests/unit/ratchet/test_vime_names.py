@@ -15,6 +15,7 @@ from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, value_of
+from stack.engine_parts import place_parts
 from stack.follow_run import new_run_id
 from stack.parts import Stack
 from stack.worker import adapter_url, sandbox_provider
@@ -172,10 +173,8 @@ def test_precedence(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (
-            ["--rollout-batchsize", "8"],
-            "--rollout-batchsize: `ratchet train` has no such argument; did you mean --rollout-batch-size",
-        ),
+        (["--rollout-batchsize", "8"], "`ratchet train` has no such argument"),
+        (["--rollout-batchsize", "8"], "did you mean --rollout-batch-size"),
         (["--tensor-model-parallel-size", "2"], "has no such argument"),
         (["--rollout-batch-size"], "--rollout-batch-size: expected one value, got none"),
         (["--rollout-batch-size", "8", "9"], "expected one value, got 8 9"),
@@ -203,3 +202,35 @@ def test_a_name_that_no_run_can_have_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("STAMP", "25/11 8h")
     with pytest.raises(ConfigError, match="cannot be the id of a run"):
         new_run_id("run")
+
+
+LAUNCHER = """--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-context-len 96000
+    --rollout-max-response-len 32768 --rollout-stop-token-ids 248046 248044 --num-rollout 100 --rollout-temperature 1.0
+    --num-steps-per-rollout 1 --lr 1e-6 --weight-decay 0.1 --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.00
+    --kl-loss-coef 0.00 --input-key prompt --label-key label --metadata-key metadata --vllm-tool-call-parser qwen3_coder
+    --vllm-reasoning-parser qwen3"""
+"""Arguments of the launcher run_qwen36_35b_a3b_swe_8nodes.sh."""
+
+
+def test_the_config_of_eight_nodes_is_that_of_the_launcher(path: Path) -> None:
+    """Its arguments change nothing in it, and set in an empty config what it sets."""
+    mirrored = Path(__file__).parents[3] / "configs" / "qwen36_35b_a3b_swe_8nodes.yaml"
+    environment = {"PROMPT_DATA": str(path.parent / "tasks.jsonl")}
+    config = load_config(mirrored, [], environment)
+    assert load_config(mirrored, [], environment, LAUNCHER.split()) == config
+    bare = load_config(path, ["loss.preset=brief"], {}, LAUNCHER.split())
+    for argument in VIME_ARGUMENTS:
+        section, _, key = argument.key.partition(".")
+        if argument.name in LAUNCHER and section != "datasets":
+            assert getattr(getattr(config, section), key) == getattr(getattr(bare, section), key), argument.name
+    assert (config.drift, config.loss.chain_credit, config.training.advantage) == ("drop", "split", "std")
+
+
+def test_eight_nodes_have_a_place_for_every_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    mirrored = Path(__file__).parents[3] / "configs" / "qwen36_35b_a3b_swe_8nodes.yaml"
+    placed = place_parts(load_config(mirrored, [], {"PROMPT_DATA": str(path.parent / "tasks.jsonl")}))
+    assert sorted(len(engine.gpus) for engine in placed.engines) == [8] * 4
+    assert {host: len(gpus) for host, gpus in placed.learner.items()} == dict.fromkeys(
+        ("local", "10.0.0.2", "10.0.0.3", "10.0.0.4"), 8
+    )
