@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 def rollouts(
-    run: Annotated[str, typer.Option("--run", help="The run's id.")],
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    run_option: Annotated[str | None, typer.Option("--run", help="The same.", hidden=True)] = None,
     outcome: Annotated[str | None, typer.Option(help="graded, rejected, infra_failed, …, or open.")] = None,
     agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
@@ -30,8 +33,9 @@ def rollouts(
     from client import Client
     from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 
+    run = Client().run(run_id or run_option).run_id
     wanted = RolloutFilter(
-        run_id=Client().run(run).run_id,
+        run_id=run,
         purpose=purpose,
         outcome=outcome,
         agent_exit=agent_exit,

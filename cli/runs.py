@@ -13,6 +13,7 @@ def runs(
     from cli.console import answered_by, print_json, print_table
     from client import Client
     from ratchet.errors import ConfigError
+    from ratchet.store.runs import ADHOC
 
     found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
     if run_id is not None and not found:
@@ -24,8 +25,8 @@ def runs(
         [
             run["run_id"],
             run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}",
-            f"{run['step']}/{run['steps']}",
-            str(run["checkpoint_step"]),
+            "by hand" if run["config_name"] == ADHOC else f"{run['step']}/{run['steps']}",
+            "" if run["config_name"] == ADHOC else str(run["checkpoint_step"]),
             "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
             f"{run['graded']}/{run['rollouts']}",
         ]

@@ -17,7 +17,7 @@ def show(
 
     rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
     if rollout_id is None:
-        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's rollouts")
+        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts RUN` lists a run's rollouts")
     story = query(lambda connection: reports.read_rollout(connection, rollout_id))
     if json:
         print_json(story)

@@ -36,7 +36,7 @@ def tail(
 
     rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
     if rollout_id is None:
-        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts --run RUN` lists a run's rollouts")
+        raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts RUN` lists a run's rollouts")
     turns = TurnPrinter(None if whole else _SHORT_LINES)
 
     async def look(connection: AsyncConnection) -> tuple[RolloutHead | None, list["TurnContent"]]:

@@ -204,7 +204,7 @@ def _say_what_next(run_id: str, stack: Any) -> None:
 
     if shutil.which("ratchet") is None:
         say("`source .venv/bin/activate` puts `ratchet` on PATH")
-    say(f"rollouts: `ratchet rollouts --run {run_id}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}")
+    say(f"rollouts: `ratchet rollouts {run_id}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}")
     say("the stack keeps running: `ratchet down` stops it")
 
 

@@ -40,7 +40,8 @@ def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
     from cli.console import duration_in_words
 
-    lines = [f"run {found.run_id} is {found.state}, step {found.step} of {found.num_steps}"]
+    progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
+    lines = [f"run {found.run_id} is {found.state}, {progress}"]
     lines += _wrap("waits for: ", found.answer)
     if found.stages:
         lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")

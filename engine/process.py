@@ -219,12 +219,17 @@ def _start_time(pid: int) -> int | None:
 
 
 def session_members(session: int, settings: EngineSettings) -> list[int]:
-    """Return the pids of a session's processes that have this engine's marker."""
+    """Return the pids of a session's processes that have this engine's marker or run this Python.
+
+    vLLM's engine core sets its title, which overwrites its environment. If it hangs, it outlives the server and holds
+    its GPU.
+    """
     mark = f"{_MARKER}={settings.pidfile.resolve()}".encode()
+    python = os.path.realpath(sys.executable)
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) and int(fields[3]) == session:
             with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                if mark in (entry / "environ").read_bytes().split(b"\0") or os.readlink(entry / "exe") == python:
                     members.append(int(entry.name))
     return members

@@ -60,6 +60,7 @@ class Diagnosis:
     wish: str = Wish.NONE
     step: int = 0
     num_steps: int = 0
+    is_by_hand: bool = False
     answer: str = ""
     stages: list[StageCount] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
@@ -130,7 +131,8 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.reason = row.state_reason
     found.wish = row.wish
     found.step = row.step
-    found.num_steps = training.steps
+    found.is_by_hand = row.config_name == runs.ADHOC
+    found.num_steps = 0 if found.is_by_hand else training.steps
     found.groups_per_step = training.groups_per_step
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
     found.groups = await runs.count_groups(connection, found.run_id)
@@ -168,7 +170,7 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
     except (MachineError, RPCError, TimeoutError) as error:
         found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'no answer'}")
         return
-    if pending[0] is None and found.state == RunState.RUNNING:
+    if pending[0] is None and found.state == RunState.RUNNING and not found.is_by_hand:
         found.notes.append(
             f"run/{found.run_id} has no workflow; the sweep starts it within two minutes, else `ratchet up` does"
         )

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Select, case, desc, exists, func, select
+from sqlalchemy import Exists, Select, case, desc, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
+from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable, SessionTable, TurnTable
 from ratchet.types import SandboxRole, SandboxState
 
 NOT_STARTED = "not started"
 WAITS_FOR_BOX = "waits for a box"
 BOOT_FAILS = "boot fails"
 BOOTS = "box boots"
+NO_CALL_YET = "no model call yet"
+"""Its workspace is prepared, or its agent starts."""
 AGENT_WORKS = "agent works"
 WAITS_FOR_GRADING_BOX = "waits for a grading box"
 IS_GRADED = "is graded"
@@ -56,6 +58,7 @@ def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
         (creating, BOOTS),
         (newest.c.state == SandboxState.RELEASE_WANTED, ENDS),
         (newest.c.role == SandboxRole.GRADE, IS_GRADED),
+        ((newest.c.role == SandboxRole.AGENT) & ~_has_called(), NO_CALL_YET),
         (newest.c.role == SandboxRole.AGENT, AGENT_WORKS),
         (exists().where(PatchTable.rollout_id == RolloutTable.id), WAITS_FOR_GRADING_BOX),
         else_=WAITS_FOR_BOX,
@@ -69,6 +72,15 @@ def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
         .select_from(RolloutTable)
         .outerjoin(newest, newest.c.role.is_not(None))
         .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
+    )
+
+
+def _has_called() -> Exists:
+    """Whether an agent of the rollout has made a model call, in any of its boxes."""
+    return (
+        exists(TurnTable.id)
+        .where(TurnTable.session_id == SessionTable.id, SessionTable.rollout_id == RolloutTable.id)
+        .correlate(RolloutTable)
     )
 
 

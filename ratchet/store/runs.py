@@ -150,11 +150,14 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
 
 
 async def newest_run(connection: AsyncConnection) -> str | None:
-    """Return the newest training run that has not ended, or else the newest; None without any."""
+    """Return the newest run that has not ended, or else the newest; None without any.
+
+    The run of rollouts that were started by hand never ends, so it is returned only if there is no other.
+    """
+    is_training = RunTable.config_name != ADHOC
     is_open = RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
-    statement = select(RunTable.run_id).where(RunTable.config_name != ADHOC)
-    ordered = statement.order_by(is_open.desc(), RunTable.created_at.desc()).limit(1)
-    return (await connection.execute(ordered)).scalar_one_or_none()
+    statement = select(RunTable.run_id).order_by(is_training.desc(), is_open.desc(), RunTable.created_at.desc())
+    return (await connection.execute(statement.limit(1))).scalar_one_or_none()
 
 
 async def create_run(connection: AsyncConnection, new: NewRun) -> bool:
