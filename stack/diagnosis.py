@@ -131,7 +131,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.reason = row.state_reason
     found.wish = row.wish
     found.step = row.step
-    found.is_by_hand = row.config_name == runs.ADHOC
+    found.is_by_hand = row.is_by_hand
     found.num_steps = 0 if found.is_by_hand else training.steps
     found.groups_per_step = training.groups_per_step
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)

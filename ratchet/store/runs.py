@@ -46,6 +46,12 @@ class RunRow:
     stop_at: int | None = None
     best_step: int | None = None
     best_rate: float | None = None
+    config_name: str = ""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether its rollouts are started by hand; such a run trains nothing and never ends."""
+        return self.config_name == ADHOC
 
     @property
     def resolved_config(self) -> RunConfig:
