@@ -1,4 +1,4 @@
-"""Where engines run: how many, on which host, on which GPUs, or where one already runs."""
+"""Placement of engines: how many, on which host, on which GPUs, or where one already runs."""
 
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ class PlacedEnginesConfig(Section):
     count: Positive = 1
     """Number of engines that this entry starts."""
     host: str = LOCAL
-    """Where they run: `local`, the default, is the machine of `ratchet up`; an IP address is that of a node of the Ray
+    """Their machine: `local`, the default, is the machine of `ratchet up`; an IP address is that of a node of the Ray
     cluster `RAY_ADDRESS`, on which Ray starts them."""
     port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     """TCP port of the first engine; each further one takes the next port. None, the default, means free ports on

@@ -1,4 +1,4 @@
-"""A vLLM that was killed leaves no process behind, whatever its processes did to their titles."""
+"""A vLLM that was killed leaves no process behind, also if one of them is suspended and has set its title."""
 
 import os
 import signal
