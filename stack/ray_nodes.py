@@ -76,9 +76,11 @@ class RayNode:
                     text=True,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the nodes in order
                 )
-            assert self.process.stdout is not None
-            self._read(self.process.stdout)
+            assert self.process.stdin is not None and self.process.stdout is not None
+            with self.process.stdout:
+                self._read(self.process.stdout)
             status = self.process.wait()
+            self.process.stdin.close()
             self.is_up.clear()
             if not self.is_ending:
                 self.say(f"the Ray node of {self.host} has ended with status {status}: {self.words()}; starting again")
@@ -99,8 +101,7 @@ class RayNode:
         with self.lock:
             self.is_ending = True
             if self.process is not None and self.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    self.process.stdin.close()
+                self.process.stdin.close()
 
     def wait_ended(self) -> None:
         if self.process is None:
@@ -109,7 +110,7 @@ class RayNode:
             self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # the host does not answer; its guard ends the node once it notices
             self.process.kill()
-            self.process.wait()
+        self.keeper.join()
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def ssh_options() -> Iterator[tuple[str, ...]]:
     unknown = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
     yield ("-p", str(port), "-i", str(directory / "user"), *unknown)
     server.kill()
-    server.wait()
+    server.communicate()
     shutil.rmtree(directory)
 
 
