@@ -32,19 +32,10 @@ def _checks() -> list[dict[str, Any]]:
     import shutil
 
     from ratchet.errors import MachineError
-    from sandbox_gateway import machine_probe
     from stack.parts import Stack, require_space
 
-    checks = [
-        {
-            "what": protection.name,
-            "ok": protection.on,
-            "needed": protection.name in ("bubblewrap", "root"),
-            "detail": protection.reason,
-        }
-        for protection in machine_probe.probe_machine()
-    ]
     stack = Stack()
+    checks = _sandbox_checks(stack)
     try:
         require_space(stack.home)
         free = shutil.disk_usage(stack.home).free >> 30
@@ -58,6 +49,37 @@ def _checks() -> list[dict[str, Any]]:
     checks += _part_checks(stack)
     checks += _ownership_checks(stack)
     return checks
+
+
+def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
+    """Return the checks of what the chosen provider of boxes needs on this machine."""
+    import asyncio
+    import os
+
+    from activities.sandboxes import docker_settings
+    from ratchet.errors import MachineError
+    from sandbox_gateway import machine_probe
+    from stack.docker_egress import require_docker_egress
+
+    if stack.has_gateway:
+        return [
+            {
+                "what": protection.name,
+                "ok": protection.on,
+                "needed": protection.name in ("bubblewrap", "root"),
+                "detail": protection.reason,
+            }
+            for protection in machine_probe.probe_machine()
+        ]
+    provider = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
+    check: dict[str, Any] = {"what": f"boxes of {provider}", "ok": True, "needed": True}
+    if docker_settings.needs_egress():
+        try:
+            asyncio.run(require_docker_egress())
+        except MachineError as error:
+            return [check | {"ok": False, "detail": str(error)}]
+    address = os.environ.get("E2B_API_URL") or "E2B's cloud"
+    return [check | {"detail": address if provider == "e2b" else "needs nothing else of this machine"}]
 
 
 def _temporal_check(stack: "Stack") -> dict[str, Any]:

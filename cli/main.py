@@ -29,6 +29,7 @@ from cli import (
     extend,
     forks,
     images,
+    launch,
     logs,
     mcp,
     mix,
@@ -94,6 +95,7 @@ def options(
 
 COMMANDS = (
     train.train,
+    launch.launch,
     pause.pause,
     resume.resume,
     drain.drain_command,

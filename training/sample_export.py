@@ -198,6 +198,27 @@ async def export_run(
     return written
 
 
+async def dump_graded(connection: AsyncConnection, run_id: str, directory: Path) -> int:
+    """Write `rollout_<id>.json` for each graded rollout that has none yet; return how many were written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    there = {path.name for path in directory.iterdir()}
+    new = [one for one in await samples.graded_rollouts(connection, run_id) if f"rollout_{one}.json" not in there]
+    if not new:
+        return 0
+    run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one()
+    decode = _decoder(Path(run.model_path))
+    found: dict[int, list[JsonObject]] = {one: [] for one in new}
+    async for sample in samples.samples_of_rollouts(connection, new):
+        found[sample.chain.rollout_id].append(sample_fields(sample, decode))
+    for rollout_id, rows in found.items():
+        path = directory / f"rollout_{rollout_id}.json"
+        _fresh(path).write_bytes(
+            orjson.dumps({"rollout_id": rollout_id, "samples": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+        )
+        _done(path, len(rows))
+    return len(new)
+
+
 def _decoder(model_path: Path) -> Decode:
     """Return the model's decoder, or one that returns "" if the model's directory is gone; the ids are what counts."""
     if not (model_path / "tokenizer.json").is_file():

@@ -50,12 +50,7 @@ class Sample:
 async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """Yield all samples of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
-    ids = (
-        select(RolloutTable.id)
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES))
-        .order_by(RolloutTable.id)
-    )
-    async for sample in _paged(connection, list((await connection.execute(ids)).scalars()), planned):
+    async for sample in _paged(connection, await graded_rollouts(connection, run_id), planned):
         yield sample
 
 
@@ -66,6 +61,20 @@ async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -
         select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step),
     )
     async for sample in _paged(connection, list(planned), planned):
+        yield sample
+
+
+async def graded_rollouts(connection: AsyncConnection, run_id: str) -> list[int]:
+    """Return the ids of the run's rollouts that have a verdict, oldest first."""
+    statement = select(RolloutTable.id).where(
+        RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES)
+    )
+    return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
+
+
+async def samples_of_rollouts(connection: AsyncConnection, rollout_ids: Sequence[int]) -> AsyncIterator[Sample]:
+    """Yield the samples of these rollouts, without step and advantage, which a plan has given to none or some."""
+    async for sample in _paged(connection, rollout_ids, {}):
         yield sample
 
 

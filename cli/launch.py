@@ -1,0 +1,152 @@
+"""`ratchet launch`: bring up Ray on a cluster, train there, and end what was started."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.up import DEFAULT_CONFIG
+
+if TYPE_CHECKING:
+    from ratchet.config import RunConfig
+    from stack.cluster import Cluster
+    from stack.parts import Stack
+
+
+def launch(
+    cluster: Annotated[
+        Path, typer.Argument(envvar="HOSTFILE", help="A cluster's YAML file, or a host file: one IP address per line.")
+    ],
+    config: Annotated[Path, typer.Option("--config", help="The run's YAML file.")] = DEFAULT_CONFIG,
+    set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Print placement and size; start nothing.")] = False,
+) -> None:
+    """Train on a cluster: Ray on this machine and, over ssh, on every host; engines and learner as the config says.
+
+    Writes runs/<EXP_TAG>_<STAMP>/run.log and a file per graded rollout. When the run has ended, or on Ctrl-C or
+    SIGTERM, everything that this command has started is ended; the same command continues the run.
+    """
+    from ratchet.config_sources import load_config
+    from stack.cluster import read_cluster, require_hosts
+    from stack.gpus import usable_gpus
+    from stack.placement import place
+    from stack.ray_nodes import ray_nodes
+    from stack.run_size import describe_run
+    from training.service import default_workers
+
+    hosts, resolved = read_cluster(cluster), load_config(config, set or [])
+    require_hosts(hosts, resolved)
+    num_gpus = hosts.num_gpus(len(usable_gpus()))
+    placement = place(resolved, default_workers(resolved), num_gpus)
+    for line in describe_run(resolved, placement, num_gpus):
+        print(line)
+    _require_reachable(hosts)
+    if check:
+        return
+    directory = _run_directory(config)
+    say = _Log(directory / "run.log")
+    say(f"log and dumps: {directory}")
+    _end_in_order()
+    os.environ["RAY_ADDRESS"] = hosts.ray_address
+    with ray_nodes(hosts, placement, say):
+        _train(resolved, config.stem, directory, say)
+
+
+class _Log:
+    """Progress on stderr and in the log."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+
+    def __call__(self, text: str) -> None:
+        from cli.console import say
+
+        say(text)
+        with self.path.open("a") as file:
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=file)
+
+
+def _run_directory(config: Path) -> Path:
+    tag = os.environ.get("EXP_TAG") or config.stem
+    return Path("runs") / f"{tag}_{os.environ.get('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
+
+
+def _require_reachable(cluster: "Cluster") -> None:
+    """Raise MachineError if workers would be told of a Postgres that they cannot reach."""
+    from ratchet.errors import MachineError
+    from stack.parts import Stack
+
+    stack = Stack()
+    if cluster.hosts and not stack.is_external("RATCHET_DATABASE_URL"):
+        raise MachineError(
+            "learner and engines on other hosts need Postgres, and this stack's own listens on 127.0.0.1 only: set "
+            "RATCHET_DATABASE_URL to a server that every host reaches (docs/fleet.md)"
+        )
+
+
+def _end_in_order() -> None:
+    """Take SIGTERM, which a batch system sends before its time limit, for Ctrl-C."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _train(config: "RunConfig", name: str, directory: Path, say: Any) -> None:
+    """Bring up the stack and follow the run; end the stack if it was not up before."""
+    import asyncio
+
+    from cli.console import print_json
+    from stack.follow_run import collect_result, start_run
+    from stack.parts import Stack
+    from stack.startup import bring_up
+    from stack.supervisor import Supervisor
+
+    stack = Stack()
+    supervisor = Supervisor(stack)
+    was_up = supervisor.is_up()
+    try:
+        bring_up(stack, config, say)
+        run_id = asyncio.run(start_run(stack, config, name, False, say))
+        say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
+        asyncio.run(_follow(stack, run_id, directory, say))
+        print_json(asyncio.run(collect_result(stack, run_id)))
+    except KeyboardInterrupt:
+        say("ending; the same command continues the run")
+        raise typer.Exit(130) from None
+    finally:
+        if not was_up:
+            supervisor.down()
+
+
+async def _follow(stack: "Stack", run_id: str, directory: Path, say: Any) -> None:
+    """Follow the run, and dump rollouts as they are graded."""
+    import asyncio
+
+    from ratchet.background_task import running_beside
+    from stack.follow_run import watch_run
+
+    async with running_beside(_dump(stack, run_id, directory)):
+        await watch_run(stack, run_id, say)
+    await asyncio.wait_for(_dump_once(stack, run_id, directory), 600)
+
+
+async def _dump(stack: "Stack", run_id: str, directory: Path) -> None:
+    import asyncio
+    import contextlib
+
+    from ratchet.errors import StoreUnavailableError
+
+    while True:
+        with contextlib.suppress(StoreUnavailableError):
+            await _dump_once(stack, run_id, directory)
+        await asyncio.sleep(5)
+
+
+async def _dump_once(stack: "Stack", run_id: str, directory: Path) -> None:
+    from training.sample_export import dump_graded
+
+    async with stack.database() as database, database.begin() as connection:
+        await dump_graded(connection, run_id, directory / "rollout_dumps")

@@ -1,0 +1,122 @@
+"""Which hosts a launch uses, read from a YAML file or from a host file with one address per line."""
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ratchet.config import RunConfig
+from ratchet.config_engines import LOCAL
+from ratchet.config_sources import explain_validation
+from ratchet.errors import ConfigError
+
+
+class ClusterHost(BaseModel):
+    """One worker host. `gpus`: number of its GPUs, None if it is not known; the launch then checks no index."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: Annotated[int, Field(ge=0)] | None = None
+
+
+class Cluster(BaseModel):
+    """The hosts of one launch; the head is the machine that launches.
+
+    `head`: its address, as the workers reach it. `ssh`: further arguments of ssh, such as `[-p, "2222"]`. `port`: of
+    Ray's head. `directory`: the checkout, at the same path on every host.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    head: str
+    hosts: dict[str, ClusterHost]
+    user: str | None = None
+    ssh: tuple[str, ...] = ()
+    port: Annotated[int, Field(gt=0, lt=65536)] = 6379
+    directory: Path = Field(default_factory=Path.cwd)
+
+    @property
+    def ray_address(self) -> str:
+        return f"{self.head}:{self.port}"
+
+    def num_gpus(self, of_head: int) -> dict[str, int]:
+        """Return node -> number of its GPUs, as far as it is known."""
+        known = {address: host.gpus for address, host in self.hosts.items() if host.gpus is not None}
+        return {LOCAL: of_head, **known}
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster from a `.yaml` file or a host file. Raises ConfigError naming file, value and expectation."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file or a host file") from None
+    values: dict[str, Any] = (
+        _yaml_values(path, text) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, text)}
+    )
+    hosts = values.get("hosts")
+    if isinstance(hosts, list):
+        values["hosts"] = {str(host): {} for host in hosts}
+    elif isinstance(hosts, dict):
+        values["hosts"] = {str(host): value or {} for host, value in hosts.items()}
+    if "head" not in values and isinstance(values.get("hosts"), dict) and values["hosts"]:
+        values["head"] = os.environ.get("MASTER_ADDR") or _own_address(next(iter(values["hosts"])))
+    try:
+        return Cluster.model_validate(values)
+    except ValidationError as error:
+        raise explain_validation(error, str(path), Cluster) from None
+
+
+def require_hosts(cluster: Cluster, config: RunConfig) -> None:
+    """Raise ConfigError if the config places a part on a host that the cluster does not have, or a host has no part."""
+    named = {entry.host for entry in config.engines if entry.address is None} | set(config.training.gpus or {})
+    for host in sorted(named - {LOCAL, *cluster.hosts}):
+        raise ConfigError(
+            f"host {host} of engines or training.gpus is not among the cluster's: {', '.join(cluster.hosts)}"
+        )
+    for host in cluster.hosts:
+        if host not in named and config.training.gpus is not None:
+            raise ConfigError(f"host {host} has no part; name it in engines or training.gpus, or leave it out")
+
+
+def _yaml_values(path: Path, text: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
+    return values
+
+
+def _hosts(path: Path, text: str) -> dict[str, dict[str, int]]:
+    """Read one address per line; `slots=N` of MPI's host files is the number of GPUs."""
+    found: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            ipaddress.ip_address(words[0])
+            slots = [int(word.removeprefix("slots=")) for word in words[1:]]
+            found[words[0]] = {"gpus": slots[0]} if slots else {}
+        except ValueError:
+            raise ConfigError(
+                f"{path}, line {number}: expected an IP address, or one with slots=N for its GPUs, "
+                f"found {line.strip()!r}"
+            ) from None
+    return found
+
+
+def _own_address(host: str) -> str:
+    """Return this machine's address on the way to a host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError as error:
+            raise ConfigError(f"host {host} has no route from here ({error}); set `head` or MASTER_ADDR") from None
+        return str(probe.getsockname()[0])

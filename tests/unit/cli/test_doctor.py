@@ -1,0 +1,25 @@
+"""`ratchet doctor` asks only for what the chosen provider of boxes needs."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.doctor import _sandbox_checks
+from stack.parts import Stack
+
+
+@pytest.mark.parametrize(("provider", "key", "expected"), [
+    ("", "", "bubblewrap"), ("e2b", "e2b_" + "0" * 40, "boxes of e2b"), ("my_boxes:make", "", "boxes of my_boxes:make"),
+    ("docker", "", "boxes of docker"),
+])  # fmt: skip
+def test_doctor_asks_for_what_the_provider_needs(
+    provider: str, key: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (("RATCHET_SANDBOX_PROVIDER", provider), ("E2B_API_KEY", key)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    checks = _sandbox_checks(Stack(tmp_path))
+    assert checks[0]["what"] == expected
+    assert len(checks) == 1 or not provider, "nothing of the local gateway is asked for"
+    if provider == "docker":
+        assert not checks[0]["ok"] and "RATCHET_SANDBOX_PROVIDER=docker" in checks[0]["detail"]

@@ -1,0 +1,70 @@
+"""The hosts of a launch, from a host file as MPI has it or from YAML."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
+from stack.cluster import Cluster, read_cluster, require_hosts
+from stack.placement import place
+from stack.ray_nodes import node_command
+
+
+def write(directory: Path, text: str, name: str = "hosts") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def config(**values: Any) -> RunConfig:
+    return RunConfig.model_validate({"datasets": [{"path": "x"}], **values})
+
+
+def test_a_host_file_has_one_address_per_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    found = read_cluster(write(tmp_path, "# rack 4\n10.0.0.2\n\n10.0.0.3 slots=8  # a note\n"))
+    assert found.head == "10.0.0.1" and found.num_gpus(0) == {"local": 0, "10.0.0.3": 8}
+    monkeypatch.delenv("MASTER_ADDR")
+    assert read_cluster(write(tmp_path, "127.0.0.2\n")).head.startswith("127."), "the address on the way there"
+
+
+def test_a_yaml_file_names_ports_and_users(tmp_path: Path) -> None:
+    text = "head: 10.0.0.1\nhosts: {10.0.0.2: {gpus: 8}, 10.0.0.3: }\nuser: train\nssh: [-p, '2222']\n"
+    found = read_cluster(write(tmp_path, text, "cluster.yaml"))
+    assert (found.user, found.ssh, found.hosts["10.0.0.3"].gpus) == ("train", ("-p", "2222"), None)
+    assert list(read_cluster(write(tmp_path, "head: a\nhosts: [b, c]", "c.yaml")).hosts) == ["b", "c"]
+
+
+@pytest.mark.parametrize(("text", "name", "named"), [
+    ("10.0.0.2\nnode-3\n", "hosts", "line 2: expected an IP address"),
+    ("10.0.0.2 slots=many\n", "hosts", "line 1"),
+    ("- a\n", "c.yaml", "expected a mapping"),
+    ("hosts: [\n", "c.yaml", "is not YAML"),
+    ("head: a\nhosts: [b]\nprot: 1\n", "c.yaml", "prot: there is no such key"),
+])  # fmt: skip
+def test_a_wrong_line_is_named(text: str, name: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_cluster(write(tmp_path, text, name))
+    assert named in str(refused.value)
+
+
+def test_parts_and_hosts_must_fit() -> None:
+    cluster = Cluster.model_validate({"head": "10.0.0.1", "hosts": {"10.0.0.2": {}}})
+    require_hosts(cluster, config(engines=[{"host": "10.0.0.2"}]))
+    with pytest.raises(ConfigError, match=r"host 10.0.0.7 of engines or training.gpus is not among"):
+        require_hosts(cluster, config(engines=[{"host": "10.0.0.7"}]))
+    with pytest.raises(ConfigError, match=r"host 10.0.0.2 has no part"):
+        require_hosts(cluster, config(training={"gpus": {"local": [0]}}))
+
+
+def test_a_node_offers_the_learners_gpus_and_no_others(tmp_path: Path) -> None:
+    values = {"head": "10.0.0.1", "hosts": {"10.0.0.2": {"gpus": 4}}, "user": "train", "directory": tmp_path}
+    cluster = Cluster.model_validate(values)
+    engines = [{"host": "10.0.0.2", "gpus": [0, 1], "args": ["-tp", "2"]}]
+    placed = place(config(engines=engines, training={"gpus": {"10.0.0.2": [2, 3]}}), 2, cluster.num_gpus(0))
+    command = node_command(cluster, placed, "10.0.0.2")
+    assert command[0] == "ssh" and "train@10.0.0.2" in command
+    assert "CUDA_VISIBLE_DEVICES=2,3" in command[-1] and "--num-gpus=2" in command[-1]
+    assert "--num-gpus=0" in node_command(cluster, placed, "local")[-1]
