@@ -13,7 +13,7 @@ from typing import Protocol
 from adapter.conversation import ToolCall
 
 _MOST_ENDS = 4
-"""End marks at which one call is tried. Each costs two parses of all of it so far, and a model may repeat a mark until
+"""End marks at which one call is tried. Each costs up to two parses of all of it so far, and a model may repeat a mark until
 its limit."""
 
 
@@ -26,13 +26,19 @@ class FoundCall(Protocol):
 
 
 class FoundCalls(Protocol):
-    """What the model's parser finds: `content` is the text before the calls."""
+    """What the model's parser finds: `content` is the text before the calls.
+
+    `is_closed`: it is known that text behind what was parsed belongs to none of the calls.
+    """
 
     @property
     def content(self) -> str: ...
 
     @property
     def calls(self) -> Sequence[FoundCall]: ...
+
+    @property
+    def is_closed(self) -> bool: ...
 
 
 class CallReader:
@@ -100,7 +106,8 @@ class CallReader:
         self._num_ends += 1
         valid = self._valid(found)
         is_whole = valid and len(valid) == len(found.calls)
-        if not is_whole or list(found.calls) != list(self._parse(text + "x").calls):
+        is_sure = is_whole and (found.is_closed or list(found.calls) == list(self._parse(text + "x").calls))
+        if not is_sure:
             self._is_over = self._has_left = self._num_ends == _MOST_ENDS
             return
         self._begin = end

@@ -6,16 +6,19 @@ This is the only file that knows Jinja, and what the templates of different mode
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from adapter.conversation import Message, Tool, ToolCall
 from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class TemplateRefusedError(ValueError):
@@ -26,8 +29,8 @@ class ChatTemplate:
     """A compiled chat template.
 
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
-    the template's text and its variables. `literals`: the string literals in the template. `reads_clock`: its text
-    changes with the time. `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether
+    the template's text and its variables. `literals`: the string literals in the template. `marks`: those that are no
+    plain words, as the template may look for them in a message's text. `reads_clock`: its text changes with the time. `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether
     it shows the call's id with a tool result.
 
     Templates do not expect three things that agents do; they are converted here for every dialect:
@@ -46,7 +49,9 @@ class ChatTemplate:
         self.reads_clock = "strftime_now" in source
         self.literals = tuple(dict.fromkeys(re.findall(r"""['"]([^'"\n\\]{2,40})['"]""", _renamed(source, alias))))
         self._variables = _special_variables(model_path, alias)
-        self._compiled = _compile(_renamed(source, alias))
+        compiled = _compile(_renamed(source, alias))
+        self.marks = _marks(compiled, _renamed(source, alias))
+        self._compiled = lambda **values: str(compiled.render(**values))
         self._late_system = True
         self._appends_to_results = False
         self._find_call_form()
@@ -167,14 +172,21 @@ def _renamed(text: str, alias: Mapping[str, str]) -> str:
     return re.sub("|".join(map(re.escape, names)), lambda found: alias[found[0]], text)
 
 
-def _compile(template: str) -> Callable[..., str]:
+def _compile(template: str) -> "Template":
     """Compile in Hugging Face's Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop
     controls).
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    compiled = _compile_jinja_template(template)
-    return lambda **values: str(compiled.render(**values))
+    compiled: Template = _compile_jinja_template(template)
+    return compiled
+
+
+def _marks(compiled: "Template", source: str) -> tuple[str, ...]:
+    """Return the string literals of a template that are no plain words, such as `</think>`, without outer white space."""
+    strings = [value[1:-1] for _, kind, value in compiled.environment.lex(source) if kind == "string"]
+    texts = {one.encode("ascii", "backslashreplace").decode("unicode-escape").strip() for one in strings}
+    return tuple(sorted(one for one in texts if re.search(r"\W", one)))
 
 
 def _special_variables(model_path: Path, alias: Mapping[str, str]) -> dict[str, str]:

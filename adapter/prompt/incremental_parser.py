@@ -50,13 +50,16 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 class _Conversation(msgspec.Struct, gc=False):
     """The last request of one conversation.
 
-    `earlier_fields` stand before its messages. `window`: the bytes before its first mark.
+    `earlier_fields` stand before its messages. `window`: the bytes before its first mark. `num_behind`: bytes behind its
+    last mark, often system text and tools; `behind`: their digest.
     """
 
     earlier_fields: Fields
     preamble: Preamble
     marks: list[_Mark]
-    window: bytes
+    window: bytes = b""
+    num_behind: int = 0
+    behind: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,17 @@ class IncrementalParser:
         self._conversations: list[_Conversation] = []
 
     def num_new_bytes(self, body: bytes) -> int:
-        """Return how many bytes of the body `parse` has to parse."""
+        """Return how many bytes of the body `parse` has to parse.
+
+        Fields that stand behind the messages as in the last request do not count: they are only compared.
+        """
         match = self._longest_match(body)
-        return len(body) - (match.mark.end if match else 0)
+        if match is None:
+            return len(body)
+        num_new = len(body) - match.mark.end
+        num_behind = match.conversation.num_behind
+        is_known = num_behind < num_new and _digest_of_end(body, num_behind) == match.conversation.behind
+        return num_new - num_behind if is_known else num_new
 
     def parse(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> ParsedRequest:
         """Parse a request, from the furthest known mark on.
@@ -108,7 +119,7 @@ class IncrementalParser:
                 for name, raw in decoded.fields.items()
                 if name != dialect.history and (offset := _offset_in(body, raw)) is not None and offset < first
             }
-            self._remember(body, _Conversation(earlier, preamble, marks, b""), None)
+            self._remember(body, _Conversation(earlier, preamble, marks), None)
         return request
 
     def _parse_from(
@@ -129,7 +140,7 @@ class IncrementalParser:
         request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers, self._repairs)
         marks = [one for one in match.conversation.marks if one.end <= mark.end]
         marks += _new_marks(body, rest, groups, request, mark.prefix.num_items, match.digest, mark.end)
-        conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:], b"")
+        conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:])
         self._remember(body, conversation, match.conversation)
         return request
 
@@ -154,6 +165,8 @@ class IncrementalParser:
     def _remember(self, body: bytes, conversation: _Conversation, earlier: _Conversation | None) -> None:
         """Store the marks of a request in place of `earlier`, the same conversation's last request."""
         conversation.window = _window(body, conversation.marks[0])
+        conversation.num_behind = len(body) - conversation.marks[-1].end
+        conversation.behind = _digest_of_end(body, conversation.num_behind)
         others = [one for one in self._conversations if one is not earlier]
         self._conversations = [conversation, *others][:_MAX_CONVERSATIONS]
 
@@ -194,6 +207,10 @@ def _new_marks(
 def _window(body: bytes, mark: _Mark) -> bytes:
     """The bytes before a mark: comparing them is a cheap first test before digests are compared."""
     return body[max(0, mark.end - _WINDOW_BYTES) : mark.end]
+
+
+def _digest_of_end(body: bytes, num_bytes: int) -> bytes:
+    return xxhash.xxh3_128_digest(memoryview(body)[len(body) - num_bytes :])
 
 
 def _offset_in(source: bytes, value: msgspec.Raw) -> int | None:

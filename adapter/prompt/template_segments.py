@@ -74,6 +74,7 @@ class TemplateSegments:
             self._with_thinking = _without_suffix(self._render([_USER, _THOUGHT, _TOOL]), self._next_tool)
         self._without_thinking = _without_suffix(self._render([_USER, _THOUGHT, _USER]), self._next_user)
         self.drops_thinking = bool(self._next_tool) and self._with_thinking != self._without_thinking
+        self._changes_plain_answers = self.drops_thinking and self._finds_changed_plain_answer()
 
     # ------------------------------------------------------------ segments
 
@@ -107,7 +108,23 @@ class TemplateSegments:
 
     def thinks(self, message: Message) -> bool:
         """Whether a later question changes the text of this answer."""
-        return self.drops_thinking and self.answer(message, True) != self.answer(message, False)
+        if not self.drops_thinking or (self._is_plain(message) and not self._changes_plain_answers):
+            return False
+        return self.answer(message, True) != self.answer(message, False)
+
+    def _is_plain(self, message: Message) -> bool:
+        """Whether it has no thinking, nor a mark in its text that the template may take for thinking."""
+        return not message.reasoning and not any(mark in message.text for mark in self._template.marks)
+
+    def _finds_changed_plain_answer(self) -> bool:
+        """Whether a later question may change an answer without thinking: tried once, not with every answer."""
+        calls = tuple(ToolCall(f"zxqc0000{at}", "zqxf", {"a": "b"}) for at in range(2))
+        texts = (_ANSWER.text, "", f" \n {_ANSWER.text} \n ")
+        plain = [Message("assistant", text, tool_calls=calls[:num]) for text in texts for num in range(3)]
+        try:
+            return any(self._answer(one, True) != self._answer(one, False) for one in plain)
+        except NotSegmentableError:
+            return True
 
     def render_history(self, preamble: Preamble, runs: Sequence[MessageRun]) -> SegmentedHistory:
         """Return one text per run.

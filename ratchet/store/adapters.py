@@ -11,8 +11,8 @@ The gap is also written to the table `outage`, by which it is known what else wa
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import case, delete, exists, func, literal, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import DateTime, Interval, bindparam, case, delete, exists, func, literal, select
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import ColumnElement
@@ -46,18 +46,33 @@ async def heartbeat_adapters(connection: AsyncConnection) -> None:
     for lock in _LOCKS_OF_A_CALL:
         await connection.exec_driver_sql(lock)
     # Not now(), which is the time before the locks were waited for.
-    here = literal((await connection.execute(select(func.clock_timestamp()))).scalar_one())
-    seen_at = InstallationTable.adapter_seen_at
-    gap = select(literal(ADAPTER_HEARTBEAT), seen_at, here).where(_gap_seconds(here) > 0)
+    here = {"here": (await connection.exec_driver_sql("SELECT clock_timestamp()")).scalar_one()}
+    await connection.execute(_MISSED, here)
+    await connection.execute(_SEEN, here)
+
+
+def _missed(here: ColumnElement[Any]) -> Insert:
+    """The statement that records the gap before a heartbeat at the time `here`, if there was one."""
+    gap = select(literal(ADAPTER_HEARTBEAT), InstallationTable.adapter_seen_at, here).where(_gap_seconds(here) > 0)
     missed = insert(OutageTable).from_select(["part", "began_at", "ended_at"], gap)
     later = {"ended_at": func.greatest(OutageTable.ended_at, missed.excluded.ended_at)}
-    await connection.execute(missed.on_conflict_do_update(index_elements=["part", "began_at"], set_=later))
+    return missed.on_conflict_do_update(index_elements=["part", "began_at"], set_=later)
+
+
+def _seen(here: ColumnElement[Any]) -> Insert:
+    """The statement that records a heartbeat at the time `here`."""
     values = {
         "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(here),
-        "adapter_seen_at": func.greatest(seen_at, here),
+        "adapter_seen_at": func.greatest(InstallationTable.adapter_seen_at, here),
     }
     first = insert(InstallationTable).values(singleton=True)
-    await connection.execute(first.on_conflict_do_update(index_elements=["singleton"], set_=values))
+    return first.on_conflict_do_update(index_elements=["singleton"], set_=values)
+
+
+# Built once: building a statement takes longer than running it.
+_HERE = bindparam("here", type_=DateTime(timezone=True))
+_MISSED = _missed(_HERE)
+_SEEN = _seen(_HERE)
 
 
 def adapters_away_seconds() -> ColumnElement[Any]:
@@ -76,11 +91,17 @@ def adapters_alive_seconds(since: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((since.is_(None), None), (gap > 0, 0.0), else_=func.greatest(0.0, alive))
 
 
+_UNTIL = func.now() + bindparam("lasts", type_=Interval)
+_RENEWAL = (
+    insert(AdapterProcessTable)
+    .values(id=bindparam("process_id"), alive_until=_UNTIL)
+    .on_conflict_do_update(index_elements=["id"], set_={"alive_until": _UNTIL})
+)
+
+
 async def renew_process_lease(connection: AsyncConnection, process_id: str, seconds: float) -> None:
     """Let this process's lease last `seconds` from now."""
-    until = func.now() + timedelta(seconds=seconds)
-    renewed = insert(AdapterProcessTable).values(id=process_id, alive_until=until)
-    await connection.execute(renewed.on_conflict_do_update(index_elements=["id"], set_={"alive_until": until}))
+    await connection.execute(_RENEWAL, {"process_id": process_id, "lasts": timedelta(seconds=seconds)})
 
 
 async def forget_ended_processes(connection: AsyncConnection) -> None:

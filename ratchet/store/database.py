@@ -16,6 +16,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
 
@@ -146,15 +147,17 @@ class Database:
         asyncpg's `$1`, and jsonb values are text."""
         connected = False
         with self._store_errors(lambda: connected):
-            async with self.engine.connect() as connection:
-                connected = True
-                driver = (await connection.get_raw_connection()).driver_connection
-                assert driver is not None
-                try:
-                    return list(await driver.fetch(statement, *values))
-                except BaseException:  # SQLAlchemy does not see the error: the connection may be broken
-                    await connection.invalidate()
-                    raise
+            connection = await self.engine.raw_connection()
+            connected = True
+            driver = connection.driver_connection
+            assert driver is not None
+            try:
+                rows = list(await driver.fetch(statement, *values))
+            except BaseException:  # SQLAlchemy does not see the error: the connection may be broken
+                await greenlet_spawn(connection.invalidate)
+                raise
+            await greenlet_spawn(connection.close)
+            return rows
 
     @contextmanager
     def _store_errors(self, is_connected: Callable[[], bool]) -> Iterator[None]:

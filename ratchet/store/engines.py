@@ -63,6 +63,7 @@ _ROW = select(
     func.extract("epoch", EngineTable.paused_until - func.now()).label("pause_seconds_left"),
     EngineTable.details,
 )
+_NOT_GONE = _ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id)
 
 
 def _engine_row(row: Any) -> EngineRow:
@@ -109,8 +110,7 @@ async def get_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
 
 async def list_engines(conn: AsyncConnection) -> list[EngineRow]:
     """Return all engines that are not `gone`, oldest first."""
-    rows = await conn.execute(_ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id))
-    return [_engine_row(row) for row in rows]
+    return [_engine_row(row) for row in await conn.execute(_NOT_GONE)]
 
 
 async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = SILENT_SECONDS) -> list[EngineRow]:
