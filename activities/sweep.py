@@ -1,4 +1,5 @@
-"""Activity `sweep`: start runs again, end rollouts and kill boxes that no running workflow owns; prune old runs.
+"""Activity `sweep`: start runs again, end rollouts and kill boxes that no running workflow owns; prune old runs
+and index the words of conversations.
 
 A box is killed if its row is marked for release, or if the workflow of its row is closed or missing. A box that the
 provider lists under this installation, but whose ledger row is released or missing, is killed after a grace. Boxes of
@@ -23,7 +24,7 @@ from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError
-from ratchet.store import groups, rollouts, run_pause, runs, sandboxes
+from ratchet.store import groups, rollout_words, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
@@ -91,6 +92,7 @@ class SweepActivities:
             found = self._limited(await self._find_boxes(), input.force)
             done = found if input.dry_run else await self._kill_all(found)
             pruned = [] if input.dry_run else await self._prune()
+            num_indexed = 0 if input.dry_run else await self._index_words()
         if done or ended.num_rollouts:
             _LOG.info(
                 "swept",
@@ -108,6 +110,7 @@ class SweepActivities:
             boxes=tuple(box.reason for box in done),
             rollouts_archived=sum(one.num_rollouts for one in pruned),
             directories_deleted=sum(one.num_directories for one in pruned),
+            rollouts_indexed=num_indexed,
         )
 
     async def _prune(self) -> list[Pruned]:
@@ -124,6 +127,14 @@ class SweepActivities:
         except (OSError, RatchetError) as error:
             _LOG.error("runs are not pruned", reason=str(error))
         return pruned
+
+    async def _index_words(self) -> int:
+        """Index conversations for `sweep.index_seconds`; what fails or is left is tried by the next sweep."""
+        try:
+            return await rollout_words.index_rollouts(self.database, self.settings.sweep.index_seconds)
+        except RatchetError as error:
+            _LOG.error("conversations are not indexed", reason=str(error))
+            return 0
 
     async def _find_boxes(self) -> _Findings:
         """Find rows without a running workflow, and boxes without an unreleased row.

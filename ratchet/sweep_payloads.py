@@ -21,3 +21,4 @@ class SweepResult(Payload):
     boxes: tuple[str, ...] = ()
     rollouts_archived: int = 0
     directories_deleted: int = 0
+    rollouts_indexed: int = 0

@@ -111,6 +111,8 @@ class SweepNumbers(_Section):
     """Age in seconds from which a box of this installation that the ledger does not hold is killed."""
     max_share: float
     """Largest share of the live boxes that one sweep may kill without being asked for, unless it is forced."""
+    index_seconds: float = 10.0
+    """Seconds in each sweep for indexing the words of ended rollouts for the search; 0: none are indexed."""
 
 
 class PostgresNumbers(_Section):

@@ -32,6 +32,7 @@ from ratchet.store.schema import (
     GradeTable,
     PolicyVersionTable,
     RolloutTable,
+    RolloutWordsTable,
     RunTable,
     TurnTable,
 )
@@ -197,6 +198,7 @@ async def drop_archived_rows(connection: AsyncConnection, run_id: str, after: in
     await connection.execute(moving.values(archived_to=last))
     await connection.execute(delete(ChainTable).where(ChainTable.rollout_id.in_(ids)))
     await connection.execute(delete(TurnTable).where(TurnTable.rollout_id.in_(ids)))
+    await connection.execute(delete(RolloutWordsTable).where(RolloutWordsTable.rollout_id.in_(ids)))
     attempts = update(AttemptTable).where(AttemptTable.rollout_id.in_(ids))
     await connection.execute(attempts.values(transcript=None, workspace_log=None))
     await connection.execute(update(GradeTable).where(GradeTable.rollout_id.in_(ids)).values(log=pack_text("")))

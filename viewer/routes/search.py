@@ -20,14 +20,16 @@ _MAX_RUNS = 100
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """`num_turns`: how many turns were read for this page. `next_page`: continues behind the last one; None if the
-    whole run is searched."""
+    """`num_turns`: how many turns were read for this page. `num_unindexed`: how many rollouts of the run have no words
+    in the index, so that their turns are read; at most one more than `MAX_COUNTED`. `next_page`: continues behind the
+    last hit; None if the whole run is searched."""
 
     words: str
     run_id: str | None
     run_ids: list[str]
     hits: list[TextHit]
     num_turns: int
+    num_unindexed: int
     next_page: str | None
 
 
@@ -43,11 +45,14 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
         run_id = run or await run_rows.newest_run(connection)
         hits: list[TextHit] = []
         number = 0
+        num_unindexed = 0
         more = None
         if words and run_id:
             result = await text_search.search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
             hits = result.hits
             number = result.num_turns
+            num_unindexed = await text_search.count_rollouts_without_words(connection, run_id)
             if result.next_before is not None:
                 more = next_link(request, run=run_id, before=result.next_before)
-    return await respond(request, "search.html", SearchPage(words, run_id, run_ids, hits, number, more))
+    page = SearchPage(words, run_id, run_ids, hits, number, num_unindexed, more)
+    return await respond(request, "search.html", page)

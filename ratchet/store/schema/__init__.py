@@ -40,6 +40,7 @@ from ratchet.store.schema.runs import (
     SteeringTable,
     StepTokenTable,
 )
+from ratchet.store.schema.search import RolloutWordsTable
 
 __all__ = [
     "GROUP_READY_SEQ",
@@ -64,6 +65,7 @@ __all__ = [
     "PolicyVersionTable",
     "RolloutGroupTable",
     "RolloutTable",
+    "RolloutWordsTable",
     "RunTable",
     "RunTaskTable",
     "SandboxTable",

@@ -4,15 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    ForeignKey,
-    Index,
-    Sequence,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Sequence, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import TSTZMULTIRANGE
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -86,7 +78,9 @@ GROUP_READY_SEQ = Sequence("group_ready_seq", metadata=Base.metadata)
 
 
 class RolloutTable(Base):
-    """One try of one agent at one task. `owner`: Temporal run id that claimed it. `late`: ended after its group did."""
+    """One try of one agent at one task. `owner`: Temporal run id that claimed it. `late`: ended after its group did.
+
+    `has_words`: the sweep has indexed its conversation for the search (`ratchet.store.rollout_words`)."""
 
     __tablename__ = "rollout"
     id: Mapped[int] = identity()
@@ -117,6 +111,7 @@ class RolloutTable(Base):
     created_at: Mapped[datetime] = now()
     claimed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+    has_words: Mapped[bool] = mapped_column(server_default=text("false"))
     __table_args__ = (
         UniqueConstraint("run_id", "group_id", "member"),
         CheckConstraint(
@@ -135,6 +130,7 @@ class RolloutTable(Base):
         Index("ix_rollout_open", "run_id", postgresql_where=text("outcome IS NULL")),
         Index("ix_rollout_run_id_id", "run_id", "id"),
         Index("ix_rollout_verdicts", "run_id", "purpose", "outcome", "agent_exit", "reward"),
+        Index("ix_rollout_without_words", "run_id", "id", postgresql_where=text("NOT has_words")),
     )
 
 

@@ -1,29 +1,33 @@
 """Search in what agents and models said.
 
-Conversations are compressed in rows of turns, so Postgres cannot index their words without a second copy of the text.
-A search therefore reads turns, newest first, for a bounded time, and says how far it came; the next page goes on there.
+The index of words (`ratchet.store.rollout_words`) names the rollouts that have all words of a text; the turns of these
+are read for the text itself. So are the turns of rollouts without words in the index: open ones, and those that no
+sweep has reached. A search lasts for a bounded time and says how far it came; the next page goes on there.
 """
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import cast, func, literal, select, text
+from sqlalchemy.dialects.postgresql import TSQUERY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.arrays import unpack_json
-from ratchet.store.schema import RolloutTable, TurnTable
+from ratchet.store.rollout_words import UNREADABLE, search_query, texts_of
+from ratchet.store.schema import RolloutTable, RolloutWordsTable, TurnTable
 from ratchet.types import JsonObject
 
 _PAGE_ROLLOUTS = 50
 _EXCERPT_CHARS = 120
+_SCANNING = text("SELECT set_config('enable_seqscan', :value, true)")
+MAX_COUNTED = 10_000
+"""Rollouts that are not indexed are counted up to one more than this."""
 
 
 @dataclass(slots=True, frozen=True)
 class TextHit:
-    """A turn that contains the words. `said_by`: "agent" if they are in its new messages, else "model"."""
+    """A turn that contains the text. `said_by`: "agent" if it is in its new messages, else "model"."""
 
     rollout_id: int
     turn_id: int
@@ -40,18 +44,26 @@ class TextSearch:
     next_before: int | None
 
 
+async def count_rollouts_without_words(connection: AsyncConnection, run_id: str) -> int:
+    """Return how many rollouts of the run are not in the index, at most `MAX_COUNTED` + 1."""
+    rows = select(literal(1)).where(RolloutTable.run_id == run_id, ~RolloutTable.has_words)
+    counted = rows.limit(MAX_COUNTED + 1).subquery()
+    return int((await connection.execute(select(func.count()).select_from(counted))).scalar_one())
+
+
 async def search_run(
     connection: AsyncConnection, run_id: str, words: str, before: int | None, max_hits: int, seconds: float
 ) -> TextSearch:
-    """Search the run's turns for a text, without regard to case, in at most about `seconds`."""
+    """Search the run's turns for a text, without regard to case, in at most about `seconds`.
+
+    In the index the text's last word may be the beginning of a longer one, and the other words are whole. A text
+    without any word is looked for in every turn.
+    """
     deadline = time.monotonic() + seconds
     hits: list[TextHit] = []
     number = 0
     while True:
-        ids = select(RolloutTable.id).where(RolloutTable.run_id == run_id).order_by(RolloutTable.id.desc())
-        if before is not None:
-            ids = ids.where(RolloutTable.id < before)
-        page = list((await connection.execute(ids.limit(_PAGE_ROLLOUTS))).scalars())
+        page = await _candidates(connection, run_id, words, before)
         if not page:
             return TextSearch(hits, number, None)
         for rollout_id in page:
@@ -67,11 +79,47 @@ async def search_run(
                 return TextSearch(hits, number, before)
 
 
+async def _candidates(connection: AsyncConnection, run_id: str, words: str, before: int | None) -> list[int]:
+    """Return the next rollouts of the run whose turns may say the words, newest first."""
+    every = select(RolloutTable.id).where(RolloutTable.run_id == run_id)
+    if before is not None:
+        every = every.where(RolloutTable.id < before)
+    every = every.order_by(RolloutTable.id.desc()).limit(_PAGE_ROLLOUTS)
+    query = search_query(run_id, words)
+    if query is None:
+        return list((await connection.execute(every)).scalars())
+    unindexed = list((await connection.execute(every.where(~RolloutTable.has_words))).scalars())
+    return sorted({*unindexed, *await _indexed(connection, query, before)}, reverse=True)[:_PAGE_ROLLOUTS]
+
+
+async def _indexed(connection: AsyncConnection, query: str, before: int | None) -> list[int]:
+    """Return the newest rollouts with the words, found by the index of words.
+
+    Postgres cannot estimate the beginning of a word and would rather read every row in the order of the ids, or all of
+    them. Each such row is unpacked, so these plans are far slower than they seem to it.
+    """
+    number = RolloutWordsTable.rollout_id + 0  # an expression, which no index has in order
+    statement = select(RolloutWordsTable.rollout_id).where(
+        RolloutWordsTable.words.op("@@", is_comparison=True)(cast(literal(query), TSQUERY))
+    )
+    if before is not None:
+        statement = statement.where(number < before)
+    await connection.execute(_SCANNING, {"value": "off"})
+    rows = await connection.execute(statement.order_by(number.desc()).limit(_PAGE_ROLLOUTS))
+    found = list(rows.scalars())
+    await connection.execute(_SCANNING, {"value": "on"})
+    return found
+
+
 def _find(rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: str) -> list[TextHit]:
     hits = []
     for turn_id, request, answer in rows:
         for said_by, data in (("agent", request), ("model", answer)):
-            if data and (excerpt := _excerpt(unpack_json(data), words)):  # type: ignore[arg-type]
+            try:
+                excerpt = _excerpt(unpack_json(data), words) if data else ""  # type: ignore[arg-type]
+            except UNREADABLE:  # the sweep logs damaged turns
+                continue
+            if excerpt:
                 hits.append(TextHit(rollout_id, turn_id, said_by, excerpt))
                 break
     return hits
@@ -79,30 +127,10 @@ def _find(rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: s
 
 def _excerpt(stored: JsonObject, words: str) -> str:
     """Return the text around the first place in which a request or an answer says the words; empty without one."""
-    for text in _said(stored):
-        at = text.lower().find(words.lower())
+    for said in texts_of(stored):
+        at = said.lower().find(words.lower())
         if at >= 0:
             start = max(0, at - _EXCERPT_CHARS // 2)
-            end = min(len(text), at + len(words) + _EXCERPT_CHARS // 2)
-            return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+            end = min(len(said), at + len(words) + _EXCERPT_CHARS // 2)
+            return ("…" if start else "") + said[start:end] + ("…" if end < len(said) else "")
     return ""
-
-
-def _said(stored: JsonObject) -> Iterator[str]:
-    """Yield the system text, and what messages say; roles, ids and names of fields are in every turn."""
-    yield from _strings(stored.get("system"))
-    for message in stored.get("messages") or [stored.get("message") or {}]:
-        content = message.get("content")
-        yield from _strings([part.get("text") for part in content] if isinstance(content, list) else content)
-        yield from _strings(message.get("reasoning_content"))
-        for call in message.get("tool_calls") or ():
-            function = call.get("function") or {}
-            yield from _strings([function.get("name"), function.get("arguments")])
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _strings(one)
