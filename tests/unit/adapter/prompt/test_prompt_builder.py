@@ -63,7 +63,7 @@ async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], n
 
 @pytest.mark.parametrize("template", [TEMPLATE, OPENED, CUTTING])
 def test_a_plain_answer_thinks_if_a_later_question_changes_its_text(tmp_path: Path, template: str) -> None:
-    """What was tried once per template holds for each answer: with marks of thinking in its text, calls, white space."""
+    """What was tried once per template holds for each answer: with marks in its text, with calls, with white space."""
     renderer = renderer_of(tmp_path, template)
     segments = renderer.segments
     assert segments is not None
