@@ -6,7 +6,7 @@ This is the only file that knows Jinja, and what the templates of different mode
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class ChatTemplate:
         self._variables = _special_variables(model_path, alias)
         compiled = _compile(_renamed(source, alias))
         self.marks = _marks(compiled, _renamed(source, alias))
-        self._compiled = lambda **values: str(compiled.render(**values))
+        self._compiled: Callable[..., str] = compiled.render
         self._late_system = True
         self._appends_to_results = False
         self._find_call_form()
