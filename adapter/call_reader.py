@@ -13,8 +13,8 @@ from typing import Protocol
 from adapter.conversation import ToolCall
 
 _MOST_ENDS = 4
-"""End marks at which one call is tried. Each costs up to two parses of all of it so far, and a model may repeat a mark until
-its limit."""
+"""End marks at which one call is tried. Each costs up to two parses of all of it so far, and a model may repeat a
+mark until its limit."""
 
 
 class FoundCall(Protocol):

@@ -6,7 +6,7 @@ This is the only file that knows Jinja, and what the templates of different mode
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,9 @@ class ChatTemplate:
 
     `kwargs` are the run's template variables; `preserve_thinking` is set if the template has it. `digest` identifies
     the template's text and its variables. `literals`: the string literals in the template. `marks`: those that are no
-    plain words, as the template may look for them in a message's text. `reads_clock`: its text changes with the time. `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether
-    it shows the call's id with a tool result.
+    plain words, as the template may look for them in a message's text. `reads_clock`: its text changes with the time.
+    `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether it shows the call's id
+    with a tool result.
 
     Templates do not expect three things that agents do; they are converted here for every dialect:
     - Agents send arguments as an object, and an empty text. A template that does not show a call in this form gets the
@@ -51,7 +52,7 @@ class ChatTemplate:
         self._variables = _special_variables(model_path, alias)
         compiled = _compile(_renamed(source, alias))
         self.marks = _marks(compiled, _renamed(source, alias))
-        self._compiled = lambda **values: str(compiled.render(**values))
+        self._compiled: Callable[..., str] = compiled.render
         self._late_system = True
         self._appends_to_results = False
         self._find_call_form()
@@ -183,7 +184,7 @@ def _compile(template: str) -> "Template":
 
 
 def _marks(compiled: "Template", source: str) -> tuple[str, ...]:
-    """Return the string literals of a template that are no plain words, such as `</think>`, without outer white space."""
+    """Return the string literals of a template that are no plain words, such as `</think>`, stripped."""
     strings = [value[1:-1] for _, kind, value in compiled.environment.lex(source) if kind == "string"]
     texts = {one.encode("ascii", "backslashreplace").decode("unicode-escape").strip() for one in strings}
     return tuple(sorted(one for one in texts if re.search(r"\W", one)))

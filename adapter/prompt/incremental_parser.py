@@ -50,8 +50,8 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 class _Conversation(msgspec.Struct, gc=False):
     """The last request of one conversation.
 
-    `earlier_fields` stand before its messages. `window`: the bytes before its first mark. `num_behind`: bytes behind its
-    last mark, often system text and tools; `behind`: their digest.
+    `earlier_fields` stand before its messages. `window`: the bytes before its first mark. `num_behind`: bytes behind
+    its last mark, often system text and tools; `behind`: their digest.
     """
 
     earlier_fields: Fields

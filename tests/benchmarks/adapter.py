@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from cli.console import say
 from tests.benchmarks import _adapter_load, _prompt_cost
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 
 
 def _whole_turn(prompt: dict[str, Any], turns: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def _whole_turn(prompt: dict[str, Any], turns: dict[str, Any]) -> dict[str, Any]
 
 
 def main() -> None:
-    full = "--full" in sys.argv
+    full = asks_for_all_repetitions(__doc__)
     load_before = psutil.getloadavg()[0]
     prompt_cost = _prompt_cost.measure(7 if full else 1, say)
     load = _adapter_load.measure(1000, 120 if full else 30, say)

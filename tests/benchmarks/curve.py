@@ -25,6 +25,7 @@ from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 
 CONFIG = Path("configs/quickstart.yaml")
 PICTURE = Path("docs/curve.png")
@@ -78,8 +79,9 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    full = asks_for_all_repetitions(__doc__)
     stack = Stack()
-    results = {name: run_variant(stack, name, overrides) for name, overrides in variants("--full" in sys.argv).items()}
+    results = {name: run_variant(stack, name, overrides) for name, overrides in variants(full).items()}
     made_by = commit()
     seeds = [name for name in results if not name.startswith(_CONTROL)]
     controls = {control_of(name): name for name in seeds if control_of(name) in results}

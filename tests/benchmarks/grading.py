@@ -44,6 +44,7 @@ from ratchet.store.tasks import TaskRow
 from sandbox_gateway.python_layer import ensure_python_layer
 from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2
@@ -257,7 +258,8 @@ async def measure(size: Size) -> dict[str, Any]:
 
 
 def main() -> None:
-    size = Size(tasks=14, repeats=5, throughput=84) if "--full" in sys.argv else Size(tasks=4, repeats=3, throughput=24)
+    full = asks_for_all_repetitions(__doc__)
+    size = Size(tasks=14, repeats=5, throughput=84) if full else Size(tasks=4, repeats=3, throughput=24)
     result = asyncio.run(measure(size))
     sys.stdout.buffer.write(
         orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -26,6 +26,7 @@ from activities.sandboxes.base import Sandbox, SandboxProvider
 from cli.console import say
 from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 
 BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
 # Without the profile of the user who runs the benchmark.
@@ -191,7 +192,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    full = "--full" in sys.argv
+    full = asks_for_all_repetitions(__doc__)
     size = (
         Size(creates=100, commands=500, transfers=20, idle=1000)
         if full

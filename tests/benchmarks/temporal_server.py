@@ -38,6 +38,7 @@ from stack.postgres import DATABASE, ensure_database
 from stack.temporal_build import ensure_server_program
 from stack.temporal_server import TemporalKind, ensure_temporal_cli
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 
 ACTIVITIES = 6
 AT_ONCE = 40
@@ -249,7 +250,7 @@ async def measure_both(rounds: int, count: int, idle_seconds: float) -> dict[str
 
 
 def main() -> None:
-    full = "--full" in sys.argv
+    full = asks_for_all_repetitions(__doc__)
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=None)))  # it would log to stdout
     rounds, count = (3, 1000) if full else (1, 400)
     ensure_server_program(say)

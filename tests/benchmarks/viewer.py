@@ -28,6 +28,7 @@ from ratchet.store.views.read_only import grant_reader_role
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from tests.benchmarks._commit import commit
+from tests.benchmarks._options import asks_for_all_repetitions
 from tests.integration.training.records import make_config, make_run
 from viewer.app import ViewerServer
 from viewer.settings import ViewerSettings
@@ -202,6 +203,7 @@ async def bench(url: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    asks_for_all_repetitions(__doc__)  # there is one repetition
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ratchet-viewer-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from sqlalchemy import func, insert, select, text
 
 from adapter.app import create_adapter_app, server_config
@@ -25,6 +26,11 @@ from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
+    """The tests of this folder run on the event loop that `ratchet adapter` runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
 import json
+import random
+import re
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -346,3 +348,35 @@ async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parser
     tracemalloc.stop()
     assert peak_bytes < 10 << 20
     assert live.released == ("", "text", ())  # what may be a stop sequence is not shown
+
+
+CLOSING_CALLS = {
+    "qwen3_coder": CALL,
+    "seed_oss": CALL.replace("tool_call", "seed:tool_call"),
+    "step3p5": CALL,
+    "gemma4": '<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>',
+    "glm45": "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+}
+"""A whole call in the form of each parser that says where its calls end."""
+
+
+@pytest.mark.parametrize("name", CLOSING_CALLS)
+def test_no_text_changes_a_call_that_is_closed(model_dir: Path, name: str) -> None:
+    """Each call, whole or with its pieces lost, repeated or in another order, with text behind it."""
+    parser = VllmParsers(model_dir, name, None)
+    parser.load()
+    call = CLOSING_CALLS[name]
+    assert parser.split_calls("Look.\n" + call, TOOLS).is_closed
+    rng = random.Random(name)
+    pieces = [one for one in re.split(r"(<[^>]*>|\n|[{}])", call) if one]
+    num_closed = 0
+    for _ in range(150):
+        text = "".join(rng.choices(pieces, k=rng.randrange(6)))
+        text = rng.choice([call, "Look.", ""]) + call[: rng.randrange(len(call))] + text + pieces[-1]
+        found = parser.split_calls(text, TOOLS)
+        num_closed += found.is_closed
+        for more in ("x", "".join(rng.choices(pieces, k=3))) if found.is_closed else ():
+            assert parser.split_calls(text + more, TOOLS).calls[: len(found.calls)] == found.calls, (text, more)
+    assert num_closed > 5

@@ -55,6 +55,21 @@ def test_only_the_new_messages_are_parsed() -> None:
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": str(turn)}]
 
 
+def test_known_fields_behind_the_messages_are_no_new_bytes() -> None:
+    """Long tools behind the messages are not parsed again, so they must not send each call to a thread."""
+    parser = IncrementalParser(PreambleCache())
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+    def body(text: str, system: str) -> bytes:
+        history = [*messages, {"role": "user", "content": text}]
+        return orjson.dumps({"messages": history, "system": system, "max_tokens": 5})
+
+    parser.parse(body("r", "s" * 50_000), DIALECTS[0], {})
+    assert parser.num_new_bytes(body("t" * 1000, "s" * 50_000)) < 1100
+    assert parser.num_new_bytes(body("t" * 1000, "z" * 50_000)) > 50_000
+    assert parser.num_new_bytes(body("t" * 50_000, "s")) > 50_000
+
+
 def test_a_history_that_is_no_list_of_messages_is_parsed_again_each_time() -> None:
     """A body with the history twice: JSON's last one wins, and the dialect makes a message of its text."""
     responses = next(dialect for dialect in DIALECTS if dialect.name == "responses")

@@ -5,6 +5,7 @@ About 3,000 histories with each of two templates.
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.conversation import Message, MessageRun
+from adapter.conversation import Message, MessageRun, ToolCall
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from ratchet.types import ForkCause
@@ -25,6 +26,12 @@ KEEPING = TEMPLATE.replace(
 OPENED = TEMPLATE.replace(
     "'<|im_start|>assistant\\n' }}{%- endif %}", "'<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
 )
+
+CUTTING = TEMPLATE.replace(
+    "{{- message.content or '' }}",
+    "{{- message.content.split('[/thought]')[-1] if loop.index0 <= ns.last_query else message.content }}",
+)
+"""A later question cuts an answer's text, in which the template itself looks for thinking."""
 
 NOTING = "{%- for one in messages %}{%- if '§' in one.content %}NOTE {% endif %}{%- endfor %}" + TEMPLATE
 """A message with this sign changes the text before it; the check at start does not try it."""
@@ -52,6 +59,24 @@ async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], n
         prepared = await client.ask()
         assert np.array_equal(prepared.ids, client.expected()), client.history
         client.go_on(client.sample(prepared))
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, OPENED, CUTTING])
+def test_a_plain_answer_thinks_if_a_later_question_changes_its_text(tmp_path: Path, template: str) -> None:
+    """What was tried once per template holds for each answer: with marks in its text, with calls, with white space."""
+    renderer = renderer_of(tmp_path, template)
+    segments = renderer.segments
+    assert segments is not None
+    call = ToolCall("call00001", "f", {"command": "[/thought]"})
+    texts = ["", "plain", " \n edges \n", "a[/thought]b", "a</think>b", *renderer.template.marks]
+    changed = set()
+    for text, reasoning, calls in product(texts, ("", "r"), ((), (call,), (call, call))):
+        answer = Message("assistant", text, reasoning, calls)
+        differs = segments.drops_thinking and segments.answer(answer, True) != segments.answer(answer, False)
+        assert segments.thinks(answer) == differs, answer
+        if differs and not reasoning:
+            changed.add(text)
+    assert changed >= ({"a[/thought]b"} if template == CUTTING else set())
 
 
 class ForgetfulClient(Client):
