@@ -7,7 +7,7 @@ from ratchet.store.views.use_views import CallUse
 from viewer.models.charts import Chart, ChartSeries
 
 NUM_PARTS = 60
-_AXIS = "hours since the first of these groups was made"
+_AXIS = "hours"
 
 
 def use_window(times: RunTimes) -> Interval | None:

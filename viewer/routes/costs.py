@@ -1,5 +1,6 @@
 """The page of what a run costs: rollout-hours by phase, the cost of a trained token, boxes and engines over time."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from starlette.responses import Response
 
 from ratchet.store.run_times import read_run_times
 from ratchet.store.views import run_views
-from ratchet.store.views.use_views import read_call_use
+from ratchet.store.views.use_views import CallUse, read_call_use
 from viewer.models.advice import Advice, advise_run
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
@@ -44,18 +45,23 @@ class CostPage:
 
 
 @page_route(cost_pages, "/runs/{run_id}/costs")
-async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
+async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=200)] = 5) -> Response:
     """`steps`: how many of the newest trained steps are looked at."""
-    charts: list[Chart] = []
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
         times = await read_run_times(connection, run_id, steps)
         window = use_window(times)
+        calls: list[CallUse] = []
         if window is not None:
             ids = [one.rollout_id for one in times.rollouts]
             calls = await read_call_use(connection, ids, window.start, window.end, NUM_PARTS)
-            charts = use_charts(times, window, calls)
-    return await respond(request, "costs.html", cost_page(run_id, steps, advise_run(times), charts))
+
+    def compute() -> CostPage:
+        charts = [] if window is None else use_charts(times, window, calls)
+        return cost_page(run_id, steps, advise_run(times), charts)
+
+    # In a thread, so that other requests go on: a step may have hundreds of rollouts.
+    return await respond(request, "costs.html", await asyncio.to_thread(compute))
 
 
 def cost_page(run_id: str, steps: int, advice: Advice, charts: list[Chart]) -> CostPage:
