@@ -100,7 +100,7 @@ class ReadOnlyClient:
     def advise(self, run: str | None = None, steps: int = 20) -> JsonObject:
         """Say where the rollout-hours of the newest trained steps went (queue, boot, engine, tools, grading, waiting,
         training, sync), what a trained token costs, and which setting would change it most."""
-        from client.advice import advise_run
+        from viewer.models.advice import advise_run
 
         run_id = self._run_id(run)
         times = self._read(lambda connection: run_times.read_run_times(connection, run_id, _bounded(steps)))

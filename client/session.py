@@ -14,7 +14,6 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
-from client.advice import Advice, advise_run
 from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
@@ -32,6 +31,7 @@ from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
+from viewer.models.advice import Advice, advise_run
 
 _T = TypeVar("_T")
 

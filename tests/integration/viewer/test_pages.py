@@ -9,10 +9,12 @@ import httpx
 import pytest
 
 from ratchet.store.database import Database
+from ratchet.store.run_times import read_run_times
 from ratchet.store.schema import Base
 from ratchet.store.step_tokens import record_step_tokens
 from ratchet.store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
+from viewer.models.advice import advise_run
 from viewer.step_rewards import StepRewards
 
 
@@ -24,6 +26,8 @@ def pages_of(filled: FilledRun) -> list[str]:
         run,
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
+        f"{run}/costs",
+        f"{run}/tasks",
         f"{run}/steps/1",
         f"/compare?run={quote(filled.run_id)}&axis=tokens",
         f"/rollouts?run={quote(filled.run_id)}",
@@ -220,6 +224,23 @@ async def test_a_search_finds_what_was_said_and_what_tools_returned(
         assert found["hits"], said
     by_id = await client.get(f"/search?q={filled.failed}")
     assert by_id.headers["location"] == f"/rollouts/{filled.failed}"
+
+
+async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: Database, filled: FilledRun) -> None:
+    page = (await client.get(f"/runs/{filled.run_id}/costs.json")).json()
+    async with database.begin() as connection:
+        advice = advise_run(await read_run_times(connection, filled.run_id, 20))
+    assert page["advice"]["num_trained_tokens"] == 60 == advice.num_trained_tokens
+    assert page["box_hours_per_million"] == pytest.approx(advice.box_hours / 60 * 1e6)
+    charts = {one["name"]: one for one in page["charts"]}
+    seconds = 3600 * (charts["boxes"]["xs"][1] - charts["boxes"]["xs"][0])
+    agents = sum(charts["boxes"]["series"][0]["values"]) * seconds
+    assert agents == pytest.approx(3600 * advice.box_hours, rel=0.02), "all boxes are in the curve"
+    calls = sum(charts["calls"]["series"][0]["values"]) * seconds
+    assert calls == pytest.approx(10 * 1.5, rel=0.02), "ten calls of 1.5 seconds"
+    assert sum(charts["sampled"]["series"][0]["values"]) * seconds == pytest.approx(advice.num_sampled_tokens, rel=0.02)
+    html = await get(client, f"/runs/{filled.run_id}/costs")
+    assert "What changes it" in html and "Where the rollout-hours went" in html
 
 
 async def test_rewards_of_a_step_are_read_once(database: Database, filled: FilledRun) -> None:

@@ -1,5 +1,6 @@
 """What the viewer serves for Prometheus, and the alert rules over it."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from viewer.settings import ViewerSettings
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+BOARD = ROOT / "deploy" / "grafana" / "ratchet.json"
 OF_THE_SDK = {"temporal_workflow_task_execution_failed"}
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -100,6 +103,41 @@ async def test_every_metric_of_the_rules_exists(viewer: httpx.AsyncClient, fille
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     used = {name for rule in rules for name in re.findall(r"\b(?:ratchet|temporal)_\w+", rule["expr"])}
     assert len(used) > 12 and used - OF_THE_SDK <= set(await scrape(viewer))
+
+
+async def test_every_metric_of_the_board_exists_and_every_metric_is_on_it(
+    viewer: httpx.AsyncClient, filled: FilledRun, tmp_path: Path
+) -> None:
+    write_health(tmp_path, [PartHealth("worker")], 10.0)
+    panels = json.loads(BOARD.read_text())["panels"]
+    used = {name for one in targets_of(panels) for name in re.findall(r"\b(?:ratchet|temporal)_\w+", one["expr"])}
+    assert used - OF_THE_SDK == set(await scrape(viewer)) - {"ratchet_disk_free_bytes"}, "the ratio says the same"
+
+
+async def test_every_label_of_a_legend_exists(viewer: httpx.AsyncClient, filled: FilledRun, tmp_path: Path) -> None:
+    write_health(tmp_path, [PartHealth("worker")], 10.0)
+    labels = {
+        name: {label for key in rows for label, _ in key} for name, rows in (await scrape(viewer)).items() if rows
+    }
+    for one in targets_of(json.loads(BOARD.read_text())["panels"]):
+        for name in set(re.findall(r"\bratchet_\w+", one["expr"])) & labels.keys():
+            assert set(re.findall(r"{{(\w+)}}", one["legendFormat"])) <= labels[name], name
+
+
+def test_the_panels_of_the_board_fill_its_rows() -> None:
+    """Grafana's grid has 24 columns; panels with equal ids, or in one place, hide each other."""
+    panels = json.loads(BOARD.read_text())["panels"]
+    assert len({one["id"] for one in panels}) == len(panels)
+    widths: dict[int, int] = {}
+    for one in panels:
+        place = one["gridPos"]
+        assert place["x"] == widths.get(place["y"], 0), one["title"]
+        widths[place["y"]] = place["x"] + place["w"]
+    assert set(widths.values()) == {24}
+
+
+def targets_of(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [target for panel in panels for target in panel["targets"]]
 
 
 def test_the_rules_fire_and_are_quiet() -> None:

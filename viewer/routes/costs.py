@@ -1,0 +1,84 @@
+"""The page of what a run costs: rollout-hours by phase, the cost of a trained token, boxes and engines over time."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from ratchet.store.run_times import read_run_times
+from ratchet.store.views import run_views
+from ratchet.store.views.use_views import CallUse, read_call_use
+from viewer.models.advice import Advice, advise_run
+from viewer.models.charts import Chart
+from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
+from viewer.rendering import respond
+from viewer.routes.registration import found, page_route
+
+cost_pages = APIRouter()
+
+
+@dataclass(slots=True, frozen=True)
+class PhaseLine:
+    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for."""
+
+    name: str
+    hours: float
+    share: float
+    cause_hours: float
+
+
+@dataclass(slots=True, frozen=True)
+class CostPage:
+    """The same figures as `ratchet advise`. The costs are per million trained tokens; None without any."""
+
+    run_id: str
+    steps_wanted: int
+    advice: Advice
+    phases: list[PhaseLine]
+    box_hours_per_million: float | None
+    wall_hours_per_million: float | None
+    sampled_per_trained: float | None
+    wasted_share: float | None
+    charts: list[Chart]
+
+
+@page_route(cost_pages, "/runs/{run_id}/costs")
+async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=200)] = 5) -> Response:
+    """`steps`: how many of the newest trained steps are looked at."""
+    async with request.app.state.store.read() as connection:
+        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        times = await read_run_times(connection, run_id, steps)
+        window = use_window(times)
+        calls: list[CallUse] = []
+        if window is not None:
+            ids = [one.rollout_id for one in times.rollouts]
+            calls = await read_call_use(connection, ids, window.start, window.end, NUM_PARTS)
+
+    def compute() -> CostPage:
+        charts = [] if window is None else use_charts(times, window, calls)
+        return cost_page(run_id, steps, advise_run(times), charts)
+
+    # In a thread, so that other requests go on: a step may have hundreds of rollouts.
+    return await respond(request, "costs.html", await asyncio.to_thread(compute))
+
+
+def cost_page(run_id: str, steps: int, advice: Advice, charts: list[Chart]) -> CostPage:
+    total = sum(advice.hours.values())
+    phases = [
+        PhaseLine(name, hours, hours / total if total else 0.0, advice.causes.get(name, 0.0))
+        for name, hours in sorted(advice.hours.items(), key=lambda one: -one[1])
+    ]
+    figures = advice.as_json()
+    return CostPage(
+        run_id,
+        steps,
+        advice,
+        phases,
+        figures["box_hours_per_million_trained_tokens"],
+        figures["wall_hours_per_million_trained_tokens"],
+        figures["sampled_tokens_per_trained_token"] if advice.num_trained_tokens else None,
+        advice.wasted_hours / total if total else None,
+        charts,
+    )
