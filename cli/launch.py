@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 
-def launch(
+def launch_command(
     cluster: Annotated[
         Path, typer.Argument(envvar="HOSTFILE", help="A cluster's YAML file, or a host file: one IP address per line.")
     ],
