@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 
-def launch(
+def launch_command(
     cluster: Annotated[
         Path, typer.Argument(envvar="HOSTFILE", help="A cluster's YAML file, or a host file: one IP address per line.")
     ],
@@ -28,6 +28,8 @@ def launch(
     Writes runs/<EXP_TAG>_<STAMP>/run.log and a file per graded rollout. When the run has ended, or on Ctrl-C or
     SIGTERM, everything that this command has started is ended; the same command continues the run.
     """
+    import contextlib
+
     from ratchet.config_sources import load_config
     from stack.cluster import read_cluster, require_hosts
     from stack.gpus import usable_gpus
@@ -49,8 +51,9 @@ def launch(
     say = _Log(directory / "run.log")
     say(f"log and dumps: {directory}")
     _end_in_order()
-    os.environ["RAY_ADDRESS"] = hosts.ray_address
-    with ray_nodes(hosts, placement, say):
+    if hosts.hosts:
+        os.environ["RAY_ADDRESS"] = hosts.ray_address
+    with ray_nodes(hosts, placement, say) if hosts.hosts else contextlib.nullcontext():
         _train(resolved, config.stem, directory, say)
 
 

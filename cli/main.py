@@ -95,7 +95,7 @@ def options(
 
 COMMANDS = (
     train.train,
-    launch.launch,
+    launch.launch_command,
     pause.pause,
     resume.resume,
     drain.drain_command,

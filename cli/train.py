@@ -29,10 +29,7 @@ def train(
         str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", "--dry-run", help="Check config, datasets and model, print placement and size; start nothing."
-        ),
+        bool, typer.Option("--check", "--dry-run", help="Check all, print placement and size; start nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Placement of engines: how many, on which host, on which GPUs, or where one already runs."""
+"""The engines of a run: how many, on which host, on which GPUs, and the address of one that already runs."""
 
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -21,8 +21,8 @@ class PlacedEnginesConfig(Section):
     count: Positive = 1
     """Number of engines that this entry starts."""
     host: str = LOCAL
-    """Their machine: `local`, the default, is the machine of `ratchet up`; an IP address is that of a node of the Ray
-    cluster `RAY_ADDRESS`, on which Ray starts them."""
+    """Host of the engines: `local`, the default, is the machine of `ratchet up`; an IP address is that of a node of the
+    Ray cluster `RAY_ADDRESS`, on which Ray starts them."""
     port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     """TCP port of the first engine; each further one takes the next port. None, the default, means free ports on
     `local`, and ports from 18100 on another host."""

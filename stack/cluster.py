@@ -24,7 +24,7 @@ class ClusterHost(BaseModel):
 
 
 class Cluster(BaseModel):
-    """The hosts of one launch; the head is the machine that launches.
+    """The hosts of one launch; the head is the machine that launches. Without hosts everything runs there.
 
     `head`: its address, as the workers reach it. `ssh`: further arguments of ssh, such as `[-p, "2222"]`. `port`: of
     Ray's head. `directory`: the checkout, at the same path on every host.
@@ -63,8 +63,9 @@ def read_cluster(path: Path) -> Cluster:
         values["hosts"] = {str(host): {} for host in hosts}
     elif isinstance(hosts, dict):
         values["hosts"] = {str(host): value or {} for host, value in hosts.items()}
-    if "head" not in values and isinstance(values.get("hosts"), dict) and values["hosts"]:
-        values["head"] = os.environ.get("MASTER_ADDR") or _own_address(next(iter(values["hosts"])))
+    if "head" not in values and isinstance(values.get("hosts"), dict):
+        first = next(iter(values["hosts"]), "127.0.0.1")
+        values["head"] = os.environ.get("MASTER_ADDR") or _own_address(first)
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:

@@ -30,6 +30,13 @@ def test_a_host_file_has_one_address_per_line(tmp_path: Path, monkeypatch: pytes
     assert read_cluster(write(tmp_path, "127.0.0.2\n")).head.startswith("127."), "the address on the way there"
 
 
+def test_a_host_file_may_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch job of one node has no other host."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    found = read_cluster(write(tmp_path, "\n"))
+    assert (found.head, found.hosts) == ("127.0.0.1", {})
+
+
 def test_a_yaml_file_names_ports_and_users(tmp_path: Path) -> None:
     text = "head: 10.0.0.1\nhosts: {10.0.0.2: {gpus: 8}, 10.0.0.3: }\nuser: train\nssh: [-p, '2222']\n"
     found = read_cluster(write(tmp_path, text, "cluster.yaml"))

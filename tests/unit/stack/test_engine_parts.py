@@ -1,0 +1,88 @@
+"""Each engine of the config is a part of the stack, with a port and an address of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.errors import MachineError
+from ratchet.model_directory import model_of
+from stack import gpus
+from stack.engine_parts import engine_addresses, engine_settings, learner_devices, place_parts, replaced_parts
+from stack.part_health import HealthState, PartHealth
+from stack.parts import Stack
+from stack.probes import LIMITS, is_missed, limits_of
+from stack.serving_plan import ServingPlan, wants_other, write_plan
+
+
+def plan_of(stack: Stack, **values: Any) -> ServingPlan:
+    config = RunConfig.model_validate({"datasets": [{"path": "x"}], **values})
+    return ServingPlan(config=config, model_path=model_of(config))
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    for name in ("RAY_ADDRESS", "RATCHET_DATABASE_URL", "RATCHET_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return Stack(tmp_path)
+
+
+def test_a_stack_without_a_plan_has_one_engine(stack: Stack) -> None:
+    assert stack.engine_names() == ["engine"] == list(engine_addresses(stack))
+
+
+def test_every_engine_has_a_part_a_port_and_an_address(stack: Stack) -> None:
+    write_plan(stack, plan_of(stack, engines=[{"count": 2}, {"address": "http://10.0.0.9:8000"}, {"port": 19000}]))
+    stack.refresh_ports()
+    parts = [part for part in stack.parts() if part.name.startswith("engine")]
+    assert [part.name for part in parts] == ["engine", "engine-2", "engine-3", "engine-4"]
+    assert [part.command[-1] for part in parts] == ["engine", "2", "3", "4"]
+    stack.keep_ports()
+    found = engine_addresses(stack)
+    assert found["engine-3"] == "http://10.0.0.9:8000" and found["engine-4"] == "http://127.0.0.1:19000"
+    assert len(set(found.values())) == 4
+    assert engine_addresses(Stack(stack.home)) == found, "a restarted part finds its port"
+
+
+def test_more_engines_do_not_interrupt_a_run(stack: Stack) -> None:
+    one, two = plan_of(stack), plan_of(stack, engines=2)
+    write_plan(stack, one)
+    assert not wants_other(stack, two.config) and replaced_parts(one, two) == []
+    assert replaced_parts(two, one) == ["engine-2"]
+
+
+def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    plan = plan_of(stack, engines=2, training={"workers": 1})
+    write_plan(stack, plan)
+    stack.refresh_ports()
+    engines = place_parts(plan.config).engines
+    shown = [engine_settings(stack, plan, engine).environment for engine in engines]
+    assert shown == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    devices = learner_devices(plan)
+    assert devices is not None and (devices.environment, devices.num_gpus) == ({"CUDA_VISIBLE_DEVICES": "7"}, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert gpus.usable_gpus() == [] and learner_devices(plan) is None
+
+
+def test_an_engine_of_another_host_needs_services_that_it_reaches(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(stack, engines=[{"host": "10.0.0.2", "gpus": [1]}])
+    [engine] = place_parts(plan.config).engines
+    with pytest.raises(MachineError, match="RAY_ADDRESS"):
+        engine_settings(stack, plan, engine)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RATCHET_DATABASE_URL", "postgresql://db.example.org/ratchet")
+    settings = engine_settings(stack, plan, engine)
+    assert (settings.address, settings.environment) == ("http://10.0.0.2:18100", {"CUDA_VISIBLE_DEVICES": "1"})
+
+
+def test_runs_miss_an_engine_only_if_no_other_is_left() -> None:
+    health = {name: PartHealth(name, HealthState.GIVEN_UP) for name in ("engine", "engine-2", "worker", "viewer")}
+    assert is_missed("engine-2", health) and is_missed("worker", health) and not is_missed("viewer", health)
+    health["engine"] = PartHealth("engine", HealthState.FAILING)
+    assert not is_missed("engine-2", health)
+    assert limits_of("engine-2") is LIMITS["engine"]
