@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def launch_command(
+    context: typer.Context,
     cluster: Annotated[
         Path, typer.Argument(envvar="HOSTFILE", help="A cluster's YAML file, or a host file: one IP address per line.")
     ],
@@ -26,11 +27,13 @@ def launch_command(
     """Train on a cluster: Ray on this machine and, over ssh, on every host; engines and learner as the config says.
 
     Writes runs/<EXP_TAG>_<STAMP>/run.log and a file per graded rollout. When the run has ended, or on Ctrl-C or
-    SIGTERM, everything that this command has started is ended; the same command continues the run.
+    SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
+    training command may follow (docs/vime.md).
     """
     import contextlib
 
     from ratchet.config_sources import load_config
+    from ratchet.vime_names import value_of
     from stack.cluster import read_cluster, require_hosts
     from stack.gpus import usable_gpus
     from stack.placement import place
@@ -38,7 +41,7 @@ def launch_command(
     from stack.run_size import describe_run
     from training.service import default_workers
 
-    hosts, resolved = read_cluster(cluster), load_config(config, set or [])
+    hosts, resolved = read_cluster(cluster), load_config(config, set or [], arguments=context.args)
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
@@ -47,14 +50,15 @@ def launch_command(
     _require_reachable(hosts)
     if check:
         return
-    directory = _run_directory(config)
+    name = value_of("EXP_TAG") or config.stem
+    directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
     say(f"log and dumps: {directory}")
     _end_in_order()
     if hosts.hosts:
         os.environ["RAY_ADDRESS"] = hosts.ray_address
     with ray_nodes(hosts, placement, say) if hosts.hosts else contextlib.nullcontext():
-        _train(resolved, config.stem, directory, say)
+        _train(resolved, name, directory, say)
 
 
 class _Log:
@@ -70,11 +74,6 @@ class _Log:
         say(text)
         with self.path.open("a") as file:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=file)
-
-
-def _run_directory(config: Path) -> Path:
-    tag = os.environ.get("EXP_TAG") or config.stem
-    return Path("runs") / f"{tag}_{os.environ.get('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
 
 
 def _require_reachable(cluster: "Cluster") -> None:
@@ -125,31 +124,8 @@ def _train(config: "RunConfig", name: str, directory: Path, say: Any) -> None:
 
 
 async def _follow(stack: "Stack", run_id: str, directory: Path, say: Any) -> None:
-    """Follow the run, and dump rollouts as they are graded."""
-    import asyncio
-
-    from ratchet.background_task import running_beside
     from stack.follow_run import watch_run
+    from stack.rollout_dumps import dumping
 
-    async with running_beside(_dump(stack, run_id, directory)):
+    async with dumping(stack, run_id, str(directory / "rollout_dumps" / "rollout_{rollout_id}.json")):
         await watch_run(stack, run_id, say)
-    await asyncio.wait_for(_dump_once(stack, run_id, directory), 600)
-
-
-async def _dump(stack: "Stack", run_id: str, directory: Path) -> None:
-    import asyncio
-    import contextlib
-
-    from ratchet.errors import StoreUnavailableError
-
-    while True:
-        with contextlib.suppress(StoreUnavailableError):
-            await _dump_once(stack, run_id, directory)
-        await asyncio.sleep(5)
-
-
-async def _dump_once(stack: "Stack", run_id: str, directory: Path) -> None:
-    from training.sample_export import dump_graded
-
-    async with stack.database() as database, database.begin() as connection:
-        await dump_graded(connection, run_id, directory / "rollout_dumps")

@@ -162,10 +162,13 @@ PARTS = (
     viewer.viewer,
 )
 
+VIME = (train.train, launch.launch_command)
+"""Commands that take arguments of vime's training command, too."""
+
 for function in COMMANDS:
     name = function.__module__.rsplit(".", 1)[-1].replace("_", "-")
     # What an argument of vime means, the command itself finds out (`ratchet/vime_names.py`).
-    context = {"allow_extra_args": True, "ignore_unknown_options": True} if function is train.train else None
+    context = {"allow_extra_args": True, "ignore_unknown_options": True} if function in VIME else None
     app.command(name=name, rich_help_panel="Commands", context_settings=context)(function)
 for group in GROUPS:
     app.add_typer(group, rich_help_panel="Commands")

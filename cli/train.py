@@ -43,7 +43,7 @@ def train(
     from cli.console import say
     from ratchet.config_sources import load_config
     from ratchet.errors import ConfigError
-    from ratchet.vime_names import value_of
+    from ratchet.vime_names import dump_pattern, value_of
     from stack.follow_run import start_run
     from stack.parts import Stack
     from stack.startup import bring_up
@@ -53,6 +53,7 @@ def train(
         raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
     resolved = load_config(config, set or [], arguments=context.args)
     name = value_of("EXP_TAG") or config.stem
+    pattern = dump_pattern(context.args)
     if check:
         _check(stack, resolved)
         return
@@ -63,18 +64,25 @@ def train(
     run_id = asyncio.run(start_run(stack, resolved, name, new, say))
     say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
     if not detach:
-        _follow(stack, run_id, config, json)
+        _follow(stack, run_id, config, pattern, json)
 
 
-def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
+def _follow(stack: Any, run_id: str, config: Path, pattern: str | None, json: bool) -> None:
     import asyncio
     from dataclasses import asdict
 
     from cli.console import print_json, say
     from stack.follow_run import collect_result, watch_run
+    from stack.rollout_dumps import dumping
+
+    async def follow() -> Any:
+        if pattern is None:
+            return await watch_run(stack, run_id, say)
+        async with dumping(stack, run_id, pattern):
+            return await watch_run(stack, run_id, say)
 
     try:
-        cost = asyncio.run(watch_run(stack, run_id, say))
+        cost = asyncio.run(follow())
     except KeyboardInterrupt:
         say(
             f"Detached; run {run_id} continues. `ratchet train {config}` follows it again, "

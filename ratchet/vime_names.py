@@ -114,6 +114,8 @@ VIME_ARGUMENTS = (
     Argument("--entropy-coef", "loss.entropy_bonus", "Factor of the entropy."),
     Argument("--kl-loss-coef", "loss.reference_kl", "Factor of the KL to the reference."),
 )
+DUMPS = "--save-debug-rollout-data"
+"""Takes a path with `{rollout_id}` in it; it sets no key, since the command that follows the run writes the files."""
 _VLLM = "--vllm-"
 OTHER_VLLM = "engine.args"
 """The key to which `--vllm-X VALUE` adds `--X VALUE`, if X has no key of its own."""
@@ -142,6 +144,8 @@ def settings_of_arguments(arguments: Sequence[str]) -> list[Setting]:
     for name, values in _with_values(arguments):
         if name in REFUSED:
             raise ConfigError(f"{name}: not supported: {REFUSED[name]}")
+        if name == DUMPS:
+            continue
         if name in known:
             found.append(Setting(name, known[name].key, _value(known[name], values)))
         elif name.startswith(_VLLM):
@@ -152,6 +156,16 @@ def settings_of_arguments(arguments: Sequence[str]) -> list[Setting]:
                 f"`--set KEY=VALUE` sets any key{did_you_mean(name, known)}"
             )
     return found
+
+
+def dump_pattern(arguments: Sequence[str]) -> str | None:
+    """Return the path pattern of DUMPS, None without the argument. Raises ConfigError."""
+    for name, values in _with_values(arguments):
+        if name == DUMPS:
+            if len(values) != 1 or "{rollout_id}" not in values[0]:
+                raise ConfigError(f"{DUMPS}: expected one path with {{rollout_id}} in it, got {' '.join(values) or 'none'}")
+            return values[0]
+    return None
 
 
 def settings_of_vllm_args(text: str) -> list[Setting]:

@@ -6,6 +6,7 @@ runs/<config's name>_<when the run began>/samples.jsonl
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _STATUS = {
     AgentExit.TIME_BUDGET: "truncated",
 }
 _PARQUET_ROWS = 64
+ROLLOUT_ID = "{rollout_id}"
+"""The part of a file's name that `dump_graded` replaces."""
 Decode = Callable[[list[int]], str]
 
 
@@ -198,25 +201,34 @@ async def export_run(
     return written
 
 
-async def dump_graded(connection: AsyncConnection, run_id: str, directory: Path) -> int:
-    """Write `rollout_<id>.json` for each graded rollout that has none yet; return how many were written."""
-    directory.mkdir(parents=True, exist_ok=True)
-    there = {path.name for path in directory.iterdir()}
-    new = [one for one in await samples.graded_rollouts(connection, run_id) if f"rollout_{one}.json" not in there]
-    if not new:
-        return 0
-    run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one()
-    decode = _decoder(Path(run.model_path))
-    found: dict[int, list[JsonObject]] = {one: [] for one in new}
-    async for sample in samples.samples_of_rollouts(connection, new):
-        found[sample.chain.rollout_id].append(sample_fields(sample, decode))
-    for rollout_id, rows in found.items():
-        path = directory / f"rollout_{rollout_id}.json"
-        _fresh(path).write_bytes(
-            orjson.dumps({"rollout_id": rollout_id, "samples": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
-        )
-        _done(path, len(rows))
-    return len(new)
+async def dump_graded(
+    connection: AsyncConnection, run_id: str, pattern: str, since: datetime | None = None
+) -> datetime | None:
+    """Write a file for each rollout that was graded after `since` and has none yet; return when the newest ended.
+
+    `pattern`: a path with `{rollout_id}` in it; a file that ends with .pt is slime's debug dump, any other is JSON.
+    """
+    graded = await samples.graded_rollouts(connection, run_id, since)
+    paths = {one: Path(pattern.replace(ROLLOUT_ID, str(one))) for one in graded}
+    new = [one for one, path in paths.items() if not path.exists()]
+    if new:
+        run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one()
+        decode = _decoder(Path(run.model_path))
+        for rollout_id in new:
+            found = samples.samples_of_rollouts(connection, [rollout_id])
+            await _write_rollout(found, decode, rollout_id, paths[rollout_id])
+    return max(graded.values(), default=since)
+
+
+async def _write_rollout(found: AsyncIterator[Sample], decode: Decode, rollout_id: int, path: Path) -> None:
+    if path.suffix == ".pt":
+        await write_dump(found, decode, rollout_id, path)
+        return
+    rows = [sample_fields(sample, decode) async for sample in found]
+    _fresh(path).write_bytes(
+        orjson.dumps({"rollout_id": rollout_id, "samples": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+    )
+    _done(path, len(rows))
 
 
 def _decoder(model_path: Path) -> Decode:

@@ -5,10 +5,11 @@ An export contains exactly what was trained. The rows are read page by page, so 
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select
+from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import chains
@@ -64,12 +65,17 @@ async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -
         yield sample
 
 
-async def graded_rollouts(connection: AsyncConnection, run_id: str) -> list[int]:
-    """Return the ids of the run's rollouts that have a verdict, oldest first."""
-    statement = select(RolloutTable.id).where(
-        RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES)
+async def graded_rollouts(
+    connection: AsyncConnection, run_id: str, since: datetime | None = None
+) -> dict[int, datetime]:
+    """Return id → end of the run's rollouts that have a verdict and ended after `since`, oldest first."""
+    is_new = true() if since is None else RolloutTable.ended_at > since
+    statement = (
+        select(RolloutTable.id, RolloutTable.ended_at)
+        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES), is_new)
+        .order_by(RolloutTable.id)
     )
-    return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
+    return {row.id: row.ended_at for row in await connection.execute(statement)}
 
 
 async def samples_of_rollouts(connection: AsyncConnection, rollout_ids: Sequence[int]) -> AsyncIterator[Sample]:

@@ -24,7 +24,7 @@ from ratchet.store.database import Database
 from ratchet.store.schema import BatchTable, MetricTable, RolloutTable, TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
-from training.sample_export import export_run
+from training.sample_export import dump_graded, export_run
 
 REWARD = 1.0
 ADVANTAGE = 0.25
@@ -196,3 +196,26 @@ async def test_the_commands_give_the_same_results(finished: list[Any], postgres_
     found = await ratchet("export", "run-1", "--format", "jsonl", "--format", "pt", "--out", str(out))
     assert found == {str(out / "samples.jsonl"): 3, str(out / "rollout_dumps" / "rollout_3.pt"): 3}
     check([orjson.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()], finished)
+
+
+async def test_rollouts_are_dumped_once_as_they_are_graded(
+    finished: list[Any], database: Database, tmp_path: Path
+) -> None:
+    rollout_id = finished[0].rollout_id
+    pattern = str(tmp_path / "dumps" / "rollout_{rollout_id}")
+    async with database.begin() as conn:
+        newest = await dump_graded(conn, "run-1", pattern + ".json")
+        assert newest is not None
+        await dump_graded(conn, "run-1", pattern + ".pt")
+    written = tmp_path / "dumps" / f"rollout_{rollout_id}.json"
+    dump = orjson.loads(written.read_bytes())
+    assert (dump["rollout_id"], len(dump["samples"])) == (rollout_id, 3)
+    loaded = torch.load(written.with_suffix(".pt"), weights_only=True)
+    assert [one["response_length"] for one in loaded["samples"]] == [one["response_length"] for one in dump["samples"]]
+    written.write_text("mine")
+    async with database.begin() as conn:
+        await dump_graded(conn, "run-1", pattern + ".json")
+        assert written.read_text() == "mine", "a file that is there is not written again"
+        written.unlink()
+        assert await dump_graded(conn, "run-1", pattern + ".json", newest) == newest
+    assert not written.exists(), "it was graded before"

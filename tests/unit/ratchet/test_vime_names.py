@@ -14,7 +14,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, value_of
+from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, dump_pattern, value_of
 from stack.engine_parts import place_parts
 from stack.follow_run import new_run_id
 from stack.parts import Stack
@@ -181,11 +181,13 @@ def test_precedence(path: Path) -> None:
         (["--rollout-batch-size", "many"], "training.groups_per_step"),
         (["stray"], "'stray': expected an argument such as"),
         (["--vllm-logprobs-mode", "raw_logits"], "engine.args: --logprobs-mode"),
+        (["--save-debug-rollout-data", "dumps"], "expected one path with {rollout_id} in it, got dumps"),
         *([[name, "a.b"], reason.split(";")[0]] for name, reason in REFUSED.items()),
     ],
 )
 def test_what_is_not_taken_is_refused(arguments: list[str], named: str, path: Path) -> None:
     with pytest.raises(ConfigError) as error:
+        dump_pattern(arguments)
         load_config(path, [], {}, arguments)
     assert named in str(error.value)
 

@@ -1,0 +1,44 @@
+"""Write a file of each rollout of a run as it is graded, while a command follows the run."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+
+from ratchet.background_task import running_beside
+from ratchet.errors import StoreUnavailableError
+from stack.parts import Stack
+from training.sample_export import dump_graded
+
+_LOOK_SECONDS = 5.0
+_OVERLAP = timedelta(minutes=1)
+"""Each look goes so far back behind the newest rollout of the one before, since transactions end out of order."""
+_LAST_LOOK_SECONDS = 600.0
+
+
+@contextlib.asynccontextmanager
+async def dumping(stack: Stack, run_id: str, pattern: str) -> AsyncIterator[None]:
+    """Write the files of `dump_graded` during the block and at its end. An outage of the store delays them."""
+    dumps = _Dumps(stack, run_id, pattern)
+    async with running_beside(dumps.follow()):
+        yield
+    await asyncio.wait_for(dumps.look(), _LAST_LOOK_SECONDS)
+
+
+class _Dumps:
+    def __init__(self, stack: Stack, run_id: str, pattern: str) -> None:
+        self.stack = stack
+        self.run_id = run_id
+        self.pattern = pattern
+        self.newest: datetime | None = None
+
+    async def follow(self) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                await self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        since = None if self.newest is None else self.newest - _OVERLAP
+        async with self.stack.database() as database, database.begin() as connection:
+            self.newest = await dump_graded(connection, self.run_id, self.pattern, since)
