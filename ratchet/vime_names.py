@@ -163,7 +163,9 @@ def dump_pattern(arguments: Sequence[str]) -> str | None:
     for name, values in _with_values(arguments):
         if name == DUMPS:
             if len(values) != 1 or "{rollout_id}" not in values[0]:
-                raise ConfigError(f"{DUMPS}: expected one path with {{rollout_id}} in it, got {' '.join(values) or 'none'}")
+                raise ConfigError(
+                    f"{DUMPS}: expected one path with {{rollout_id}} in it, got {' '.join(values) or 'none'}"
+                )
             return values[0]
     return None
 

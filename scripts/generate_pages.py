@@ -93,7 +93,9 @@ def with_vime_names(page: str) -> str:
         lines.append(f"| `{one.name}` | {key} | {_in_cell(one.meaning)}{only} |")
     lines += ["", "## Arguments of `ratchet train`", "", "| argument | key | meaning |", "|---|---|---|"]
     lines += [f"| `{one.name}` | `{one.key}` | {_in_cell(one.meaning)} |" for one in VIME_ARGUMENTS]
-    lines.append(f"| `{DUMPS}` | | A file of each rollout as it is graded; `{{rollout_id}}` in the path is its number. |")
+    lines.append(
+        f"| `{DUMPS}` | | A file of each rollout as it is graded; `{{rollout_id}}` in the path is its number. |"
+    )
     lines.append("| `--vllm-X VALUE`, any other X | `engine.args` | Passed to vLLM as `--X VALUE`. |")
     lines += [f"| `{name}` | | Refused: {_in_cell(reason)}. |" for name, reason in REFUSED.items()]
     return _between_marks(page, "\n".join(lines) + "\n")

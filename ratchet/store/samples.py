@@ -51,7 +51,7 @@ class Sample:
 async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """Yield all samples of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
-    async for sample in _paged(connection, await graded_rollouts(connection, run_id), planned):
+    async for sample in _paged(connection, list(await graded_rollouts(connection, run_id)), planned):
         yield sample
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+import torch
 from sqlalchemy import insert, select, update
 
 from adapter.prompt.renderer import Renderer
