@@ -39,6 +39,8 @@ async def placed(settings: EngineSettings, node: str, head: Head) -> AsyncIterat
     finally:
         part.kill()
         part.wait()
+        assert part.stderr is not None
+        part.stderr.close()
 
 
 async def test_an_engine_runs_on_the_named_node(
