@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
@@ -205,6 +205,7 @@ async def test_rollouts_are_dumped_once_as_they_are_graded(
     rollout_id = finished[0].rollout_id
     pattern = str(tmp_path / "dumps" / "rollout_{rollout_id}")
     async with database.begin() as conn:
+        await conn.execute(update(RolloutTable).values(ended_at=func.now()))
         newest = await dump_graded(conn, "run-1", pattern + ".json")
         assert newest is not None
         await dump_graded(conn, "run-1", pattern + ".pt")
