@@ -23,6 +23,7 @@ from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
 
 _WAIT_FOR_ROOM_SECONDS = 60.0
+_KEPT_SECONDS = 5.0
 
 
 class BootActivities:
@@ -34,6 +35,8 @@ class BootActivities:
         self.configs = configs
         self._creator = BoxCreator(database, provider, installation)
         self._waiting_lines = {role: asyncio.Lock() for role in SandboxRole}
+        self._held = ""
+        self._held_until = 0.0
 
     @activity_stage("boot")
     async def boot(self, input: StageInput) -> LiveSandbox:
@@ -123,9 +126,20 @@ class BootActivities:
         except TimeoutError:
             limit = "sandbox.max_boxes" if max_boxes == config.sandbox.max_boxes else "sandbox.adaptive; `ratchet why`"
             raise SandboxBusyError(
-                f"all {max_boxes} boxes ({limit}) are taken, or {max_boots} (queues.boot.slots) are booting",
+                f"all {max_boxes} boxes ({limit}) are taken ({await self._holders(new.provider)}), or {max_boots} "
+                "(queues.boot.slots) are booting; `ratchet sandboxes` lists them",
                 retry_after_seconds=5,
             ) from None
+
+    async def _holders(self, provider: str) -> str:
+        """Say which runs hold boxes. Thousands of boots may ask at once, so the answer is kept for a while."""
+        now = time.monotonic()
+        if now > self._held_until:
+            self._held_until = now + _KEPT_SECONDS
+            async with self.database.begin() as connection:
+                holders = await sandboxes.box_holders(connection, provider)
+            self._held = ", ".join(f"{one.num_boxes} by {one.run_id or 'no run'}" for one in holders)
+        return self._held or "none now"
 
     async def _open_attempt(
         self, connection: AsyncConnection, input: StageInput, owner: str, config: RunConfig

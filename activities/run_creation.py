@@ -24,6 +24,9 @@ from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, policy_version
 
+_NAMED_STEPS = 5
+"""How many published steps an error names."""
+
 
 async def create_run_from_config(
     database: Database, settings: TemporalSettings, run_id: str, config: RunConfig, name: str
@@ -62,8 +65,10 @@ async def model_directory(connection: AsyncConnection, config: RunConfig) -> Pat
         run_id, _, step = config.init_from.rpartition("@")
         version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
         if version is None:
+            steps = await runs.published_steps(connection, run_id, _NAMED_STEPS)
+            there = f"its newest are {', '.join(map(str, steps))}" if steps else f"there is none of a run {run_id!r}"
             raise ConfigError(
-                f"init_from: {config.init_from!r} names no published step; expected a directory or RUN@step"
+                f"init_from: {config.init_from!r} names no published step; {there}. Expected a directory or RUN@step"
             )
         if not version.files:
             raise ConfigError(f"init_from: run {run_id} was answered by {version.uri}, so it has no weights")

@@ -57,7 +57,7 @@ def rollouts(
             line.outcome or "open",
             "" if line.reward is None else f"{line.reward:g}",
             line.agent_exit or "",
-            str(line.num_turns),
+            "" if line.outcome is None else str(line.num_turns),  # counted when a rollout ends
             _flags_of(line) or line.reason,
         ]
         for line in found

@@ -1,14 +1,21 @@
 """`ratchet status`: print every part's state, address and, if it does not answer, why."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from stack.parts import Stack
+
+_STORE_SECONDS = 2.0
 _ROW = "{:<12} {:<11} {:>8} {:>8}  {}"
 
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Print the state of the local stack. A part is `answering` if its newest probe succeeded."""
+    """Print the state of the local stack. A part is `answering` if its newest probe succeeded.
+
+    Of a run with `sandbox.adaptive`, also how many boxes it may use now, and why.
+    """
     from cli.console import duration_in_words, print_json
     from stack.placement import part_kind
 
@@ -28,13 +35,16 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
         elif part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
+    for line in found["boxes"]:
+        print(line)
     if found["note"]:
         print(found["note"])
     print(f"Temporal UI {found['temporal_ui']}")
 
 
 def _collect() -> dict[str, Any]:
-    """Collect what is known without asking any part, so that no part can delay the answer."""
+    """Collect what is known without asking any part; only Postgres is asked, if it answers, and given two seconds."""
+    import asyncio
     import time
 
     from stack.engine_parts import engine_addresses
@@ -72,7 +82,26 @@ def _collect() -> dict[str, Any]:
         if fresh is not None or not any(part["pid"] for part in parts)
         else "the parts are not probed: no watcher runs"
     )
-    return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts}
+    answers = health.get("postgres", PartHealth("postgres")).state == "answering"
+    boxes = asyncio.run(_box_caps(stack)) if answers else []
+    return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts, "boxes": boxes}
+
+
+async def _box_caps(stack: "Stack") -> list[str]:
+    """Return a line for each open run with an adaptive number of boxes; none if Postgres does not answer in time."""
+    import asyncio
+
+    from ratchet.errors import StoreUnavailableError
+    from ratchet.store import box_cap
+
+    try:
+        async with asyncio.timeout(_STORE_SECONDS), stack.database() as database, database.begin() as connection:
+            return [
+                f"boxes of {one.run_id}: at most {one.cap.limit} of {one.max_boxes}: {one.cap.cause}"
+                for one in await box_cap.open_caps(connection)
+            ]
+    except (StoreUnavailableError, TimeoutError):
+        return []
 
 
 def _versions() -> dict[str, str]:

@@ -146,7 +146,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     learner = await learners.get_learner(connection, found.run_id)
     if learner is not None:
         work = f"step {planned} is planned" if planned is not None else "no step is planned"
-        found.learner = f"{learner.phase} {learner.step}, heartbeat {learner.silent_seconds:.0f} s ago; {work}"
+        found.learner = (
+            f"{learner.phase} {learner.step}, heartbeat {max(0.0, learner.silent_seconds):.0f} s ago; {work}"
+        )
         if learner.silent_seconds > _SILENT_SECONDS and found.state == RunState.RUNNING:
             found.parts.setdefault("learner", f"silent for {learner.silent_seconds:.0f} s")
         elif planned is not None and learner.phase == learners.WAITING and learner.step > planned:

@@ -101,6 +101,8 @@ _BOX_SECONDS = 60.0
 _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
 _LEARNER_SECONDS = 60.0
+_LEARNER_START_SECONDS = 180.0
+"""For so long after a run first wants a learner, its ranks may still be starting."""
 _ADAPTER_SECONDS = 30.0
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
@@ -130,6 +132,7 @@ class Probes:
             name: EngineClient(address, timeout_seconds=60) for name, address in engine_addresses(stack).items()
         }
         self.num_tokens: dict[str, float | None] = {}
+        self.wanted_since: dict[str, float] = {}
         self.box_at = 0.0
         self.client: Client | None = None
 
@@ -270,10 +273,16 @@ class Probes:
             found = {run_id: await learners.get_learner(connection, run_id) for run_id in wanted}
         if not wanted:
             return "no run needs a learner"
+        now = time.monotonic()
+        self.wanted_since = {run_id: self.wanted_since.get(run_id, now) for run_id in wanted}
         silent = [run_id for run_id, row in found.items() if row is None or row.silent_seconds > _LEARNER_SECONDS]
-        if silent:
-            raise ProbeFailedError(f"no heartbeat of the learner of {', '.join(silent)}")
-        return "; ".join(f"{run_id}: step {row.step}, {row.phase}" for run_id, row in found.items() if row)
+        failing = [run_id for run_id in silent if now - self.wanted_since[run_id] > _LEARNER_START_SECONDS]
+        if failing:
+            raise ProbeFailedError(f"no heartbeat of the learner of {', '.join(failing)}")
+        return "; ".join(
+            f"{run_id}: " + ("its ranks start" if row is None or run_id in silent else f"step {row.step}, {row.phase}")
+            for run_id, row in found.items()
+        )
 
     async def worker(self) -> str:
         identity = f"{self.pid_of('worker')}@{socket.gethostname()}"

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -32,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.activity_options import FIRST_STAGE, RUN, STEP, ResultT, failure_cause, run_activity
 
 _UNKNOWN = "a Temporal client"
+_Input = TypeVar("_Input", bound=SteerInput)
 _STEER_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 30})
 
 
@@ -137,44 +139,72 @@ class SteeredRun:
         workflow.set_current_details("\n\n".join(line for line in lines if line))
 
     @workflow.update(description="Start nothing new until the run is resumed; what is in flight goes on.")
-    async def pause(self, input: SteerInput) -> str:
-        return await self._steer(SteeringAction.PAUSE, input)
+    async def pause(self, input: SteerInput | None = None) -> str:
+        return await self._steer(SteeringAction.PAUSE, input or SteerInput())
+
+    @pause.validator
+    def _check_pause(self, input: SteerInput | None = None) -> None:
+        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description="Let a paused run go on, or take back the wish to drain or stop it.")
-    async def resume(self, input: SteerInput) -> str:
-        return await self._steer(SteeringAction.RESUME, input)
+    async def resume(self, input: SteerInput | None = None) -> str:
+        return await self._steer(SteeringAction.RESUME, input or SteerInput())
+
+    @resume.validator
+    def _check_resume(self, input: SteerInput | None = None) -> None:
+        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description="Start no new groups; end when those in flight are trained, or will never be.")
-    async def drain(self, input: SteerInput) -> str:
-        return await self._steer(SteeringAction.DRAIN, input)
+    async def drain(self, input: SteerInput | None = None) -> str:
+        return await self._steer(SteeringAction.DRAIN, input or SteerInput())
+
+    @drain.validator
+    def _check_drain(self, input: SteerInput | None = None) -> None:
+        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description="End after the step that is planned, with a checkpoint.")
-    async def stop(self, input: SteerInput) -> str:
-        return await self._steer(SteeringAction.STOP, input)
+    async def stop(self, input: SteerInput | None = None) -> str:
+        return await self._steer(SteeringAction.STOP, input or SteerInput())
+
+    @stop.validator
+    def _check_stop(self, input: SteerInput | None = None) -> None:
+        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description='Add steps: {"steps": 50}.')
-    async def extend(self, input: ExtendInput) -> str:
-        return await self._steer(SteeringAction.EXTEND, input)
+    async def extend(self, input: ExtendInput | None = None) -> str:
+        return await self._steer(SteeringAction.EXTEND, _given(input))
+
+    @extend.validator
+    def _check_extend(self, input: ExtendInput | None = None) -> None:
+        _given(input)
 
     @workflow.update(name="set", description='Change config values: {"changes": {"training.max_staleness": 2}}.')
-    async def change(self, input: ChangeInput) -> str:
-        return await self._steer(SteeringAction.SET, input)
+    async def change(self, input: ChangeInput | None = None) -> str:
+        return await self._steer(SteeringAction.SET, _given(input))
 
     @change.validator
-    def _require_changeable(self, input: ChangeInput) -> None:
+    def _require_changeable(self, input: ChangeInput | None = None) -> None:
         try:
-            for key in input.changes:
+            for key in _given(input).changes:
                 require_changeable(key)
         except ConfigError as error:
             raise ApplicationError(str(error), type="ConfigError", non_retryable=True) from None
 
     @workflow.update(description='Cancel a group, rollout or evaluation: {"what": "rollout/RUN/3/0"}.')
-    async def cancel(self, input: TargetInput) -> str:
-        return await self._steer_target(SteeringAction.CANCEL, input)
+    async def cancel(self, input: TargetInput | None = None) -> str:
+        return await self._steer_target(SteeringAction.CANCEL, _given(input))
+
+    @cancel.validator
+    def _check_cancel(self, input: TargetInput | None = None) -> None:
+        _given(input)
 
     @workflow.update(description='Run what ended without a verdict again: {"what": "group/RUN/3"}.')
-    async def retry(self, input: TargetInput) -> str:
-        return await self._steer_target(SteeringAction.RETRY, input)
+    async def retry(self, input: TargetInput | None = None) -> str:
+        return await self._steer_target(SteeringAction.RETRY, _given(input))
+
+    @retry.validator
+    def _check_retry(self, input: TargetInput | None = None) -> None:
+        _given(input)
 
     async def _steer(self, action: SteeringAction, input: SteerInput) -> str:
         """Record the request and return what it has changed. Raises ApplicationError with the reason of a refusal."""
@@ -208,6 +238,17 @@ class SteeredRun:
             raise ApplicationError(cause.message, type=cause.kind, non_retryable=True) from None
         self.woken = True
         return answer.text
+
+
+def _given(input: _Input | None) -> _Input:
+    """Return the argument of an update. Raises ApplicationError, which refuses the update, if there is none."""
+    if input is None:
+        raise ApplicationError(
+            "this update needs an argument, one JSON object; its description shows an example",
+            type="ConfigError",
+            non_retryable=True,
+        )
+    return input
 
 
 def _update_id() -> str:

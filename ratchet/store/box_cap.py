@@ -15,15 +15,16 @@ It shrinks again only when the boxes in use have come down to it: those that run
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Integer, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.store.engines import ready_engines
 from ratchet.store.sandboxes import count_places, places_of_agents
 from ratchet.store.schema import RolloutTable, RunTable, SandboxTable, SessionTable, TurnTable
-from ratchet.types import SandboxState, SessionState, TurnState
+from ratchet.types import RunState, SandboxState, SessionState, TurnState
 
 RISE_SECONDS = 15.0
 """Least time between two changes, in which the last one shows its effect."""
@@ -96,6 +97,26 @@ async def read_cap(connection: AsyncConnection, run_id: str) -> BoxCap | None:
     statement = select(RunTable.box_cap, RunTable.box_cap_cause).where(RunTable.run_id == run_id)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None or row.box_cap is None else BoxCap(row.box_cap, row.box_cap_cause or "")
+
+
+class OpenCap(NamedTuple):
+    """The limit of an open run, and its `sandbox.max_boxes`."""
+
+    run_id: str
+    cap: BoxCap
+    max_boxes: int
+
+
+async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
+    """Return the limits of the open runs that have one of their own."""
+    max_boxes = RunTable.config["sandbox"]["max_boxes"].astext.cast(Integer)
+    statement = select(RunTable.run_id, RunTable.box_cap, RunTable.box_cap_cause, max_boxes).where(
+        RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap.is_not(None)
+    )
+    return [
+        OpenCap(run_id, BoxCap(limit, cause or ""), most)
+        for run_id, limit, cause, most in await connection.execute(statement)
+    ]
 
 
 async def adapt_cap(

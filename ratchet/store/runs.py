@@ -149,17 +149,13 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
     for other in await unfinished_runs(connection):
         if other != run_id:
             raise ConfigError(
-                f"run {other} is still open, and the engines serve one policy at a time: wait for its end, cancel it "
-                f"(`temporal workflow cancel --workflow-id run/{other}`, or in the UI), "
-                "or train this one in a checkout of its own"
+                f"run {other} is still open, and the engines serve one policy at a time: wait for its end, "
+                f"end it (`ratchet stop {other}`), or train this one in a checkout of its own"
             )
 
 
 async def newest_run(connection: AsyncConnection) -> str | None:
-    """Return the newest run that has not ended, or else the newest; None without any.
-
-    The run of rollouts that were started by hand never ends, so it is returned only if there is no other.
-    """
+    """Return the newest open run, or else the newest, or else that of rollouts by hand, which never ends; or None."""
     is_training = RunTable.config_name != ADHOC
     is_open = RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
     statement = select(RunTable.run_id).order_by(is_training.desc(), is_open.desc(), RunTable.created_at.desc())
@@ -288,6 +284,13 @@ async def newest_version(
         )
     ).one_or_none()
     return PolicyVersionTable(**row._mapping) if row else None
+
+
+async def published_steps(connection: AsyncConnection, run_id: str, limit: int) -> list[int]:
+    """Return the newest steps of which the run has published weights, the newest first."""
+    step = PolicyVersionTable.step
+    statement = select(step).where(PolicyVersionTable.run_id == run_id, PolicyVersionTable.state == "published")
+    return list((await connection.execute(statement.distinct().order_by(step.desc()).limit(limit))).scalars())
 
 
 async def count_groups(connection: AsyncConnection, run_id: str) -> dict[str, int]:

@@ -6,6 +6,7 @@ The states and their transitions are listed at `ratchet.types.SandboxState`.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import exists, func, insert, select, text, update
@@ -145,6 +146,28 @@ async def count_places(connection: AsyncConnection, provider: str) -> int:
     held = select(func.count()).where(SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
     taken = (await connection.execute(held)).scalar_one()
     return int(taken + (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one())
+
+
+class BoxHolder(NamedTuple):
+    """How many boxes a run holds; None for boxes that no rollout has."""
+
+    run_id: str | None
+    num_boxes: int
+
+
+async def box_holders(connection: AsyncConnection, provider: str) -> list[BoxHolder]:
+    """Return the runs that hold boxes of the provider, the largest first."""
+    number = func.count()
+    statement = (
+        select(RolloutTable.run_id, number)
+        .select_from(SandboxTable)
+        .outerjoin(RolloutTable, RolloutTable.id == SandboxTable.rollout_id)
+        .where(SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
+        .group_by(RolloutTable.run_id)
+        .order_by(number.desc())
+        .limit(3)
+    )
+    return [BoxHolder(*row) for row in await connection.execute(statement)]
 
 
 async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int) -> bool:

@@ -54,6 +54,8 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
         if evaluation is not None:
             state = "ended" if evaluation.ended_at is not None else None
             return Target(TargetKind.EVALUATION, 0, run_id, name, Purpose.EVAL, None, state, label=label)
+        known = [one.label for one in await evaluations.begun_evaluations(connection, run_id)]
+        raise ConfigError(f"run {run_id} has no evaluation {label!r}; it has {', '.join(known) or 'none'}")
     elif name.startswith("group/"):
         group = select(
             RolloutGroupTable.id, RolloutGroupTable.run_id, RolloutGroupTable.purpose, RolloutGroupTable.state

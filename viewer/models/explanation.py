@@ -107,9 +107,9 @@ def _agent(facts: RewardFactsView) -> WhySentence | None:
     if leaving is None:
         return None
     words = _EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
-    text = f"The agent {words} after {head.num_turns} model calls"
+    text = f"The agent {words}" + (f" after {head.num_turns} model calls" if head.outcome is not None else "")
     if newest is not None and newest.used_seconds:
-        text += f" and {newest.used_seconds:.0f} s"
+        text += f" {'after' if head.outcome is None else 'and'} {newest.used_seconds:.0f} s"
     if len(facts.attempts) > 1:
         text += f" in attempt {newest.n if newest else len(facts.attempts)}"
     patch = facts.patches[-1] if facts.patches else None

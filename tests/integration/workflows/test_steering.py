@@ -106,6 +106,27 @@ async def test_a_refused_update_says_why(operator: Steerer, name: str, argument:
     assert await operator.status() is WorkflowExecutionStatus.RUNNING
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("extend", [], "needs an argument, one JSON object"),
+        ("set", [], "needs an argument"),
+        ("cancel", [], "needs an argument"),
+        ("pause", [{}, {}], "positional arguments"),
+        ("retry", [[1]], "decoding arguments|valid dictionary"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_refused_and_nothing_stands_still(
+    operator: Steerer, name: str, arguments: list[Any], expected: str
+) -> None:
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await operator.handle.execute_update(name, args=arguments)
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(root_cause(refused.value))
+    assert "is paused" in str(await operator.handle.execute_update("pause")), "an argument may be left out"
+    assert "goes on" in str(await operator.handle.execute_update("resume"))
+
+
 async def test_a_stopped_run_ends_and_is_resumed(operator: Steerer, loop: Loop) -> None:
     """No step is planned, so it ends at once, with its groups."""
     answer = await steering.steer_run(loop.stack, SteeringAction.STOP, operator.run_id, "anna", "enough")

@@ -99,3 +99,14 @@ async def test_calls_are_compared_with_the_slots_of_ready_engines(database: Data
         await connection.execute(insert(EngineTable).values(**values))
         load = await box_cap.read_load(connection, run, CONFIG, "p", 0.5)
     assert (load.engine_slots, load.calls, load.boxes) == (8, 0, 0)
+
+
+async def test_open_runs_with_a_limit_of_their_own(database: Database, run: str) -> None:
+    async with database.begin() as connection:
+        assert await box_cap.open_caps(connection) == []
+    limit = await adapt(database, run)
+    async with database.begin() as connection:
+        (found,) = await box_cap.open_caps(connection)
+        assert (found.run_id, found.cap.limit, found.max_boxes) == (run, limit, 64)
+        await connection.execute(update(RunTable).values(state="done"))
+        assert await box_cap.open_caps(connection) == []

@@ -31,3 +31,11 @@ async def test_a_boot_that_finds_no_room_does_not_wait_for_another_boot(database
 async def test_many_boots_at_once_never_exceed_the_limit(database: Database) -> None:
     found = await asyncio.gather(*(reserve(database, SandboxRole.AGENT, max_boxes=6) for _ in range(40)))
     assert sum(row is not None for row in found) == 5, "a tenth, at least one, is reserved for grading"
+
+
+async def test_who_holds_boxes(database: Database) -> None:
+    for _ in range(3):
+        assert await reserve(database, SandboxRole.AGENT, max_boxes=10) is not None
+    async with database.begin() as connection:
+        assert await sandboxes.box_holders(connection, "p") == [(None, 3)]
+        assert await sandboxes.box_holders(connection, "another") == []
