@@ -8,6 +8,7 @@ conversion, filters and encodings, so that bytes stay unchanged.
 """
 
 import base64
+import re
 import shlex
 from collections.abc import Iterable
 from importlib.resources import files
@@ -71,6 +72,10 @@ def _word(text: str) -> str:
     Quoted, or in base64 if apostrophes would make quoting longer: a script is one argument of at most 128 KiB.
     """
     return min(shlex.quote(text), f'"$(printf %s {_encoded(text)} | base64 -d)"', key=len)
+
+
+FAILED_PRE_COMMAND = re.compile(r"pre_command (\d+) failed\s*\Z")
+"""The end of what the script of `prepare_script` prints if a pre_command fails: its number, from 0."""
 
 
 def prepare_script(

@@ -32,6 +32,8 @@ from ratchet.store.grades import ControlVerdict, NewGrade
 from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import JsonObject
 
+_MAX_REASON_CHARACTERS = 300
+
 
 class GradeActivities:
     """The stages grade and control_run; each may run once per box."""
@@ -58,7 +60,7 @@ class GradeActivities:
             stored = await self._stored_grade(patch.id)
             if stored is not None:
                 await self._release(context, VERDICT_STORED)
-                return _result(stored.id, stored.solved, stored.rejected, judge, time.monotonic() - started)
+                return _result(stored.id, stored, judge, time.monotonic() - started)
             try:
                 async with connected_box(self.provider, context.provider_id) as box:
                     judged = await judge.judge(box, unpack_bytes(patch.diff))
@@ -72,7 +74,7 @@ class GradeActivities:
                 grade_id = await grades.store_grade(connection, row)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
-        return _result(grade_id, verdict.solved, verdict.rejected, judge, time.monotonic() - started)
+        return _result(grade_id, verdict, judge, time.monotonic() - started)
 
     @activity_stage("control_run")
     async def control_run(self, input: StageInput) -> GradeResult:
@@ -100,7 +102,10 @@ class GradeActivities:
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
-        return GradeResult(grade_id=grade.id, solved=grade.solved, rejected=grade.rejected, used_seconds=used)
+        reason = short_reason(grade.reason)
+        return GradeResult(
+            grade_id=grade.id, solved=grade.solved, rejected=grade.rejected, reason=reason, used_seconds=used
+        )
 
     async def _control_verdict(
         self, context: StageContext, judge: PatchJudge, grade_id: int, diff: bytes
@@ -194,12 +199,18 @@ def _repetition(run_number: int, again: Verdict) -> ControlVerdict:
     return ControlVerdict(result, again.solved, again.rejected, again.rule, reason)
 
 
-def _result(grade_id: int, solved: bool, rejected: bool, judge: PatchJudge, seconds: float) -> GradeResult:
-    needs_control = solved and judge.controlled
+def short_reason(reason: str) -> str:
+    """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it."""
+    return storable_text(" ".join(reason.split())[:_MAX_REASON_CHARACTERS])
+
+
+def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, seconds: float) -> GradeResult:
+    needs_control = verdict.solved and judge.controlled
     return GradeResult(
         grade_id=grade_id,
-        solved=solved,
-        rejected=rejected,
+        solved=verdict.solved,
+        rejected=verdict.rejected,
+        reason=short_reason(verdict.reason),
         num_control_runs=len(judge.known.control_runs(grade_id)) if needs_control else 0,
         used_seconds=seconds,
     )

@@ -6,12 +6,13 @@ The base commit is recorded, because the agent's diff is taken against it.
 import time
 
 from activities.box_lifecycle import connected_box
-from activities.git_scripts import prepare_script
+from activities.git_scripts import FAILED_PRE_COMMAND, prepare_script
 from activities.grading_box import has_archive, upload_archive
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from ratchet.errors import CommandFailedError
 from ratchet.payloads import StageInput, StageResult
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
@@ -39,7 +40,10 @@ class WorkspaceActivities:
                 script = prepare_script(
                     task.workdir, task.spec["pre_commands"], task.spec["problem_statement"], archive=has_archive(task)
                 )
-                result = await box.exec(script, user="root", timeout=context.config.limits.workspace_seconds)
+                try:
+                    result = await box.exec(script, user="root", timeout=context.config.limits.workspace_seconds)
+                except CommandFailedError as error:
+                    raise of_pre_command(error, task.spec["pre_commands"]) from error
             log = result.stderr[-_MAX_LOG_CHARACTERS:]  # the script sends the output of pre_commands there
             async with self.database.begin() as connection:
                 await context.write_attempt(
@@ -51,3 +55,12 @@ class WorkspaceActivities:
                     },
                 )
         return StageResult(used_seconds=time.monotonic() - started)
+
+
+def of_pre_command(error: CommandFailedError, pre_commands: list[str]) -> CommandFailedError:
+    """Return the error with the task's own command in place of the script around it, if that is what failed."""
+    found = FAILED_PRE_COMMAND.search(error.stderr)
+    if found is None:
+        return error
+    said = error.stderr[: found.start()]
+    return CommandFailedError(pre_commands[int(found[1])], error.exit_code, error.stdout, said, error.timed_out)

@@ -100,9 +100,12 @@ class CommandFailedError(RatchetError):
 
     def __init__(self, command: str, exit_code: int | None, stdout: str, stderr: str, timed_out: bool = False) -> None:
         reason = "ran out of time" if timed_out else f"ended with exit code {exit_code}"
-        tail = (stderr or stdout).strip()[-400:]
+        printed = (stderr or stdout).strip()
+        if len(printed) > 400:  # a cause comes first or last, and help texts follow it
+            printed = f"{printed[:200]} … {printed[-200:]}"
         shown = " ".join(command.split())
-        super().__init__(f"`{shown[:60]}{'…' if len(shown) > 60 else ''}` {reason}" + (f": {tail}" if tail else ""))
+        said = f": {printed}" if printed else ""
+        super().__init__(f"`{shown[:60]}{'…' if len(shown) > 60 else ''}` {reason}{said}")
         self.command = command
         self.exit_code = exit_code
         self.stdout = stdout

@@ -160,11 +160,15 @@ class DiffResult(StageResult):
 
 
 class GradeResult(StageResult):
-    """The stored verdict. `num_control_runs`: how many control runs, each in another box, have to confirm it."""
+    """The stored verdict. `num_control_runs`: how many control runs, each in another box, have to confirm it.
+
+    `reason`: why, for people who look at the workflow; empty from workers of earlier versions.
+    """
 
     grade_id: int
     solved: bool
     rejected: bool = False
+    reason: str = ""
     num_control_runs: int = 0
 
 

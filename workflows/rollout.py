@@ -65,6 +65,16 @@ class StarvedAgentError(Exception):
     """The agent gave no evidence about the policy, which is not its fault; the message is the reason."""
 
 
+_WORKS_ON = {
+    "workspace": "the task's pre_commands run in the agent's box",
+    "agent": "the agent works on the task; its heartbeat has the number of model calls and the age of the last one",
+    "diff": "the agent's changes are read",
+    "grade": "the task's tests run on the patch, in a box of their own",
+    "control_run": "the tests run again, also such as a right patch must fail",
+}
+"""Stage → what is done in it, for people who look at the workflow."""
+
+
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
 class Rollout:
     """State: the current attempt, the seconds used by stage, and the verdict once there is one."""
@@ -75,6 +85,7 @@ class Rollout:
         self.grade: GradeResult | None = None
         self.status = RolloutStatus(attempt=1, stage="claim", stage_since="")
         self.summary = ""
+        self.limits: dict[str, float] = {}
 
     @workflow.query(description="The present stage, the box, and what the agent, the patch and the grader have given.")
     def state(self) -> RolloutStatus:
@@ -89,10 +100,18 @@ class Rollout:
         known = {"box": self.status.box, "agent": self.status.agent, "patch": self.status.patch}
         lines = [
             self.summary,
-            f"attempt {self.attempt}: {self.status.stage} since {self.status.stage_since}",
+            self._stage_line(),
             *(f"{name}: {value}" for name, value in [*known.items(), ("verdict", self.status.verdict)] if value),
         ]
         workflow.set_current_details("\n\n".join(lines))
+
+    def _stage_line(self) -> str:
+        stage, since = self.status.stage, self.status.stage_since
+        if stage not in _WORKS_ON:
+            return f"{stage} at {since}" if stage.startswith("ended") else f"{stage} since {since}"
+        limit = self.limits.get(stage)
+        known = _WORKS_ON[stage] + (f", for at most {limit:.0f} s a try" if limit else "")
+        return f"attempt {self.attempt}: {stage} since {since}: {known}"
 
     @workflow.run
     async def run(self, input: RolloutInput) -> RolloutResult:
@@ -101,6 +120,7 @@ class Rollout:
             return RolloutResult(rollout_id=claim.rollout_id, outcome=claim.outcome, reward=claim.reward)
         self.attempt = claim.attempt
         self.summary = claim.summary
+        self.limits = {name: stage.start_to_close_seconds for name, stage in claim.stages.items()}
         failure = None
         reason = ""
         try:
@@ -283,4 +303,6 @@ class Rollout:
 
 
 def _verdict(grade: GradeResult) -> str:
-    return "rejected" if grade.rejected else "solved" if grade.solved else "not solved"
+    if grade.solved:
+        return "solved"
+    return ("rejected" if grade.rejected else "not solved") + (f": {grade.reason}" if grade.reason else "")

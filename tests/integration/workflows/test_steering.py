@@ -113,7 +113,7 @@ async def test_a_refused_update_says_why(operator: Steerer, name: str, argument:
         ("set", [], "needs an argument"),
         ("cancel", [], "needs an argument"),
         ("pause", [{}, {}], "positional arguments"),
-        ("retry", [[1]], "decoding arguments|valid dictionary"),
+        ("retry", [[1]], "Failed decoding arguments|valid dictionary|TargetInput"),
     ],
 )
 async def test_arguments_that_do_not_fit_are_refused_and_nothing_stands_still(
