@@ -80,7 +80,8 @@ class RunActivities:
         self.configs = configs
         self.client = client
         self._adapter = adapter
-        self._unreachable: set[str] = set()
+        self._tried: set[str] = set()
+        """Runs whose boxes reach the adapter, as far as is known, or that have begun."""
 
     @activity_stage("prepare_run")
     async def prepare_run(self, input: PrepareRunInput) -> RunPlan:
@@ -118,8 +119,13 @@ class RunActivities:
         Consumes groups without signal, pauses a run whose groups all fail, and makes as many new groups as the
         staleness bound allows, unless the run is paused, stopping or ended.
         """
-        if input.run_id in self._unreachable:
-            await self._try_adapter(input.run_id, 0.0)
+        if input.make_groups and input.run_id not in self._tried:
+            async with self.database.begin() as connection:
+                has_begun = bool(await runs.count_groups(connection, input.run_id))
+            if has_begun:
+                self._tried.add(input.run_id)
+            else:  # perhaps in a worker that was restarted with another address
+                await self._try_adapter(input.run_id, 0.0)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
@@ -179,9 +185,9 @@ class RunActivities:
         if self._adapter is None or image is None or row is None or row.state != RunState.RUNNING:
             return
         problem = await self._adapter.problem(image, patience_seconds)
-        self._unreachable.discard(run_id)
-        if problem:
-            self._unreachable.add(run_id)
+        if not problem:
+            self._tried.add(run_id)
+        else:
             async with self.database.begin() as connection:
                 await run_pause.pause_run(connection, run_id, problem)
 

@@ -33,7 +33,7 @@ def launch_command(
     import contextlib
 
     from ratchet.config_sources import load_config
-    from ratchet.vime_names import value_of
+    from ratchet.vime_names import dump_pattern, value_of
     from stack.cluster import read_cluster, require_hosts
     from stack.gpus import usable_gpus
     from stack.placement import place
@@ -41,7 +41,11 @@ def launch_command(
     from stack.run_size import describe_run
     from training.service import default_workers
 
-    hosts, resolved = read_cluster(cluster), load_config(config, set or [], arguments=context.args)
+    arguments = list(context.args)
+    if str(cluster).startswith("--") and os.environ.get("HOSTFILE"):  # the first of vime's arguments, not the cluster
+        arguments, cluster = [str(cluster), *arguments], Path(os.environ["HOSTFILE"])
+    pattern = dump_pattern(arguments)
+    hosts, resolved = read_cluster(cluster), load_config(config, set or [], arguments=arguments)
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
@@ -58,7 +62,7 @@ def launch_command(
     if hosts.hosts:
         os.environ["RAY_ADDRESS"] = hosts.ray_address
     with ray_nodes(hosts, placement, say) if hosts.hosts else contextlib.nullcontext():
-        _train(resolved, name, directory, say)
+        _train(resolved, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.json"), say)
 
 
 class _Log:
@@ -96,7 +100,7 @@ def _end_in_order() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def _train(config: "RunConfig", name: str, directory: Path, say: Any) -> None:
+def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
 
@@ -113,7 +117,7 @@ def _train(config: "RunConfig", name: str, directory: Path, say: Any) -> None:
         bring_up(stack, config, say)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
-        asyncio.run(_follow(stack, run_id, directory, say))
+        asyncio.run(_follow(stack, run_id, pattern, say))
         print_json(asyncio.run(collect_result(stack, run_id)))
     except KeyboardInterrupt:
         say("ending; the same command continues the run")
@@ -123,9 +127,9 @@ def _train(config: "RunConfig", name: str, directory: Path, say: Any) -> None:
             supervisor.down()
 
 
-async def _follow(stack: "Stack", run_id: str, directory: Path, say: Any) -> None:
+async def _follow(stack: "Stack", run_id: str, pattern: str, say: Any) -> None:
     from stack.follow_run import watch_run
     from stack.rollout_dumps import dumping
 
-    async with dumping(stack, run_id, str(directory / "rollout_dumps" / "rollout_{rollout_id}.json")):
+    async with dumping(stack, run_id, pattern, say):
         await watch_run(stack, run_id, say)

@@ -78,7 +78,7 @@ def _follow(stack: Any, run_id: str, config: Path, pattern: str | None, json: bo
     async def follow() -> Any:
         if pattern is None:
             return await watch_run(stack, run_id, say)
-        async with dumping(stack, run_id, pattern):
+        async with dumping(stack, run_id, pattern, say):
             return await watch_run(stack, run_id, say)
 
     try:

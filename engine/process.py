@@ -158,18 +158,24 @@ def port_taken(host: str, port: int) -> bool:
 
 
 def _write_pidfile(pidfile: Path, server_pid: int) -> None:
-    """Write a line for the wrapper and one for vLLM: pid and kernel start time, since a pid may be used again."""
+    """Write a line for the wrapper and one for vLLM: pid and kernel start time, since a pid may be used again.
+
+    A third one says which machine or container counts these pids, and since which boot.
+    """
     pidfile.parent.mkdir(parents=True, exist_ok=True)
-    pidfile.write_text("".join(f"{pid} {_start_time(pid)}\n" for pid in (os.getpid(), server_pid)))
+    lines = [*(f"{pid} {_start_time(pid)}" for pid in (os.getpid(), server_pid)), _pid_space()]
+    pidfile.write_text("".join(f"{line}\n" for line in lines))
 
 
 def end_leftover_engines(settings: EngineSettings) -> None:
-    """Kill the processes that a killed wrapper left: those of its vLLM's session that have this engine's marker.
+    """Kill the processes that a killed wrapper left: those of its vLLM's session.
 
-    Raises MachineError if the recorded wrapper is still alive.
+    If the pids may have been given to others since, only processes with this engine's marker. Raises MachineError if
+    the recorded wrapper is still alive.
     """
     try:
-        (wrapper, started), (server, _) = (line.split() for line in settings.pidfile.read_text().splitlines())
+        lines = settings.pidfile.read_text().splitlines()
+        (wrapper, started), (server, server_started) = (line.split() for line in lines[:2])
     except (OSError, ValueError):
         return
     if int(wrapper) != os.getpid() and _start_time(int(wrapper)) == int(started):
@@ -177,7 +183,9 @@ def end_leftover_engines(settings: EngineSettings) -> None:
             f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper}); "
             "end it or choose another engine port"
         )
-    while members := session_members(int(server), settings):
+    # A session's number is given to no other process while one of its processes lives, so a dead leader's session is ours.
+    is_ours = lines[2:] == [_pid_space()] and str(_start_time(int(server))) in (server_started, "None")
+    while members := session_members(int(server), settings, by_program=is_ours):
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -218,11 +226,16 @@ def _start_time(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
-def session_members(session: int, settings: EngineSettings) -> list[int]:
-    """Return the pids of a session's processes that have this engine's marker or run this Python.
+def _pid_space() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def session_members(session: int, settings: EngineSettings, by_program: bool = True) -> list[int]:
+    """Return the pids of a session's processes that have this engine's marker or, `by_program`, run this Python.
 
     vLLM's engine core sets its title, which overwrites its environment. If it hangs, it outlives the server and holds
-    its GPU.
+    its GPU. Use `by_program` only for a session that is known to be this engine's.
     """
     mark = f"{_MARKER}={settings.pidfile.resolve()}".encode()
     python = os.path.realpath(sys.executable)
@@ -230,6 +243,7 @@ def session_members(session: int, settings: EngineSettings) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) and int(fields[3]) == session:
             with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0") or os.readlink(entry / "exe") == python:
+                is_marked = mark in (entry / "environ").read_bytes().split(b"\0")
+                if is_marked or (by_program and os.readlink(entry / "exe") == python):
                     members.append(int(entry.name))
     return members

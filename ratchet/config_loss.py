@@ -24,7 +24,7 @@ class LossConfig(Section):
     mask_high: Annotated[float, Field(gt=0)] = 5.0
     """Upper bound of icepop: a token whose ratio to its recorded probability is above this gets no gradient."""
     ratio_cap: Annotated[float, Field(gt=0)] = 5.0
-    """Upper bound of the probability ratio: of a token in tis and cispo, of a turn in seq_mis."""
+    """Upper bound of the probability ratio: of a token in tis, cispo and reference_kl, of a turn in seq_mis."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the policy's entropy at each trained token, subtracted from the token's loss. 0, the default, computes
     the entropy for the metrics only."""

@@ -39,7 +39,7 @@ class EngineConfig(Section):
     reasoning_parser: str | None = None
     """vLLM's name of the parser that separates reasoning from the answer. None, the default, means that the model
     produces no reasoning."""
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = []
     """Further token ids that end an answer. Empty by default: those of the model's generation_config.json and of its
     chat template end it."""
     chat_template_kwargs: dict[str, Any] = {}
@@ -240,7 +240,8 @@ class TrainingConfig(Section):
     """How chains share a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side, `padded`
     makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     workers: Positive | None = None
-    """Number of learner ranks. None, the default, means one on up to three cores and two on four or more."""
+    """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
+    or up to three cores, else two."""
     gpus: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
     """GPUs of the learner's ranks: host -> indexes, such as `{local: [4, 5, 6, 7]}`. Only `local` or IP addresses of
     nodes of the Ray cluster. None, the default, means the GPUs of this machine that no engine was given."""

@@ -196,7 +196,7 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
             )
     model = config.model if config.model == TINY else absolute(config.model)
     init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
-    reference = config.loss.reference_model
+    reference = config.loss.reference_model if config.loss.reference_kl else None  # otherwise it is not read
     loss = config.loss.model_copy(update={"reference_model": None if reference is None else absolute(reference)})
     return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from, "loss": loss})
 
@@ -225,7 +225,7 @@ def load_config(
         tree = copy.deepcopy(from_file)
         _apply(tree, _from_variables(environment, harness))
         tree = _merge(tree, _from_environment(environment))
-        _apply(tree, [one._replace(value=_argument_value(one.value)) for one in settings_of_arguments(arguments)])
+        _apply(tree, [_with_value(one) for one in settings_of_arguments(arguments)])
         return _merge(tree, _from_overrides(overrides))
 
     harness = merged(None).get("harness")
@@ -233,5 +233,10 @@ def load_config(
     return resolve_config(merged(name), str(path), path.resolve().parent)
 
 
-def _argument_value(value: Any) -> Any:
-    return [_yaml_or_text(one) for one in value] if isinstance(value, list) else _yaml_or_text(value)
+def _with_value(one: Setting) -> Setting:
+    """Parse an argument's text as YAML; what is passed to vLLM stays text."""
+    if one.key == OTHER_VLLM:
+        return one
+    texts = one.value
+    parsed = [_yaml_or_text(text) for text in texts] if isinstance(texts, list) else _yaml_or_text(texts)
+    return one._replace(value=parsed)

@@ -6,10 +6,10 @@ from engine.process import EngineSettings
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
-from ratchet.errors import MachineError
+from ratchet.errors import ConfigError, MachineError
 from stack.gpus import usable_gpus, visible_devices
 from stack.parts import Stack
-from stack.placement import PlacedEngine, Placement, place
+from stack.placement import PlacedEngine, Placement, engine_name, place
 from stack.serving_plan import ServingPlan, load_plan
 from training.service import default_workers
 
@@ -69,7 +69,11 @@ def learner_devices(plan: ServingPlan) -> LearnerDevices | None:
 
 def replaced_parts(before: ServingPlan, after: ServingPlan) -> list[str]:
     """Return the parts that run under `before` and are placed otherwise under `after`, or not at all."""
-    old, new = place_parts(before.config), place_parts(after.config)
+    new = place_parts(after.config)
+    try:
+        old = place_parts(before.config)
+    except ConfigError:  # of a version that placed nothing, or of a machine with other GPUs
+        return [engine_name(1), "ray"]
     kept = set(new.engines)
     found = [engine.name for engine in old.engines if engine not in kept]
     return found + (["ray"] if old.learner != new.learner else [])

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from ratchet.background_task import running_beside
 from ratchet.errors import StoreUnavailableError
 from stack.parts import Stack
+from stack.progress import ReportProgress
 from training.sample_export import dump_graded
 
 _LOOK_SECONDS = 5.0
@@ -17,28 +18,43 @@ _LAST_LOOK_SECONDS = 600.0
 
 
 @contextlib.asynccontextmanager
-async def dumping(stack: Stack, run_id: str, pattern: str) -> AsyncIterator[None]:
-    """Write the files of `dump_graded` during the block and at its end. An outage of the store delays them."""
-    dumps = _Dumps(stack, run_id, pattern)
+async def dumping(stack: Stack, run_id: str, pattern: str, say: ReportProgress) -> AsyncIterator[None]:
+    """Write the files of `dump_graded` during the block and at its end.
+
+    An outage of the store or a full disk delays them and is said once; it never ends the block.
+    """
+    dumps = _Dumps(stack, run_id, pattern, say)
     async with running_beside(dumps.follow()):
         yield
-    await asyncio.wait_for(dumps.look(), _LAST_LOOK_SECONDS)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(dumps.try_look(), _LAST_LOOK_SECONDS)
 
 
 class _Dumps:
-    def __init__(self, stack: Stack, run_id: str, pattern: str) -> None:
+    def __init__(self, stack: Stack, run_id: str, pattern: str, say: ReportProgress) -> None:
         self.stack = stack
         self.run_id = run_id
         self.pattern = pattern
+        self.say = say
+        self.problem = ""
         self.newest: datetime | None = None
 
     async def follow(self) -> None:
         while True:
-            with contextlib.suppress(StoreUnavailableError):
-                await self.look()
+            await self.try_look()
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def look(self) -> None:
+    async def try_look(self) -> None:
+        problem = ""
+        try:
+            await self._look()
+        except (StoreUnavailableError, OSError) as error:
+            problem = f"rollouts are not dumped: {error}"
+        if problem and problem != self.problem:
+            self.say(problem)
+        self.problem = problem
+
+    async def _look(self) -> None:
         since = None if self.newest is None else self.newest - _OVERLAP
         async with self.stack.database() as database, database.begin() as connection:
             self.newest = await dump_graded(connection, self.run_id, self.pattern, since)

@@ -194,7 +194,8 @@ class RankLearner:
         if self.reference is not None:
             with torch.no_grad():
                 reference_M = self.reference(*inputs, bin.temperature).logprobs
-            reference_kl_N = kl_estimates(tokens.logprobs, reference_M[predictions_N], tokens.ratios)
+            ratios_N = tokens.ratios.clamp(max=self.config.loss.ratio_cap)
+            reference_kl_N = kl_estimates(tokens.logprobs, reference_M[predictions_N], ratios_N)
             losses_N = losses_N + self.config.loss.reference_kl * reference_kl_N
         if self.config.loss.entropy_bonus:
             losses_N = losses_N - self.config.loss.entropy_bonus * entropies_N

@@ -2,8 +2,8 @@
 
 KL(policy || reference) is estimated per trained token by r (exp(d) - 1 - d): the k3 estimator (Schulman, "Approximating
 KL divergence"), with d the reference's logprob minus the policy's, times the ratio r of the policy to the one that
-sampled the token. Gradients flow through d and r. Without r, the gradient would be that of another divergence, also for
-tokens that the policy itself sampled (DeepSeek-V3.2, arXiv 2512.02556).
+sampled the token, at most `loss.ratio_cap`. Gradients flow through d and r. Without r, the gradient would be that of
+another divergence, also for tokens that the policy itself sampled (DeepSeek-V3.2, arXiv 2512.02556).
 """
 
 from __future__ import annotations

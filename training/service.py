@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
+from pathlib import Path
 
 import structlog
 
@@ -26,6 +27,7 @@ _LOG = structlog.get_logger()
 
 _URL_VARIABLE = "RATCHET_DATABASE_URL"
 _POLL_SECONDS = 1.0
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _MAX_BACKOFF_SECONDS = 30.0
 _TERMINATE_SECONDS = 10.0
 """Time between SIGTERM and SIGKILL to a driver."""
@@ -46,12 +48,13 @@ _RAY_DEFAULTS = {
 
 
 def default_workers(config: RunConfig) -> int:
-    """Return `training.workers`, or its default: a rank per GPU of `training.gpus`; without it one on up to three CPU
-    cores, two from four cores on.
+    """Return `training.workers`, or its default: a rank per GPU of `training.gpus`; without it one on a machine with a
+    GPU or with up to three CPU cores, two from four cores on.
     """
     if config.training.workers is None and config.training.gpus:
         return sum(map(len, config.training.gpus.values()))
-    return config.training.workers or (2 if (os.cpu_count() or 1) >= 4 else 1)
+    is_large = (os.cpu_count() or 1) >= 4 and not _GPUS.is_dir()
+    return config.training.workers or (2 if is_large else 1)
 
 
 # ---------------------------------------------------------------- the driver's process

@@ -17,6 +17,7 @@ import structlog
 import zstandard
 from sqlalchemy import Text, cast, func, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.arrays import unpack_json
@@ -26,6 +27,10 @@ from ratchet.types import JsonObject
 
 _LOG = structlog.get_logger()
 _WORD = re.compile(r"[^\W_]+")
+_PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
+"""A part of a name such as ValueError, so that a search for `error` finds it."""
+_UNSPACED = re.compile("[\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+"""Scripts that put no spaces between words; a text in one is searched in the turns, not in the index."""
 _WORD_CHARS = 40
 _MAX_WORD_BYTES = 500_000
 """Of one rollout; Postgres holds 1 MiB in a tsvector."""
@@ -62,16 +67,18 @@ def words_of(texts: Iterable[str]) -> list[str]:
     words: set[str] = set()
     for text in texts:
         words.update(word[:_WORD_CHARS] for word in _WORD.findall(text.lower()))
+        names = [word for word in set(_WORD.findall(text)) if word.isascii() and word.lower() != word != word.upper()]
+        words.update(part.lower()[:_WORD_CHARS] for name in names for part in _PART.findall(name))
     return sorted(words)
 
 
 def search_query(run_id: str, text: str) -> str | None:
-    """Return the tsquery for the run's rollouts that have all words of the text; None if the text has no word.
+    """Return the tsquery for the run's rollouts that have all words of the text; None if the index has no such words.
 
     The last word may be the beginning of a longer one.
     """
     words = [word[:_WORD_CHARS] for word in _WORD.findall(text.lower())]
-    if not words:
+    if not words or _UNSPACED.search(text):
         return None
     lexemes = [_quoted(one) for one in (run_lexeme(run_id), *words)]
     return " & ".join(lexemes) + ":*"
@@ -101,7 +108,12 @@ async def index_rollouts(database: Database, max_seconds: float) -> int:
         async with database.begin() as connection:
             batch = await _rollouts_to_index(connection)
         for rollout_id in batch:
-            await _index_rollout(database, rollout_id)
+            try:
+                await _index_rollout(database, rollout_id)
+            except DBAPIError as error:  # what this rollout says cannot be written, and must not keep others waiting
+                _LOG.error("rollout cannot be indexed", rollout=rollout_id, error=str(error.orig))
+                async with database.begin() as connection:
+                    await _mark_indexed(connection, rollout_id)
             number += 1
             if time.monotonic() >= end:
                 break
@@ -114,7 +126,7 @@ async def _rollouts_to_index(connection: AsyncConnection) -> list[int]:
     statement = (
         select(RolloutTable.id)
         .where(~RolloutTable.has_words, RolloutTable.outcome.is_not(None))
-        .order_by(RolloutTable.run_id, RolloutTable.id)  # the order of the index
+        .order_by(RolloutTable.run_id.desc(), RolloutTable.id.desc())  # the index, backwards: new ones first
         .limit(_BATCH_ROLLOUTS)
     )
     return list((await connection.execute(statement)).scalars())
@@ -132,8 +144,12 @@ async def _index_rollout(database: Database, rollout_id: int) -> None:
             vector = func.array_to_tsvector(cast([run_lexeme(run_id), *words], ARRAY(Text)))
             inserting = insert(RolloutWordsTable).values(rollout_id=rollout_id, words=vector)
             await connection.execute(inserting.on_conflict_do_nothing())
-        done = update(RolloutTable).where(RolloutTable.id == rollout_id, ~RolloutTable.has_words)
-        await connection.execute(done.values(has_words=True))
+        await _mark_indexed(connection, rollout_id)
+
+
+async def _mark_indexed(connection: AsyncConnection, rollout_id: int) -> None:
+    done = update(RolloutTable).where(RolloutTable.id == rollout_id, ~RolloutTable.has_words)
+    await connection.execute(done.values(has_words=True))
 
 
 def _words_of_turns(rollout_id: int, rows: Sequence[tuple[int, tuple[bytes | None, ...]]]) -> list[str]:
@@ -146,7 +162,7 @@ def _words_of_turns(rollout_id: int, rows: Sequence[tuple[int, tuple[bytes | Non
                 _LOG.error("turn cannot be read and is not indexed", rollout=rollout_id, turn=turn_id, error=str(error))
     size = 0
     kept = []
-    for word in sorted(words):
+    for word in sorted(words, key=lambda word: (len(word), word)):  # what has too many are hashes and the like
         size += len(word.encode())
         if size > _MAX_WORD_BYTES:
             _LOG.warning("rollout has too many words for the index", rollout=rollout_id, words=len(words))

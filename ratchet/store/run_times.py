@@ -150,7 +150,8 @@ async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]
         _epoch(RolloutGroupTable.created_at),
         _epoch(func.coalesce(RolloutGroupTable.ready_at, RolloutGroupTable.created_at)),
     )
-    joined = select(*columns).outerjoin(BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id)
+    of_run = (BatchItemTable.group_id == RolloutGroupTable.id) & (BatchItemTable.run_id == run_id)
+    joined = select(*columns).outerjoin(BatchItemTable, of_run)  # other runs may train on the same groups
     of_steps = (BatchItemTable.run_id == run_id) & BatchItemTable.step.in_(steps)
     first = (
         select(func.min(RolloutGroupTable.created_at))

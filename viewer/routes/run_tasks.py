@@ -53,7 +53,7 @@ def why_untrained(task: RunTask) -> str:
         return "no rollout has a verdict"
     if task.lowest == task.highest:
         rejected = f"; {task.num_rejected} of them rejected by a rule" if task.num_rejected else ""
-        return f"all {task.num_graded} rewards are {task.lowest:g}{rejected}"
+        return f"all {task.num_graded} rewards so far are {task.lowest:g}{rejected}"
     if not task.num_untrained:
         return "no step has used a group of it yet"
     return "rewards differ between its groups, but not within a group that a step could train"

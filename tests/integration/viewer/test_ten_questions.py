@@ -20,7 +20,7 @@ QUESTIONS = {
     ),
     "which tasks never gave signal, and why?": (
         ["asked", r"/tasks$"],
-        ["shop-1", "all 2 rewards are 0; 1 of them rejected by a rule", "shop-2", "no rollout has a verdict"],
+        ["shop-1", "all 2 rewards so far are 0; 1 of them rejected by a rule", "shop-2", "no rollout has a verdict"],
     ),
     "why has a rollout no reward?": (["asked", r"/rollouts/FAILED$"], ["SandboxLostError", "this is not a zero"]),
     "which patches look suspicious, and at which place?": (["asked"], ["skips a test at calc.py:3"]),

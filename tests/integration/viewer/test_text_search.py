@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import retention
 from ratchet.store.database import Database
-from ratchet.store.rollout_words import index_rollouts, words_of
+from ratchet.store.rollout_words import index_rollouts, search_query, words_of
 from ratchet.store.schema import RolloutWordsTable, TurnTable
 from ratchet.store.views.text_search import search_run
 from tests.integration.viewer.filled_store import FilledRun, fill_run
@@ -96,6 +96,14 @@ def test_words_are_short_and_distinct() -> None:
         "x" * 40,
         "über",
     ]
+
+
+def test_parts_of_names_are_words_and_unspaced_scripts_are_searched_in_the_turns() -> None:
+    assert words_of(["SandboxLostError HTTPError isNone"]) == [
+        "error", "http", "httperror", "is", "isnone", "lost", "none", "sandbox", "sandboxlosterror",
+    ]  # fmt: skip
+    assert search_query("r", "Error") == "'run:r' & 'error':*"
+    assert search_query("r", "修复") is None
 
 
 async def test_a_search_uses_the_index(database: Database, filled: FilledRun) -> None:

@@ -58,4 +58,4 @@ def test_a_run_that_ends_by_itself_ends_the_chain(tmp_path: Path) -> None:
 
 def test_slurm_is_told_to_warn_and_to_keep_the_log() -> None:
     told = [line.removeprefix("#SBATCH ") for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert {"--signal=B:TERM@60", "--requeue", "--open-mode=append"} <= set(told)
+    assert {"--signal=B:TERM@240", "--requeue", "--open-mode=append"} <= set(told)

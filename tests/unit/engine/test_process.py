@@ -7,7 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from engine.process import EngineSettings, end_leftover_engines, session_members, vllm_environment
+import pytest
+
+from engine.process import (
+    EngineSettings,
+    _write_pidfile,
+    end_leftover_engines,
+    session_members,
+    vllm_environment,
+)
 
 CORE = "import setproctitle, signal; setproctitle.setproctitle('VLLM::EngineCore' + 'x' * 4000); signal.pause()"
 """Like vLLM's engine core: its title overwrites the environment that /proc shows."""
@@ -37,7 +45,7 @@ def test_a_suspended_process_without_its_environment_is_ended(tmp_path: Path) ->
         while b"RATCHET_ENGINE_PIDFILE" in Path(f"/proc/{core}/environ").read_bytes():
             time.sleep(0.01)
         assert sorted(session_members(server.pid, settings)) == sorted([server.pid, core])
-        settings.pidfile.write_text(f"{os.getpid()} 1\n{server.pid} 1\n")
+        _write_pidfile(settings.pidfile, server.pid)
         os.kill(core, signal.SIGSTOP)
         server.kill()
         server.wait()
@@ -47,3 +55,23 @@ def test_a_suspended_process_without_its_environment_is_ended(tmp_path: Path) ->
     finally:
         os.kill(other, signal.SIGKILL)
         server.stdout.close()
+
+
+@pytest.mark.parametrize("changed", ["start", "boot", "none"])
+def test_a_session_that_got_the_number_since_is_left_alone(tmp_path: Path, changed: str) -> None:
+    settings = EngineSettings(
+        model_path=tmp_path, port=1, database_url="unused", state_dir=tmp_path, policies_root=tmp_path
+    )
+    foreign = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    try:
+        _write_pidfile(settings.pidfile, foreign.pid)
+        wrapper, server, space = settings.pidfile.read_text().splitlines()
+        if changed == "start":
+            server = f"{foreign.pid} 1"
+        space = "of an earlier boot" if changed == "boot" else space
+        settings.pidfile.write_text("\n".join([wrapper, server] if changed == "none" else [wrapper, server, space]))
+        end_leftover_engines(settings)
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()

@@ -105,6 +105,8 @@ def test_every_name_is_tested() -> None:
 def test_a_name_sets_its_key(name: str, path: Path) -> None:
     value, read, expected = KEYS[name]
     overrides = ["harness.name=claude_code"]
+    if name in ("REF_MODEL_PATH", "--ref-load"):  # read only then
+        overrides.append("loss.reference_kl=0.1")
     before = read(load_config(path, overrides, {}))
     if name.startswith("--"):
         found = load_config(path, overrides, {}, [name, *value.split(" ")])
@@ -112,6 +114,11 @@ def test_a_name_sets_its_key(name: str, path: Path) -> None:
         found = load_config(path, overrides, {name: value})
     assert before != expected
     assert read(found) == expected
+
+
+def test_further_arguments_reach_vllm_as_they_are(path: Path) -> None:
+    config = load_config(path, [], {}, ["--vllm-max-num-seqs", "64", "--vllm-enforce-eager", "--vllm-x=true"])
+    assert config.engine.args == ["--enforce-eager", "--max-num-seqs", "64", "--enforce-eager", "--x", "true"]
 
 
 @pytest.mark.parametrize("name", sorted(PARTS))
