@@ -120,12 +120,7 @@ class RunActivities:
         staleness bound allows, unless the run is paused, stopping or ended.
         """
         if input.make_groups and input.run_id not in self._tried:
-            async with self.database.begin() as connection:
-                has_begun = bool(await runs.count_groups(connection, input.run_id))
-            if has_begun:
-                self._tried.add(input.run_id)
-            else:  # perhaps in a worker that was restarted with another address
-                await self._try_adapter(input.run_id, 0.0)
+            await self._try_adapter_again(input.run_id)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
@@ -190,6 +185,15 @@ class RunActivities:
         else:
             async with self.database.begin() as connection:
                 await run_pause.pause_run(connection, run_id, problem)
+
+    async def _try_adapter_again(self, run_id: str) -> None:
+        """Try it before the first group, perhaps in a worker that was restarted with another address."""
+        async with self.database.begin() as connection:
+            has_begun = bool(await runs.count_groups(connection, run_id))
+        if has_begun:
+            self._tried.add(run_id)
+        else:
+            await self._try_adapter(run_id, 0.0)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.

@@ -183,7 +183,7 @@ def end_leftover_engines(settings: EngineSettings) -> None:
             f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper}); "
             "end it or choose another engine port"
         )
-    # A session's number is given to no other process while one of its processes lives, so a dead leader's session is ours.
+    # A session's number is not used again while one of its processes lives, so a dead leader's session is ours.
     is_ours = lines[2:] == [_pid_space()] and str(_start_time(int(server))) in (server_started, "None")
     while members := session_members(int(server), settings, by_program=is_ours):
         for pid in members:

@@ -57,6 +57,13 @@ _SERVE = (
 )
 
 
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Return whether the process has ended in that time; unlike select(), poll() takes any number of a descriptor."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 class GatewayProcess:
     """One gateway on one root directory; it can be killed and started again."""
 
@@ -101,7 +108,7 @@ class GatewayProcess:
         (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         watched = os.pidfd_open(int(child))
         os.kill(int(child), signal.SIGKILL)
-        select.select([watched], [], [], DEADLINE_SECONDS)
+        wait_for_end(watched, DEADLINE_SECONDS)
         os.close(watched)
 
     def kill_all_boxes(self) -> None:

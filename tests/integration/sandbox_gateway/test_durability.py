@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,15 @@ import pytest
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import SandboxBusyError, SandboxGoneError
-from tests.integration.sandbox_gateway.conftest import API_KEY, CHECKOUT, GatewayProcess, boxd_pid, eventually, make_box
+from tests.integration.sandbox_gateway.conftest import (
+    API_KEY,
+    CHECKOUT,
+    GatewayProcess,
+    boxd_pid,
+    eventually,
+    make_box,
+    wait_for_end,
+)
 
 _COMMAND = "for i in $(seq 30); do echo line $i; sleep 0.05; done; exit 3"
 _LAUNCHER = """\
@@ -138,7 +145,7 @@ async def test_a_box_ends_itself_without_a_gateway_and_is_cleared_away(
     boxd = os.pidfd_open(boxd_pid(own_gateway, box.id))
     await box.set_ttl(1)
     await asyncio.to_thread(own_gateway.end, signal.SIGKILL)
-    assert await asyncio.to_thread(select.select, [boxd], [], [], 15) == ([boxd], [], []), "the box did not end"
+    assert await asyncio.to_thread(wait_for_end, boxd, 15), "the box did not end"
     os.close(boxd)
     await asyncio.to_thread(own_gateway.start)
     assert [info.id for info in await own_provider.list({})] == [other.id]
