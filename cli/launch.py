@@ -81,11 +81,16 @@ class _Log:
 
 
 def _require_reachable(cluster: "Cluster") -> None:
-    """Raise MachineError if workers would be told of a Postgres that they cannot reach."""
+    """Raise MachineError if workers would be told of a Postgres that they cannot reach, or if the stack is up."""
     from ratchet.errors import MachineError
     from stack.parts import Stack
+    from stack.supervisor import Supervisor
 
     stack = Stack()
+    if cluster.hosts and Supervisor(stack).is_up():
+        raise MachineError(
+            f"the stack in {stack.home} is up, with another Ray than that of this launch: `ratchet down` first"
+        )
     if cluster.hosts and not stack.is_external("RATCHET_DATABASE_URL"):
         raise MachineError(
             "learner and engines on other hosts need Postgres, and this stack's own listens on 127.0.0.1 only: set "

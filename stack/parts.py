@@ -268,7 +268,7 @@ class Stack:
         """Return part → its address as reached from this machine, without user names and passwords."""
         environment = self.environment()
         bound = environment["ADAPTER_BIND_HOST"]
-        bound = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, bound)
+        bound = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(bound, f"[{bound}]" if ":" in bound else bound)
         return {
             "postgres": environment["RATCHET_DATABASE_URL"].rpartition("@")[2].partition("?")[0],
             "temporal": environment["TEMPORAL_ADDRESS"],

@@ -93,7 +93,9 @@ def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str
 
 def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -> str:
     if engine is None:
-        return f"{learner_gib(sizes, default_workers(config), config.training.bin_tokens):6.1f} GiB"
+        has_reference = config.loss.reference_kl > 0
+        held = learner_gib(sizes, default_workers(config), config.training.bin_tokens, has_reference)
+        return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
 

@@ -75,9 +75,12 @@ def read_sizes(path: Path) -> ModelSizes:
     )
 
 
-def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int) -> float:
-    """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`."""
-    held = _MASTER_BYTES * sizes.weights / num_ranks
+def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, has_reference: bool = False) -> float:
+    """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`.
+
+    `has_reference`: with a reference of the same size (`loss.reference_kl`), whose weights are float32, too.
+    """
+    held = (_MASTER_BYTES + 4 * has_reference) * sizes.weights / num_ranks
     gathered = 2 * 2 * sizes.largest_layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
     kept = 2 * sizes.layers * bin_tokens * sizes.hidden
     recomputed = 2 * bin_tokens * (_LAYER_ACTIVATIONS * sizes.hidden + 4 * sizes.intermediate)

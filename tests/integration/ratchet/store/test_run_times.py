@@ -124,3 +124,17 @@ async def test_a_run_without_steps_has_no_times(database: Database, run_id: str,
     async with database.begin() as connection:
         found = await read_run_times(connection, run_id, steps or 1)
     assert (found.steps, found.groups, found.rollouts) == ([], [], [])
+
+
+async def test_another_run_that_trained_on_the_same_groups_changes_nothing(database: Database, run_id: str) -> None:
+    times = simulate(Pipeline(useless=2, steps=3))
+    await write(database, run_id, times)
+    await make_run(database, run_id + "-again", make_config())
+    async with database.begin() as connection:
+        before = await read_run_times(connection, run_id, 10)
+        shared = [
+            {"run_id": run_id + "-again", "group_id": one.group_id, "step": 40 + number, "use": "trained"}
+            for number, one in enumerate(times.groups)
+        ]
+        await connection.execute(insert(BatchItemTable).values(shared))
+        assert await read_run_times(connection, run_id, 10) == before
