@@ -97,9 +97,13 @@ class IncrementalParser:
 
         `whole`: parse the whole body. Raises InvalidRequestError.
         """
-        match = None if whole else self._longest_match(body)
-        request = self._parse_from(match, body, dialect, headers) if match is not None else None
+        request = None if whole else self.parse_new(body, dialect, headers)
         return request or self._parse_whole(body, dialect, headers)
+
+    def parse_new(self, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> ParsedRequest | None:
+        """Parse a request from the furthest known mark on; return None if it has to be parsed as a whole."""
+        match = self._longest_match(body)
+        return None if match is None else self._parse_from(match, body, dialect, headers)
 
     def _parse_whole(self, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> ParsedRequest:
         decoded = decode_body(body, dialect)

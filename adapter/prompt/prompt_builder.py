@@ -287,10 +287,16 @@ class PromptBuilder:
     async def _parse(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool
     ) -> ParsedRequest:
+        """Parse a request, in a thread if more than a little of it has to be parsed."""
         parser = session.parser
-        if len(body) >= _THREAD_FROM_BYTES and (whole or parser.num_new_bytes(body) >= _THREAD_FROM_BYTES):
-            return await asyncio.to_thread(parser.parse, body, dialect, headers, whole)
-        return parser.parse(body, dialect, headers, whole)
+        if len(body) < _THREAD_FROM_BYTES:
+            return parser.parse(body, dialect, headers, whole)
+        if not whole and parser.num_new_bytes(body) < _THREAD_FROM_BYTES:
+            request = parser.parse_new(body, dialect, headers)
+            if request is not None:
+                return request
+            whole = True
+        return await asyncio.to_thread(parser.parse, body, dialect, headers, whole)
 
     def _find_stored_prefix(self, session: LiveSession, request: ParsedRequest) -> _StoredPrefix | None:
         lane = request.options.lane

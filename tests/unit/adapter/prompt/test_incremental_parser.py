@@ -81,3 +81,20 @@ def test_a_history_that_is_no_list_of_messages_is_parsed_again_each_time() -> No
     body = f'{{"model": "m", "input": {history[:-1]}, {{"role": "user", "content": "s"}}], "input": "hello"}}'.encode()
     first, again = (parser.parse(body, responses, {}) for _ in range(2))
     assert first.keys[-1] == again.keys[-1]
+
+
+def test_a_run_of_messages_that_goes_on_behind_the_mark_is_left_to_a_whole_parse() -> None:
+    """Few bytes are new then, but all are parsed, so the caller must be able to do it in a thread."""
+    parser = IncrementalParser(PreambleCache())
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+    first = orjson.dumps({"system": "s", "messages": messages, "max_tokens": 5})
+    parser.parse(first, DIALECTS[0], {})
+    messages.append({"role": "user", "content": "go on"})
+    body = orjson.dumps({"system": "s", "messages": messages, "max_tokens": 5})
+    assert parser.num_new_bytes(body) < 100
+    assert parser.parse_new(body, DIALECTS[0], {}) is None
+    assert parser.parse(body, DIALECTS[0], {}).num_skipped == 0
