@@ -7,9 +7,12 @@ import pytest
 from stack.ports import free_port
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def single_rank() -> Iterator[None]:
-    """A gloo process group whose only rank is this process, with one compute thread."""
+    """A gloo process group whose only rank is this process, with one compute thread.
+
+    One per module, because every learner opens groups of its own: dozens of file descriptors that end with this one.
+    """
     import torch
     import torch.distributed as dist
 
