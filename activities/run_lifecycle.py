@@ -189,7 +189,7 @@ class RunActivities:
     async def _try_adapter_again(self, run_id: str) -> None:
         """Try it before the first group, perhaps in a worker that was restarted with another address."""
         async with self.database.begin() as connection:
-            has_begun = bool(await runs.count_groups(connection, run_id))
+            has_begun = await runs.take_group_numbers(connection, run_id, 0) > 0
         if has_begun:
             self._tried.add(run_id)
         else:
