@@ -102,7 +102,7 @@ class GradeActivities:
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
-        reason = short_reason(grade.reason)
+        reason = _short_reason(grade.reason)
         return GradeResult(
             grade_id=grade.id, solved=grade.solved, rejected=grade.rejected, reason=reason, used_seconds=used
         )
@@ -199,7 +199,7 @@ def _repetition(run_number: int, again: Verdict) -> ControlVerdict:
     return ControlVerdict(result, again.solved, again.rejected, again.rule, reason)
 
 
-def short_reason(reason: str) -> str:
+def _short_reason(reason: str) -> str:
     """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it."""
     return storable_text(" ".join(reason.split())[:_MAX_REASON_CHARACTERS])
 
@@ -210,7 +210,7 @@ def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, sec
         grade_id=grade_id,
         solved=verdict.solved,
         rejected=verdict.rejected,
-        reason=short_reason(verdict.reason),
+        reason=_short_reason(verdict.reason),
         num_control_runs=len(judge.known.control_runs(grade_id)) if needs_control else 0,
         used_seconds=seconds,
     )

@@ -189,8 +189,8 @@ class RunActivities:
     async def _try_adapter_again(self, run_id: str) -> None:
         """Try it before the first group, perhaps in a worker that was restarted with another address."""
         async with self.database.begin() as connection:
-            has_begun = await runs.take_group_numbers(connection, run_id, 0) > 0
-        if has_begun:
+            row = await runs.get_run(connection, run_id)
+        if row is not None and row.next_group_no:
             self._tried.add(run_id)
         else:
             await self._try_adapter(run_id, 0.0)

@@ -35,6 +35,7 @@ def launch_command(
     from ratchet.config_sources import load_config
     from ratchet.vime_names import dump_pattern, value_of
     from stack.cluster import read_cluster, require_hosts
+    from stack.follow_run import run_name
     from stack.gpus import usable_gpus
     from stack.placement import place
     from stack.ray_nodes import ray_nodes
@@ -54,7 +55,7 @@ def launch_command(
     _require_reachable(hosts)
     if check:
         return
-    name = value_of("EXP_TAG") or config.stem
+    name = run_name(config)
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
     say(f"log and dumps: {directory}")

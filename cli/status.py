@@ -97,7 +97,7 @@ async def _box_caps(stack: "Stack") -> list[str]:
     try:
         async with asyncio.timeout(_STORE_SECONDS), stack.database() as database, database.begin() as connection:
             return [
-                f"boxes of {one.run_id}: at most {one.cap.limit} of {one.max_boxes}: {one.cap.cause}"
+                f"boxes of {one.run_id}: {one.cap.sentence(one.max_boxes)}"
                 for one in await box_cap.open_caps(connection)
             ]
     except (StoreUnavailableError, TimeoutError):

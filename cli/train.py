@@ -43,8 +43,8 @@ def train(
     from cli.console import say
     from ratchet.config_sources import load_config
     from ratchet.errors import ConfigError
-    from ratchet.vime_names import dump_pattern, value_of
-    from stack.follow_run import start_run
+    from ratchet.vime_names import dump_pattern
+    from stack.follow_run import run_name, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
 
@@ -52,7 +52,7 @@ def train(
     if str(config).startswith("--"):
         raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
     resolved = load_config(config, set or [], arguments=context.args)
-    name = value_of("EXP_TAG") or config.stem
+    name = run_name(config)
     pattern = dump_pattern(context.args)
     if check:
         _check(stack, resolved)

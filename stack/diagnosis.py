@@ -139,7 +139,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
     cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None
     if cap is not None:
-        found.boxes = f"at most {cap.limit} of {config.sandbox.max_boxes}: {cap.cause}"
+        found.boxes = cap.sentence(config.sandbox.max_boxes)
     if (waiting := await sessions.endpoint_errors(connection, found.run_id)) is not None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
     planned = await plans.unfinished_step(connection, found.run_id)

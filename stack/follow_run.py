@@ -10,6 +10,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from temporalio.client import WorkflowFailureError
@@ -59,6 +60,11 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     return run_id
+
+
+def run_name(config: Path) -> str:
+    """Return the first part of the ids of runs of this config file: EXP_TAG, or the file's name."""
+    return value_of("EXP_TAG") or config.stem
 
 
 def new_run_id(name: str) -> str:

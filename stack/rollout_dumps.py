@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from ratchet.background_task import running_beside
 from ratchet.errors import StoreUnavailableError
+from ratchet.store.database import Database
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from training.sample_export import dump_graded
@@ -23,16 +24,17 @@ async def dumping(stack: Stack, run_id: str, pattern: str, say: ReportProgress) 
 
     An outage of the store or a full disk delays them and is said once; it never ends the block.
     """
-    dumps = _Dumps(stack, run_id, pattern, say)
-    async with running_beside(dumps.follow()):
-        yield
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(dumps.try_look(), _LAST_LOOK_SECONDS)
+    async with stack.database() as database:
+        dumps = _Dumps(database, run_id, pattern, say)
+        async with running_beside(dumps.follow()):
+            yield
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(dumps.try_look(), _LAST_LOOK_SECONDS)
 
 
 class _Dumps:
-    def __init__(self, stack: Stack, run_id: str, pattern: str, say: ReportProgress) -> None:
-        self.stack = stack
+    def __init__(self, database: Database, run_id: str, pattern: str, say: ReportProgress) -> None:
+        self.database = database
         self.run_id = run_id
         self.pattern = pattern
         self.say = say
@@ -56,5 +58,5 @@ class _Dumps:
 
     async def _look(self) -> None:
         since = None if self.newest is None else self.newest - _OVERLAP
-        async with self.stack.database() as database, database.begin() as connection:
+        async with self.database.begin() as connection:
             self.newest = await dump_graded(connection, self.run_id, self.pattern, since)

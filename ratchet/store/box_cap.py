@@ -72,6 +72,10 @@ class BoxCap:
     limit: int
     cause: str
 
+    def sentence(self, max_boxes: int) -> str:
+        """Say both, for people; `max_boxes` is the run's `sandbox.max_boxes`."""
+        return f"at most {self.limit} of {max_boxes}: {self.cause}"
+
 
 def first_cap(max_boxes: int) -> BoxCap:
     """Return the limit with which a run begins."""

@@ -47,6 +47,7 @@ class RunRow:
     best_step: int | None = None
     best_rate: float | None = None
     config_name: str = ""
+    next_group_no: int = 0
 
     @property
     def is_by_hand(self) -> bool:
@@ -157,8 +158,7 @@ async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None
 async def newest_run(connection: AsyncConnection) -> str | None:
     """Return the newest open run, or else the newest, or else that of rollouts by hand, which never ends; or None."""
     is_training = RunTable.config_name != ADHOC
-    is_open = RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
-    statement = select(RunTable.run_id).order_by(is_training.desc(), is_open.desc(), RunTable.created_at.desc())
+    statement = select(RunTable.run_id).order_by(is_training.desc(), _OPEN.desc(), RunTable.created_at.desc())
     return (await connection.execute(statement.limit(1))).scalar_one_or_none()
 
 

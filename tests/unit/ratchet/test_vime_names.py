@@ -16,7 +16,7 @@ from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, dump_pattern, value_of
 from stack.engine_parts import place_parts
-from stack.follow_run import new_run_id
+from stack.follow_run import new_run_id, run_name
 from stack.parts import Stack
 from stack.worker import adapter_url, sandbox_provider
 
@@ -88,7 +88,7 @@ PARTS: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "E2B_API_KEY": ("e2b_" + "1" * 40, lambda: vars(sandbox_provider())["_options"]["api_key"], "e2b_" + "1" * 40),
     "VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY": ("our/image", image_metadata_key, "our/image"),
     "SWE_BOOT_CONCURRENCY": ("6", lambda: load_temporal_settings().queues["boot"].slots, 6),
-    "EXP_TAG": ("tagged", lambda: value_of("EXP_TAG"), "tagged"),
+    "EXP_TAG": ("tagged", lambda: run_name(Path("run.yaml")), "tagged"),
     "STAMP": ("20261125", lambda: new_run_id("run").rpartition("-")[0], "run-20261125"),
 }
 """Variables that a part reads: name → (value, what the part makes of it, what it must be)."""
