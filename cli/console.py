@@ -5,18 +5,26 @@ All commands print through these functions, so that `--json` output is never mix
 
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import orjson
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 _GAP = 2
 """Spaces between two columns of a table."""
+
+_INDENT = 4
+"""Spaces before a line that belongs to the row above."""
+
+_SHORTEST_CUT = 12
+"""Characters of the last column that must be left of it; otherwise it follows below."""
 
 # `make train` sets RATCHET_STARTED (seconds since the epoch), so that its commands share one clock.
 _STARTED = float(os.environ.get("RATCHET_STARTED") or time.time())
@@ -33,26 +41,49 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print one line per row. The last column is cut to the width of the terminal; ids and numbers never are.
+    """Print a table that fits the terminal; ids and numbers are never cut.
 
-    If stdout is not a terminal, nothing is cut.
+    Titles break between words, and the last column is cut. Columns that do not fit even then follow below each row,
+    with their titles. If stdout is not a terminal, nothing is cut or moved.
     """
     console = Console()
-    widths = [
-        max(map(cell_len, (column, *cells))) for column, *cells in zip(columns, *map(_one_line, rows), strict=True)
+    rows = [_one_line(row) for row in rows]
+    cell_widths = [max((cell_len(cell) for cell in cells), default=0) for cells in zip(*rows, strict=True)] or [
+        0
+    ] * len(columns)
+    titles = [
+        textwrap.wrap(column, max(width, *map(len, column.split()))) if console.is_terminal and column else [column]
+        for column, width in zip(columns, cell_widths, strict=True)
     ]
-    full = sum(widths) + _GAP * (len(widths) - 1)
-    table = Table(
-        title=title, title_justify="left", title_style="italic", box=None, pad_edge=False, padding=(0, _GAP, 0, 0)
-    )
-    for column, width in zip(columns[:-1], widths, strict=False):
-        table.add_column(column, no_wrap=True, min_width=width)
-    last = max(len(columns[-1]), console.width - (full - widths[-1])) if console.is_terminal else widths[-1]
-    table.add_column(columns[-1], no_wrap=True, overflow="ellipsis", width=min(last, widths[-1]))
+    widths = [max(width, *map(cell_len, lines)) for width, lines in zip(cell_widths, titles, strict=True)]
+    shown = len(columns)
+    if console.is_terminal:
+        room = console.width - _width(widths[:-1]) - _GAP
+        if room >= min(widths[-1], max(len(columns[-1]), _SHORTEST_CUT)):
+            widths[-1] = min(widths[-1], room)
+        else:
+            shown = max(1, *(count for count in range(len(widths)) if _width(widths[:count]) <= console.width))
+    print_line = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+    print_line(Text(title, style="italic"))
+    for words in zip_longest(*titles[:shown], fillvalue=""):
+        print_line(Text(_padded(words, widths), style="bold"))
     for row in rows:
-        table.add_row(*map(Text, _one_line(row)))
-    console.width = max(console.width, full)
-    console.print(table, soft_wrap=True)
+        print_line(_padded(row[:shown], widths))
+        below = "; ".join(f"{name} {cell}" for name, cell in zip(columns[shown:], row[shown:], strict=True) if cell)
+        for line in textwrap.wrap(below, console.width - _INDENT):
+            print_line(" " * _INDENT + line)
+
+
+def _width(widths: list[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _padded(cells: Sequence[str], widths: list[int]) -> str:
+    """Return the cells side by side, the last one cut to its width."""
+    padded = [cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=False)]
+    if cell_len(cells[-1]) > (width := widths[len(cells) - 1]):
+        padded[-1] = set_cell_size(cells[-1], width - 1) + "…"
+    return (" " * _GAP).join(padded).rstrip()
 
 
 def _one_line(row: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ from ratchet.store import evaluations, metrics, reports, run_times, runs, step_m
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
+from ratchet.store.steering_targets import TargetKind, find_target
 from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
@@ -164,12 +165,19 @@ class Client:
         window: int = 2,
         say: ReportProgress = _silent,
     ) -> RegradeResult:
-        """Grade the stored patches of a run, a group (`group/RUN/3`) or a rollout again, and wait for the verdicts."""
+        """Grade the stored patches of a run, a group (`group/RUN/3`) or a rollout again, and wait for the verdicts.
+
+        Raises ConfigError if there is no such run, group or rollout.
+        """
         name = str(what)
-        if name.isdigit():
-            source: JsonObject = {"rollout_id": int(name)}
+        if name.isdigit() or "/" in name:
+            found = self.read(lambda connection: find_target(connection, name))
+            if found.kind == TargetKind.EVALUATION:
+                raise ConfigError(f"an evaluation cannot be graded again as a whole: name its run, {found.run_id}")
+            is_group = found.kind == TargetKind.GROUP
+            source: JsonObject = {"group": found.workflow_id} if is_group else {"rollout_id": found.id}
         else:
-            source = {"group": name} if name.startswith("group/") else {"run_id": name}
+            source = {"run_id": self.run(name).run_id}
         options = {"grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
         wanted = RegradeInput.model_validate({**source, **options})
         workflow_id = f"regrade/{name}-{uuid4().hex[:6]}"

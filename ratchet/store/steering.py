@@ -254,7 +254,8 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
     texts = [
         f"{key}: {config_value(old, key)} → {after}, for {acts_on(key)}" for key, after in sorted(different.items())
     ]
-    return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step})")
+    later = "" if run.state in _OPEN else f"; the run is {run.state}, so this acts once it goes on"
+    return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step}){later}")
 
 
 async def _require_known_datasets(connection: AsyncConnection, run_id: str) -> None:

@@ -36,10 +36,37 @@ def test_pipe_gets_everything(printed: Callable[[bool], str]) -> None:
     assert f"123456  {RUN}  {REASON} more" in printed(False)
 
 
-def test_columns_before_the_last_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]]) -> list[str]:
     out = io.StringIO()
-    made = Console(file=out, width=40, force_terminal=True, color_system=None)
+    made = Console(file=out, width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "Console", lambda: made)
+    console.print_table("title", columns, rows)
+    return [line.rstrip() for line in out.getvalue().splitlines()[1:]]
+
+
+def test_columns_before_the_last_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     address = "http://127.0.0.1:20902/a/long/address/that/is/wider/than/the/terminal"
-    console.print_table("parts", ["address", "state"], [[address, "answering"]])
-    assert address in out.getvalue() and "\n".join(out.getvalue().splitlines()[2:]).count("\n") == 0
+    lines = on_terminal(monkeypatch, 40, ["address", "state"], [[address, "answering"]])
+    assert lines == ["address", address, "    state answering"]
+
+
+def test_titles_break_before_anything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = on_terminal(monkeypatch, 24, ["step", "rollouts with a verdict", "mean"], [["7", "88", "0.125"]])
+    assert lines == ["step  rollouts  mean", "      with a", "      verdict", "7     88        0.125"]
+
+
+def test_columns_that_do_not_fit_follow_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = ["when", "who", "what", "from", "to", "why"]
+    row = ["2026-11-25 17:00:00", "anna", "set training.learning_rate", "0.00025", "0.0001", "the loss rises [1]"]
+    lines = on_terminal(monkeypatch, 60, columns, [row, [*row[:3], "", "2", ""]])
+    assert lines[1:] == [
+        "2026-11-25 17:00:00  anna  set training.learning_rate",
+        "    from 0.00025; to 0.0001; why the loss rises [1]",
+        "2026-11-25 17:00:00  anna  set training.learning_rate",
+        "    to 2",
+    ]
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_empty_tables_have_their_titles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_terminal(monkeypatch, 80, ["id", "run"], []) == ["id  run"]
