@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Once, when the environment is made: otherwise the first run spends most of a minute on it. uv would look at every file each time.
 COMPILE := $(if $(wildcard $(VENV)/pyvenv.cfg),,--compile-bytecode)
 
-.PHONY: setup environment train test check house docs e2e slow bench chaos clean
+.PHONY: setup environment train test check house docs site e2e slow bench chaos clean
 
 $(BOOT)/bin/uv:
 	@echo "installing uv into $(BOOT)"
@@ -42,6 +42,10 @@ house: environment
 # Pages that are generated from the code.
 docs: environment
 	@$(RUN)/python scripts/generate_pages.py
+
+# The same pages as a site; open .site/index.html.
+site: docs
+	@$(RUN)/zensical build --strict
 
 test: setup
 	@$(RUN)/pytest -n 2 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"

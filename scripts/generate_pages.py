@@ -2,7 +2,8 @@
 
 glossary.md is made from the words and enums of ratchet/types.py, the table of fields in adapter.md from
 adapter/dialects/fields.py, those of vime.md from ratchet/vime_names.py, that of agents.md from the parameters of their
-end-to-end tests, configuration.md from the config's classes and ratchet/steering.py.
+end-to-end tests, configuration.md from the config's classes and ratchet/steering.py, those of docs/reference/ by
+reference_pages.py.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
+from reference_pages import reference_pages
 
 SOURCE = Path("ratchet/types.py")
 PAGE = Path("docs/glossary.md")
@@ -170,12 +172,14 @@ def main() -> int:
         VIME_PAGE: with_vime_names(VIME_PAGE.read_text()),
         AGENTS_PAGE: with_agents(AGENTS_PAGE.read_text()),
         CONFIG_PAGE: config_page(),
+        **reference_pages(),
     }
     stale = [str(path) for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if check and stale:
         print(f"{', '.join(stale)} does not match the code; run `make docs`", file=sys.stderr)
         return 1
     for path, text in pages.items() if not check else ():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     return 0
 
