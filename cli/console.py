@@ -8,14 +8,19 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
+
+from stack.progress import CountedLine
+
+if TYPE_CHECKING:
+    from cli.progress_bar import ProgressBar
 
 _GAP = 2
 """Spaces between two columns of a table."""
@@ -31,8 +36,24 @@ _STARTED = float(os.environ.get("RATCHET_STARTED") or time.time())
 
 
 def say(text: str) -> None:
-    """Print one line of progress to stderr, with the seconds since the command, or its `make train`, began."""
-    print(f"[{time.time() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
+    """Print one line of progress to stderr, with the seconds since the command, or its `make train`, began.
+
+    In a terminal, lines that say how much is done move a bar instead.
+    """
+    elapsed = f"[{time.time() - _STARTED:6.1f} s]"
+    if not sys.stderr.isatty():
+        print(elapsed, text, file=sys.stderr, flush=True)
+    elif isinstance(text, CountedLine):
+        _bar().show(text, elapsed)
+    else:
+        _bar().print_above(f"{elapsed} {text}")
+
+
+@cache
+def _bar() -> "ProgressBar":
+    from cli.progress_bar import ProgressBar
+
+    return ProgressBar(Console(stderr=True))
 
 
 def print_json(value: Any) -> None:

@@ -28,7 +28,7 @@ from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
-from stack.progress import ReportProgress
+from stack.progress import CountedLine, ReportProgress
 from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 
@@ -177,7 +177,10 @@ class _Progress:
         if milestone != self.milestone or (
             line != self.line and time.monotonic() - self.reported_at >= _REPORT_SECONDS
         ):
-            self.report_line(line)
+            num_steps = row.config["training"]["steps"]  # 0 for an evaluation
+            is_step = milestone != self.milestone  # such a line stays on a terminal's screen
+            counted = CountedLine(line, "steps", found["step"], num_steps)
+            self.report_line(line if is_step or not num_steps else counted)
             self.line = line
             self.milestone = milestone
             self.reported_at = time.monotonic()

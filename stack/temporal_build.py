@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ratchet import paths
 from ratchet.errors import MachineError
-from stack.progress import ReportProgress
+from stack.progress import CountedLine, ReportProgress
 
 SOURCES = Path(__file__).parent / "temporal"
 _GO_PLACES = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
@@ -75,7 +75,8 @@ def _build(go: str, target: Path, say: ReportProgress) -> None:
             time.sleep(0.2)
             if time.monotonic() - reported_at >= _REPORT_SECONDS:
                 reported_at = time.monotonic()
-                say(f"compiled {len(lines)} of at most {num_packages} packages")
+                text = f"compiled {len(lines)} of at most {num_packages} packages"
+                say(CountedLine(text, "packages", len(lines), num_packages))
         reader.join()
     if process.returncode != 0:
         raise MachineError(f"Temporal's server cannot be built: {''.join(lines[-5:]).strip()[-400:]}")

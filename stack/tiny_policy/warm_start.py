@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from stack.progress import CountedLine
 from stack.tiny_policy.bug_tasks import BugTask
 from stack.tiny_policy.settings import CLEAN_MIX, TinyPolicySettings
 from stack.tiny_policy.transcripts import TURN_END, Piece, write_transcript
@@ -109,7 +110,8 @@ def warm_start(
             model, optimizer, *draw_batch(tokenizer, settings, tasks, rng, mix), settings.max_gradient_norm
         )
         if (update + 1) % UPDATES_PER_REPORT == 0:
-            progress(f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}")
+            text = f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}"
+            progress(CountedLine(text, "warm start", update + 1, num_updates))
     model.set_attn_implementation("sdpa")
     return clean_exact
 
