@@ -48,7 +48,7 @@ site: docs
 	@$(RUN)/zensical build --strict
 
 test: setup
-	@$(RUN)/pytest -n 2 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
+	@$(RUN)/pytest -n 3 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
 
 # Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents, then a run whose stack is
 # upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
