@@ -227,7 +227,10 @@ class Stack:
             del own["E2B_API_URL"], own["E2B_SANDBOX_URL"]
         if self.is_external("RAY_ADDRESS"):
             del own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
-        return {name: os.environ[name] if self.is_external(name) else value for name, value in own.items()}
+        found = {name: os.environ[name] if self.is_external(name) else value for name, value in own.items()}
+        if self.has_gateway:  # its boxes reach nothing but their own loopback, on which it forwards the adapter's port
+            found["ADAPTER_PUBLIC_HOST"] = "127.0.0.1"
+        return found
 
     def database(self) -> "Database":
         """Open a connection pool of size one. The import is local because most commands do not use the store."""

@@ -23,7 +23,7 @@ def gateway() -> None:
             root_directory=stack.home / "boxes",
             api_key=stack.environment()["E2B_API_KEY"],
             port=stack.ports["gateway"],
-            egress_ports=(stack.ports["adapter"],),
+            egress_ports=(int(stack.environment()["ADAPTER_PORT"]),),
             max_boxes=256,
             image_metadata_key=image_metadata_key(),
             images_directory=paths.images(),

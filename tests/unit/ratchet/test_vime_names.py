@@ -145,6 +145,7 @@ def test_addresses_of_the_adapter(
 ) -> None:
     for name in ADAPTER:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)  # boxes of a service, not of the stack's own gateway
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     stack = Stack(tmp_path)
@@ -152,6 +153,17 @@ def test_addresses_of_the_adapter(
         monkeypatch.setenv(name, value)
     assert adapter_url() == url.format(port=stack.ports["adapter"])
     assert os.environ["ADAPTER_BIND_HOST"] == bound
+
+
+@pytest.mark.parametrize("name", ["ADAPTER_PUBLIC_HOST", "MASTER_ADDR"])
+def test_boxes_of_the_own_gateway_call_their_loopback(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They have no other network; the gateway forwards the adapter's port to them."""
+    for variable in (*ADAPTER, "E2B_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "10.0.0.1")
+    assert Stack(tmp_path).environment()["ADAPTER_PUBLIC_HOST"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("prefix", ["SWE_", "SLIME_AGENT_"])

@@ -1,0 +1,105 @@
+"""Hosts on one machine: network namespaces with an address each, joined by a bridge whose links can be cut.
+
+The test's own process reaches every host, too. All hosts share the machine's files and processes. Needs root.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(slots=True, frozen=True)
+class NetworkHost:
+    """One namespace. `link`: the bridge's end of its cable."""
+
+    namespace: str
+    address: str
+    link: str
+
+    def inside(self, *command: str) -> list[str]:
+        """Return the command that runs another one with this host's network."""
+        return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
+
+    def cut(self) -> None:
+        _ip("link", "set", self.link, "down")
+
+    def mend(self) -> None:
+        _ip("link", "set", self.link, "up")
+
+
+@contextlib.contextmanager
+def network_hosts(count: int) -> Iterator[list[NetworkHost]]:
+    """Make the hosts and their network; skip the test if this machine does not let us."""
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
+        pytest.skip("network namespaces need root and the programs ip and nsenter (iproute2, util-linux)")
+    mark, third = secrets.token_hex(3), 1 + secrets.randbelow(250)
+    bridge = f"rb{mark}"
+    hosts = [
+        NetworkHost(f"ratchet-{mark}-{number}", f"10.77.{third}.{number}", f"rl{mark}{number}")
+        for number in range(1, count + 1)
+    ]
+    try:
+        if subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, check=False).returncode:
+            pytest.skip("this machine does not let us make a network bridge")
+        _ip("address", "add", f"10.77.{third}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+            _ip("link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            _ip("link", "set", host.link, "master", bridge, "up")
+            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _ip("-n", host.namespace, "link", "set", "eth0", "up")
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "link", "delete", host.link], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def ssh_server(addresses: Sequence[str], port: int, prefix: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Run a server with a key of its own on these addresses; give ssh's arguments that reach it.
+
+    `prefix`: what its command begins with, such as that of a host. Skips the test if there is no sshd.
+    """
+    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None or shutil.which("ssh") is None:
+        pytest.skip("there is no sshd here; install openssh-server")
+    directory = Path(tempfile.mkdtemp(prefix="sshd", dir=Path.home()))  # sshd refuses keys below /tmp
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
+    settings = {
+        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": directory / "pid",
+        "StrictModes": "no", "UsePAM": "no", "PermitRootLogin": "prohibit-password",
+    }  # fmt: skip
+    lines = [f"{name} {value}" for name, value in settings.items()]
+    lines += [f"ListenAddress {address}:{port}" for address in addresses]
+    (directory / "sshd_config").write_text("\n".join(lines) + "\n")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    log = directory / "log"
+    server = subprocess.Popen([*prefix, program, "-D", "-E", log, "-f", directory / "sshd_config"])
+    try:
+        while not log.exists() or log.read_text().count("listening") < len(addresses):
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.05)
+        unknown = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
+        yield ("-p", str(port), "-i", str(directory / "user"), *unknown)
+    finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(directory)
