@@ -170,6 +170,7 @@ def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]
     if here:
         return ["sh", "-c", script]
     login = f"{cluster.user}@{host}" if cluster.user else host
-    # Without BatchMode, ssh would ask for a password; with the interval, both ends notice a lost connection.
+    # Without BatchMode, ssh would ask for a password; with the interval, this end notices a lost connection after 45 s.
+    # The other end's node ends by itself then, since Ray's head counts it as dead.
     options = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"]
     return ["ssh", *options, *cluster.ssh, login, f"sh -c {shlex.quote(script)}"]

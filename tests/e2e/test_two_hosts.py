@@ -6,6 +6,7 @@ first one's address. Skipped without root, iproute2 or openssh-server.
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,7 +131,11 @@ def test_a_launch_over_two_hosts_survives_a_cut_cable(
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    dumped = {path.stem for path in (ROOT / "runs" / f"{home.name}_{stamp}" / "rollout_dumps").iterdir()}
+    output_directory = ROOT / "runs" / f"{home.name}_{stamp}"
+    dumped = {path.stem for path in (output_directory / "rollout_dumps").iterdir()}
+    said = (output_directory / "run.log").read_text()
+    assert f"the Ray node of {worker.address} has ended" in said and "engine answers again" in said
+    shutil.rmtree(output_directory)
     asyncio.run(require_nothing_lost(database_url, dumped))
 
 

@@ -5,13 +5,10 @@ The hosts are loopback addresses; skipped if there is no sshd (Debian's package 
 
 import getpass
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,6 +20,7 @@ from stack.cluster import Cluster
 from stack.placement import place
 from stack.ports import free_port
 from stack.ray_nodes import ray_nodes
+from tests.network_hosts import ssh_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HOSTS = ("127.0.0.3", "127.0.0.4")
@@ -30,31 +28,8 @@ HOSTS = ("127.0.0.3", "127.0.0.4")
 
 @pytest.fixture
 def ssh_options() -> Iterator[tuple[str, ...]]:
-    """A server of our own on the loopback addresses, with a key of its own."""
-    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None or shutil.which("ssh") is None:
-        pytest.skip("there is no sshd here; install openssh-server")
-    directory = Path(tempfile.mkdtemp(prefix="sshd", dir=Path.home()))  # sshd refuses keys below /tmp
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
-    port = free_port()
-    settings = {
-        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": directory / "pid",
-        "StrictModes": "no", "UsePAM": "no", "PermitRootLogin": "prohibit-password",
-    }  # fmt: skip
-    lines = [f"{name} {value}" for name, value in settings.items()]
-    lines += [f"ListenAddress {host}:{port}" for host in HOSTS]
-    (directory / "sshd_config").write_text("\n".join(lines) + "\n")
-    Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen([program, "-D", "-e", "-f", directory / "sshd_config"], stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    for _ in HOSTS:
-        assert "listening" in server.stderr.readline()
-    unknown = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
-    yield ("-p", str(port), "-i", str(directory / "user"), *unknown)
-    server.kill()
-    server.communicate()
-    shutil.rmtree(directory)
+    with ssh_server(HOSTS, free_port()) as options:
+        yield options
 
 
 def ray_processes(port: int) -> list[psutil.Process]:
