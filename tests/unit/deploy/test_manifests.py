@@ -32,7 +32,7 @@ def test_compose_gives_the_stack_its_services(tmp_path: Path, monkeypatch: pytes
 def chart() -> list[dict[str, Any]]:
     if (program := shutil.which("helm")) is None:
         pytest.skip("there is no helm here")
-    values = ["adapterPublicHost=https://adapter.example.com", "engines.replicas=2", "config.model=/models/x"]
+    values = ["adapterPublicHost=https://adapter.example.com", "engines.replicas=2", "model=/models/x"]
     command = [program, "template", "mine", str(DEPLOY / "helm"), *(word for one in values for word in ("--set", one))]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [document for document in yaml.safe_load_all(rendered) if document]
@@ -43,7 +43,7 @@ def test_the_chart_makes_an_engine_for_each_address(chart: list[dict[str, Any]])
     config = yaml.safe_load(settings)
     addresses = [PlacedEnginesConfig.model_validate(one).address for one in config["engines"]]
     (engines,) = [one for one in chart if one["kind"] == "StatefulSet"]
-    name = f"{engines['metadata']['name']}"
+    name = engines["metadata"]["name"]
     assert config["model"] == "/models/x"
     assert addresses == [f"http://{name}-{at}.{engines['spec']['serviceName']}:8000" for at in (0, 1)]
     assert engines["spec"]["replicas"] == 2
@@ -56,7 +56,7 @@ def test_an_engine_of_the_chart_has_the_arguments_of_the_stack(chart: list[dict[
     settings = EngineSettings(
         model_path=tmp_path, port=8000, host="0.0.0.0", database_url="", state_dir=tmp_path, policies_root=tmp_path
     )
-    ours = vllm_command(settings, Path("/var/lib/ratchet/models/base"))[1:]
+    ours = vllm_command(settings, Path("/models/x"))[1:]
     theirs = [word for part in container["command"][1:] for word in part.split("=", 1)]
     left = [word for word in ours if word not in theirs]
     assert left == ["--dtype", "auto", "--max-num-seqs", "64"]
