@@ -18,5 +18,7 @@ class CountedLine(str):
 
     def __new__(cls, text: str, what: str, done: int, total: int) -> "CountedLine":
         line = super().__new__(cls, text)
-        line.what, line.done, line.total = what, done, total
+        line.what = what
+        line.done = done
+        line.total = total
         return line
