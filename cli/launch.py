@@ -106,6 +106,13 @@ def _end_in_order() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def _end_undisturbed() -> None:
+    """Ignore SIGTERM from now on, since what was started is being ended."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
@@ -126,6 +133,7 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
         asyncio.run(_follow(stack, run_id, pattern, say))
         print_json(asyncio.run(collect_result(stack, run_id)))
     except KeyboardInterrupt:
+        _end_undisturbed()
         say("ending; the same command continues the run")
         raise typer.Exit(130) from None
     finally:
@@ -139,3 +147,4 @@ async def _follow(stack: "Stack", run_id: str, pattern: str, say: Any) -> None:
 
     async with dumping(stack, run_id, pattern, say):
         await watch_run(stack, run_id, say)
+        _end_undisturbed()

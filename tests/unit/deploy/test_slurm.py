@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
 PROGRAMS = {
     "scontrol": 'echo "scontrol $*" >>"$CALLS"; [ "$1" = show ] && printf "localhost\\n%s" "$OTHERS"; exit 0',
     "ratchet": (
-        'cat "$2" >>"$CALLS"; trap \'kill $!; echo ended >>"$CALLS"; exit 130\' TERM; '
+        'cat "$2" >>"$CALLS"; trap \'kill $!; echo ended >>"$CALLS"; exit ${STATUS:-130}\' TERM; '
         'echo "ratchet $1 $3 $4" >>"$CALLS"; [ -n "$ENDS" ] && exit 3; sleep 1000 >/dev/null & echo up; wait $!'
     ),
 }
@@ -53,6 +53,16 @@ def test_a_job_that_is_cut_off_ends_its_run_and_is_queued_again(tmp_path: Path, 
 def test_a_run_that_ends_by_itself_ends_the_chain(tmp_path: Path) -> None:
     with run(tmp_path, ENDS="1") as job:
         assert job.wait() == 3
+    assert "requeue" not in (tmp_path / "calls").read_text()
+
+
+def test_a_run_that_has_ended_when_the_job_is_cut_off_ends_the_chain(tmp_path: Path) -> None:
+    """Another job would begin a new run."""
+    with run(tmp_path, STATUS="0") as job:
+        assert job.stdout is not None and job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGTERM)
+        job.stdout.read()
+        assert job.wait() == 0
     assert "requeue" not in (tmp_path / "calls").read_text()
 
 
