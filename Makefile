@@ -54,12 +54,13 @@ test: setup
 # upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
 e2e: setup
 	@$(RUN)/pytest --maxfail 3 tests/integration/workflows
-	@$(RUN)/pytest --maxfail 3 tests/e2e
+	@$(RUN)/pytest --maxfail 3 tests/e2e -m "not slow"
 	@$(RUN)/pytest --maxfail 3 tests/upgrade
 
-# The real vLLM's weight update and a killed rank under the real Ray, each alone: ten minutes, by hand.
+# The real vLLM's weight update, a killed rank under the real Ray, a launch over two network namespaces and a chain of SLURM jobs, one
+# after the other: twenty minutes, by hand.
 slow: setup
-	@$(RUN)/pytest tests/integration -m slow
+	@$(RUN)/pytest tests/integration tests/e2e -m slow
 
 bench: setup
 	@for file in tests/benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
