@@ -1,0 +1,84 @@
+"""Commands that the pages show can be typed as they stand: command, subcommand and options exist."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ROOT / "docs" / "reference"
+
+RATCHET = typer.main.get_command(app)
+
+BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
+INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ratchet [^`]+)`")
+IN_A_BLOCK = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*(?:\S*/bin/)?ratchet .+)$", re.M)
+CALL = re.compile(r"(?:^|[/ ])ratchet ")
+
+
+def shown(text: str) -> Iterator[str]:
+    """Each call of `ratchet` in backticks or in a fenced block, without what stands before it."""
+    joined = text.replace("\\\n", " ")
+    calls = [*INLINE.findall(BLOCK.sub("", text).replace("\n", " "))]
+    for block in BLOCK.findall(joined):
+        calls += IN_A_BLOCK.findall(block)
+    for call in calls:
+        yield CALL.split(call, maxsplit=1)[1]
+
+
+def problem(call: str) -> str | None:
+    """Say what of the call does not exist; None if it can be typed."""
+    words = shlex.split(re.sub(r"(?<!\S)#.*|[|;&>].*", "", call), posix=True)
+    command: Any = RATCHET
+    while getattr(command, "commands", None) and words:
+        name, *words = words
+        if name == "COMMAND" or re.match(r"\[|--(help|version|install-completion)$", name):
+            return None
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    options = {spelling for parameter in command.params for spelling in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        option = word.split("=")[0]
+        if option.startswith("--") and option not in options | {"--help", "--"}:
+            return f"{command.name} has no option {option}"
+        if option == "--":
+            return None
+    return None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if GENERATED not in page.parents], ids=lambda page: page.name)
+def test_commands_on_a_page_exist(page: Path) -> None:
+    found = {call: problem(call) for call in shown(page.read_text())}
+    assert {call: why for call, why in found.items() if why} == {}
+
+
+def test_commands_in_the_notebook_exist() -> None:
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+    calls = [call for cell in cells for call in shown("".join(cell["source"]))]
+    assert [problem(call) for call in calls if problem(call)] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("staus", "no command staus"),
+        ("runs --colour", "runs has no option --colour"),
+        ("models chek DIR", "no command chek"),
+        ("train configs/quickstart.yaml --set training.steps=3", None),
+    ],
+)
+def test_a_wrong_call_is_found(call: str, why: str | None) -> None:
+    assert problem(call) == why
+
+
+def test_pages_show_commands() -> None:
+    assert sum(len([*shown(page.read_text())]) for page in PAGES) > 100
