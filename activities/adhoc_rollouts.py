@@ -53,9 +53,10 @@ class AdhocRolloutActivities:
             if not known:  # the file has changed since the run was created
                 await import_dataset(connection, config.datasets[0], digest)
                 known = await tasks.tasks_of_dataset(connection, digest)
+            task = _find_task(known, input)
             new = AdhocRollout(
                 run_id=run_id,
-                task_id=_find_task(known, input),
+                task_id=task.task_id,
                 member=0,
                 purpose=Purpose.EVAL,
                 workflow_id=workflow_id,
@@ -65,7 +66,13 @@ class AdhocRolloutActivities:
             )
             rollout_id = await rollouts.create_adhoc_rollout(connection, new)
         stages = self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds)
-        return RolloutRow(rollout_id=rollout_id, stages=stages)
+        return RolloutRow(
+            rollout_id=rollout_id,
+            stages=stages,
+            run_id=run_id,
+            task=task.label or str(task.row_no),
+            harness=config.harness.name,
+        )
 
 
 def _config_of(input: RolloutInput) -> RunConfig:
@@ -78,12 +85,12 @@ def _config_of(input: RolloutInput) -> RunConfig:
     return resolve_config(values, "Rollout input", Path.cwd())
 
 
-def _find_task(rows: Sequence[NumberedTask], input: RolloutInput) -> int:
+def _find_task(rows: Sequence[NumberedTask], input: RolloutInput) -> NumberedTask:
     for row in rows:
         if input.task in (row.label, row.row_no) or (
             isinstance(input.task, str) and input.task.isdigit() and int(input.task) == row.row_no
         ):
-            return row.task_id
+            return row
     raise DatasetError(
         f"{input.dataset}: no task {input.task!r}; give a row's label, or its number from 0 to {len(rows) - 1}"
     )

@@ -93,7 +93,7 @@ class AgentActivities:
         spec = self._spec(config, context.task)
         async with (
             connected_box(self.provider, context.provider_id) as box,
-            heartbeating(lambda: self._progress(input)),
+            heartbeating(lambda: self._progress(input, config)),
             running_beside(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
             running_beside(self._renew_ttl(box, input, config)),
         ):
@@ -195,10 +195,8 @@ class AgentActivities:
             extra=config.harness.all_options(),
         )
 
-    async def _progress(self, input: StageInput) -> str:
-        progress = await self._session_progress(input)
-        age = "never" if progress.last_call_age_seconds is None else f"{progress.last_call_age_seconds:.0f} s ago"
-        return f"{progress.num_turns} turns, last model call {age}"
+    async def _progress(self, input: StageInput, config: RunConfig) -> str:
+        return agent_progress(await self._session_progress(input), config.limits.agent_seconds)
 
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
         return await self.progress.read(input.rollout_id, input.attempt)
@@ -249,6 +247,21 @@ class AgentActivities:
             except RatchetError as error:
                 _LOG.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
             await asyncio.sleep(settings.rollout.ttl_margin / _TTL_UPDATES_PER_MARGIN)
+
+
+def agent_progress(progress: sessions.SessionProgress, budget_seconds: float) -> str:
+    """Return how far an agent is and what it waits for, as its heartbeats show it."""
+    made = f"{progress.num_turns} model calls answered"
+    age = progress.last_call_age_seconds
+    if age is None:
+        now = f"no model call begun in the {progress.idle_seconds:.0f} s since the agent's start"
+    elif progress.has_open_call:
+        now = f"the next one has waited for its answer for {age:.0f} s"
+    else:
+        now = f"the last one {age:.0f} s ago; the agent works"
+    waited = progress.waited_seconds
+    owed = f" and the {waited:.0f} s for which it has waited for an engine or the adapter" if waited >= 1 else ""
+    return f"{made}, {now}; its budget is {budget_seconds:.0f} s{owed}"
 
 
 def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:

@@ -74,6 +74,9 @@ def _word(text: str) -> str:
     return min(shlex.quote(text), f'"$(printf %s {_encoded(text)} | base64 -d)"', key=len)
 
 
+PRE_COMMAND_BEGINS = re.compile(r"^pre_command (\d+) begins$", re.MULTILINE)
+"""What the script of `prepare_script` prints before each pre_command: its number, from 0."""
+
 FAILED_PRE_COMMAND = re.compile(r"pre_command (\d+) failed\s*\Z")
 """The end of what the script of `prepare_script` prints if a pre_command fails: its number, from 0."""
 
@@ -94,7 +97,7 @@ def prepare_script(
     lines.append(f"cd {directory}")
     for number, command in enumerate(pre_commands):
         lines.append(
-            f"bash -c {_word(command)} >&2 </dev/null"
+            f"echo 'pre_command {number} begins' >&2; bash -c {_word(command)} >&2 </dev/null"
             f" || {{ code=$?; echo 'pre_command {number} failed' >&2; exit $code; }}"
         )
     lines += [

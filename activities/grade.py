@@ -6,6 +6,7 @@ first, so the patch's code cannot tell which of the two runs it is in.
 """
 
 import random
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -18,14 +19,16 @@ from activities.graders.broken_oracles import judge_control
 from activities.graders.integrity_rules import CONTROL_RUN
 from activities.judge_patch import GradingLimits, JudgedPatch, KnownRuns, PatchJudge, find_grader
 from activities.run_configs import RunConfigs
+from activities.running_commands import shortened, try_ends
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from ratchet.errors import GraderFailedError, RatchetError
 from ratchet.payloads import GradeResult, StageInput
+from ratchet.secrets import without_secrets
 from ratchet.store import admissions, grades, rollouts, sandboxes
 from ratchet.store.admissions import GraderVersion
-from ratchet.store.arrays import pack_text, storable_text, unpack_bytes
+from ratchet.store.arrays import pack_text, storable_text, unpack_bytes, unpack_text
 from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
@@ -33,6 +36,7 @@ from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import JsonObject
 
 _MAX_REASON_CHARACTERS = 300
+_ONLY_A_CODE = re.compile(r"exit code \d+")
 
 
 class GradeActivities:
@@ -53,7 +57,8 @@ class GradeActivities:
         If a rollout's verdict was stored and its answer to the workflow was lost, that verdict is returned.
         """
         started = time.monotonic()
-        async with heartbeating():
+        judge: PatchJudge | None = None
+        async with heartbeating(lambda: _tests_of(judge)):
             context = await StageContext.load(self.database, self.configs, input, use_box_as="grade", fenced=False)
             patch = await self._patch(input)
             judge = await self._judge(context, patch)
@@ -85,7 +90,8 @@ class GradeActivities:
         """
         assert input.grade_id is not None
         started = time.monotonic()
-        async with heartbeating():
+        judge: PatchJudge | None = None
+        async with heartbeating(lambda: _tests_of(judge)):
             context = await StageContext.load(
                 self.database, self.configs, input, use_box_as="control_run", fenced=False
             )
@@ -199,9 +205,24 @@ def _repetition(run_number: int, again: Verdict) -> ControlVerdict:
     return ControlVerdict(result, again.solved, again.rejected, again.rule, reason)
 
 
-def _short_reason(reason: str) -> str:
-    """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it."""
-    return storable_text(" ".join(reason.split())[:_MAX_REASON_CHARACTERS])
+async def _tests_of(judge: PatchJudge | None) -> str:
+    """Return for the heartbeats which tests run, and when this try ends."""
+    if judge is None:
+        return f"the patch is read; {try_ends()}"
+    command = judge.task.spec.get("eval_cmd")
+    what = f"`{shortened(command)}`" if command else f"grader {judge.grader.name}"
+    limit = f"the tests may take {judge.limits.eval_seconds:.0f} s"
+    return f"the box gets the repository and the patch and runs the tests {what}; {limit}; {try_ends()}"
+
+
+def _short_reason(reason: str, log: str = "") -> str:
+    """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it.
+
+    `log`: of the tests. An exit code alone does not say what is wrong, so their last line follows it.
+    """
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+    whole = f"{reason}: {without_secrets(last)}" if last and _ONLY_A_CODE.fullmatch(reason) else reason
+    return storable_text(" ".join(whole.split())[:_MAX_REASON_CHARACTERS])
 
 
 def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, seconds: float) -> GradeResult:
@@ -210,10 +231,14 @@ def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, sec
         grade_id=grade_id,
         solved=verdict.solved,
         rejected=verdict.rejected,
-        reason=_short_reason(verdict.reason),
+        reason=_short_reason(verdict.reason, _log_of(verdict)),
         num_control_runs=len(judge.known.control_runs(grade_id)) if needs_control else 0,
         used_seconds=seconds,
     )
+
+
+def _log_of(verdict: GradeTable | Verdict) -> str:
+    return verdict.log if isinstance(verdict, Verdict) else unpack_text(verdict.log)
 
 
 def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatch) -> NewGrade:

@@ -6,9 +6,10 @@ The base commit is recorded, because the agent's diff is taken against it.
 import time
 
 from activities.box_lifecycle import connected_box
-from activities.git_scripts import FAILED_PRE_COMMAND, prepare_script
+from activities.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
 from activities.grading_box import has_archive, upload_archive
 from activities.run_configs import RunConfigs
+from activities.running_commands import RunningPreCommand
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
@@ -32,16 +33,19 @@ class WorkspaceActivities:
     async def workspace(self, input: StageInput) -> StageResult:
         """Prepare the repository and record the base commit. Raises CommandFailedError if a pre_command fails."""
         started = time.monotonic()
-        async with heartbeating():
+        running = RunningPreCommand()
+        async with heartbeating(running.told):
             context = await StageContext.load(self.database, self.configs, input, use_box_as="workspace")
             task = context.task
+            running.pre_commands = task.spec["pre_commands"]
             async with connected_box(self.provider, context.provider_id) as box:
                 await upload_archive(box, task)
                 script = prepare_script(
                     task.workdir, task.spec["pre_commands"], task.spec["problem_statement"], archive=has_archive(task)
                 )
                 try:
-                    result = await box.exec(script, user="root", timeout=context.config.limits.workspace_seconds)
+                    seconds = context.config.limits.workspace_seconds
+                    result = await box.exec(script, user="root", timeout=seconds, on_stderr=running.read)
                 except CommandFailedError as error:
                     raise of_pre_command(error, task.spec["pre_commands"]) from error
             log = result.stderr[-_MAX_LOG_CHARACTERS:]  # the script sends the output of pre_commands there
@@ -62,5 +66,5 @@ def of_pre_command(error: CommandFailedError, pre_commands: list[str]) -> Comman
     found = FAILED_PRE_COMMAND.search(error.stderr)
     if found is None:
         return error
-    said = error.stderr[: found.start()]
+    said = PRE_COMMAND_BEGINS.split(error.stderr[: found.start()])[-1].lstrip("\n")
     return CommandFailedError(pre_commands[int(found[1])], error.exit_code, error.stdout, said, error.timed_out)

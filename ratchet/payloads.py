@@ -104,10 +104,15 @@ class Claim(Payload):
 
 
 class RolloutRow(Payload):
-    """The row that `prepare_rollout` created for a rollout that was started by dataset and task."""
+    """The row that `prepare_rollout` created for a rollout that was started by dataset and task.
+
+    `run_id`, `task` (its label) and `harness` become search attributes; empty in answers of earlier versions."""
 
     rollout_id: int
     stages: dict[str, StageOptions]
+    run_id: str = ""
+    task: str = ""
+    harness: str = ""
 
 
 class StageInput(Payload):

@@ -39,8 +39,11 @@ with workflow.unsafe.imports_passed_through():
     from workflows.activity_options import (
         FIRST_STAGE,
         GUARD_SPENT,
+        HARNESS,
         OUTCOME,
         REWARD,
+        RUN,
+        TASK,
         failed_seconds,
         failure_cause,
         grading_boot,
@@ -66,13 +69,16 @@ class StarvedAgentError(Exception):
 
 
 _WORKS_ON = {
-    "workspace": "the task's pre_commands run in the agent's box",
-    "agent": "the agent works on the task; its heartbeat has the number of model calls and the age of the last one",
+    "workspace": "the task's pre_commands run in the agent's box; the heartbeat of the pending activity names the one",
+    "agent": "the agent works on the task; the heartbeat of the pending activity has its model calls and its budget",
     "diff": "the agent's changes are read",
-    "grade": "the task's tests run on the patch, in a box of their own",
+    "grade": "the tests run on the patch, in a box of their own; the heartbeat of the pending activity names them",
     "control_run": "the tests run again, also such as a right patch must fail",
 }
 """Stage → what is done in it, for people who look at the workflow."""
+
+_MAX_SUMMARY_CHARACTERS = 200
+"""Of an activity; a Temporal server refuses summaries of more than 400 bytes."""
 
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
@@ -110,7 +116,9 @@ class Rollout:
         if stage not in _WORKS_ON:
             return f"{stage} at {since}" if stage.startswith("ended") else f"{stage} since {since}"
         limit = self.limits.get(stage)
-        known = _WORKS_ON[stage] + (f", for at most {limit:.0f} s a try" if limit else "")
+        # An agent's budget is its own time; the limit of its activity is only that of its program's whole life.
+        is_limited = limit and stage != "agent"
+        known = _WORKS_ON[stage] + (f"; for at most {limit:.0f} s a try" if is_limited else "")
         return f"attempt {self.attempt}: {stage} since {since}: {known}"
 
     @workflow.run
@@ -145,6 +153,10 @@ class Rollout:
     async def _claim(self, input: RolloutInput) -> Claim:
         if input.rollout_id is None:
             row = await run_activity_even_if_cancelled(AdhocRolloutActivities.prepare_rollout, input, FIRST_STAGE)
+            if row.run_id and workflow.patched("adhoc-search-attributes"):  # a member of a group gets them at its start
+                workflow.upsert_search_attributes(
+                    [RUN.value_set(row.run_id), TASK.value_set(row.task), HARNESS.value_set(row.harness)]
+                )
             input = RolloutInput(rollout_id=row.rollout_id)
         return await run_activity_even_if_cancelled(RolloutRecordActivities.claim, input, FIRST_STAGE)
 
@@ -170,7 +182,7 @@ class Rollout:
                     raise NoVerdictError("infra_failed", reason) from None
             await self._release(claim)
             self.attempt += 1
-        raise NoVerdictError("infra_failed", f"no attempt of {claim.box_tries} gave a patch: {reason}")
+        raise NoVerdictError("infra_failed", f"{reason} (no attempt of {claim.box_tries} gave a patch)")
 
     async def _run_attempt(self, claim: Claim) -> int:
         """Run one agent box from boot to patch and return the patch's id. Raises StarvedAgentError."""
@@ -234,14 +246,14 @@ class Rollout:
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("grader_failed", reason) from None
                 await self._release(claim)
-        raise NoVerdictError("grader_failed", f"no grading box of {claim.grade_tries} gave a verdict: {reason}")
+        raise NoVerdictError("grader_failed", f"{reason} (no grading box of {claim.grade_tries} gave a verdict)")
 
     async def _confirm(self, claim: Claim, grade: GradeResult, graded: StageInput) -> GradeResult:
         try:
             confirmed = await confirm_grade(grade, graded, claim.stages, claim.grade_tries)
         except NoControlError as error:
             raise NoVerdictError(
-                "grader_failed", f"no control run of {claim.grade_tries} gave evidence: {error}"
+                "grader_failed", f"{error} (no control run of {claim.grade_tries} gave evidence)"
             ) from None
         self._count_seconds("control_run", confirmed)
         return confirmed
@@ -269,7 +281,9 @@ class Rollout:
         used = sum(self.used_seconds.values())
         if used >= claim.guard_seconds:
             raise NoVerdictError(
-                failure, f"{used:.0f} s of the rollout's {claim.guard_seconds:.0f} s are used up: {reason}"
+                failure,
+                f"{reason} (no further box, because its stages have taken {used:.0f} s and the rollout's guard is "
+                f"{claim.guard_seconds:.0f} s)",
             )
 
     async def _end(self, claim: Claim, failure: str | None, reason: str) -> RolloutResult:
@@ -282,7 +296,7 @@ class Rollout:
             used_seconds=self.used_seconds,
         )
         self._show("finalise", **({"verdict": f"none: {reason}"} if ending.failure else {}))
-        told = f"{ending.failure}: {reason}"[:100] if ending.failure else self.status.verdict
+        told = f"{ending.failure}: {reason}"[:_MAX_SUMMARY_CHARACTERS] if ending.failure else self.status.verdict
         result = await run_activity_even_if_cancelled(
             RolloutRecordActivities.finalise, ending, claim.stages["record"], told
         )

@@ -5,7 +5,7 @@ both Protocols may raise SandboxGoneError (the box is gone, only a new one helps
 rate-limited or unreachable; the same call may succeed later).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -66,8 +66,11 @@ class Sandbox(Protocol):
         timeout: float | None = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> CommandResult:
         """Run `cmd` in a login shell and wait for it; `timeout` in seconds, None for unlimited.
+
+        `on_stderr` gets each piece of the error output as it comes; it returns at once and raises nothing.
 
         Raises CommandFailedError for a non-zero exit code if `check`, and for a time-out always, after killing the
         command. A command that cannot start (unknown user or directory) has exit code 126, as in a shell. Raises no

@@ -9,7 +9,7 @@ import contextlib
 import re
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
@@ -66,6 +66,7 @@ class DockerSandbox:
         timeout: float | None = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> CommandResult:
         arguments = _login(cmd, cwd)
         if timeout is not None:
@@ -73,7 +74,7 @@ class DockerSandbox:
             arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
         started = time.monotonic()
         try:
-            code, stdout, stderr = await self._run(arguments, user, env or {}, cwd)
+            code, stdout, stderr = await self._run(arguments, user, env or {}, cwd, on_stderr=on_stderr)
         except CommandFailedError as unable:
             code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
         result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
@@ -151,6 +152,7 @@ class DockerSandbox:
         cwd: str | None,
         content: bytes | Path | None = None,
         into: BinaryIO | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> _ExecOutput:
         """Run a command, with its output in `into` if given. Raises CommandFailedError if it cannot start."""
         try:
@@ -166,6 +168,8 @@ class DockerSandbox:
                             await asyncio.to_thread(into.write, message.data)
                         else:
                             (stdout if message.stream == 1 else stderr).extend(message.data)
+                        if message.stream != 1 and on_stderr is not None:
+                            on_stderr(message.data.decode(errors="replace"))
                     if sending is not None:
                         sending.cancel()
                         await asyncio.gather(sending, return_exceptions=True)

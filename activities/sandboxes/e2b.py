@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -166,15 +166,22 @@ class E2BSandbox:
         timeout: float | None = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> CommandResult:
         with cancellable():
-            result = await self._run(cmd, user, timeout, dict(env or {}), cwd)
+            result = await self._run(cmd, user, timeout, dict(env or {}), cwd, on_stderr)
         if check and result.exit_code != 0:
             raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
         return result
 
     async def _run(
-        self, cmd: str, user: str, timeout: float | None, env: dict[str, str], cwd: str | None
+        self,
+        cmd: str,
+        user: str,
+        timeout: float | None,
+        env: dict[str, str],
+        cwd: str | None,
+        on_stderr: Callable[[str], None] | None,
     ) -> CommandResult:
         from e2b import CommandExitException
 
@@ -183,7 +190,13 @@ class E2BSandbox:
         try:
             # In the background, because only its handle keeps the output of a command that times out.
             handle = await self._box.commands.run(
-                cmd, background=True, user=user, envs=env, cwd=cwd, timeout=0 if timeout is None else timeout
+                cmd,
+                background=True,
+                user=user,
+                envs=env,
+                cwd=cwd,
+                timeout=0 if timeout is None else timeout,
+                on_stderr=on_stderr,
             )
             ended = await handle.wait()
             result = CommandResult(ended.exit_code, ended.stdout, ended.stderr)

@@ -78,7 +78,7 @@ class SessionProgress:
     of them have. `silent_seconds`: time for which the process of its newest call, which is in flight, has not
     renewed its lease although other adapters work: it has lost the store or was killed; without what
     `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while a
-    call is in flight.
+    call is in flight, which `has_open_call` says.
     """
 
     num_turns: int
@@ -89,6 +89,7 @@ class SessionProgress:
     both_seconds: float
     silent_seconds: float
     idle_seconds: float
+    has_open_call: bool
 
     @property
     def waited_seconds(self) -> float:
@@ -312,6 +313,7 @@ def _progress(row: Any) -> SessionProgress:
         both_seconds=float(row.both),
         silent_seconds=silent if age is not None and age >= silent else 0.0,
         idle_seconds=idle,
+        has_open_call=bool(row.num_in_flight),
     )
 
 

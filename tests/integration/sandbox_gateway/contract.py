@@ -28,6 +28,19 @@ async def test_exec_returns_output_and_exit_code(box: Sandbox) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
 
 
+async def test_error_output_is_seen_while_the_command_runs(box: Sandbox) -> None:
+    pieces: list[str] = []
+    running = asyncio.create_task(box.exec("echo one >&2; sleep 60", timeout=5, on_stderr=pieces.append))
+
+    async def seen() -> bool:
+        return "".join(pieces) == "one\n"
+
+    await eventually(seen)
+    assert not running.done()
+    with pytest.raises(CommandFailedError):
+        await running
+
+
 async def test_exec_check_raises_with_what_was_printed(box: Sandbox) -> None:
     with pytest.raises(CommandFailedError) as failed:
         await box.exec("echo before; exit 4")

@@ -9,9 +9,19 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from ratchet.types import SEARCH_ATTRIBUTES
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
+from tests.integration.workflows.test_rollout import PRE, call
 
 pytestmark = pytest.mark.timeout(600)
 __all__ = ["training"]
+
+
+async def heartbeat(handle: WorkflowHandle[Any, Any], activity: str) -> str:
+    """Return what the heartbeats of a pending activity show, empty if there is none."""
+    for pending in (await handle.describe()).raw_description.pending_activities:
+        if pending.activity_type.name == activity and pending.heartbeat_details.payloads:
+            payload = pending.heartbeat_details.payloads[0]
+            return str(pydantic_data_converter.payload_converter.from_payload(payload))
+    return ""
 
 
 async def summaries(handle: WorkflowHandle[Any, Any]) -> dict[str, str]:
@@ -77,3 +87,32 @@ async def test_a_rollout_shows_its_stage_and_what_it_has_given(training: Trainin
     assert working["box"] in shown["agent"] and working["box"] in shown["workspace"]
     assert shown["diff"] == "agent: done, 1 model calls" and shown["finalise"] == status["verdict"]
     assert shown["grade"].startswith("patch of 0 bytes, box ")
+
+
+async def test_a_rollout_by_hand_names_the_command_that_it_waits_for(loop: Loop) -> None:
+    """Its set-up and its tests wait for a file in their box; the tests then end without success."""
+    wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
+    tests = f"{wait}; echo 'cannot load the fixtures' >&2; exit 70"
+    dataset = loop.dataset(pre_commands=[PRE, f"echo fetching >&2; {wait}"], eval_cmd=tests)
+    await loop.script(call("echo two > a.txt"), "Done.")
+    handle = await loop.start(dataset)
+
+    async def told(activity: str, what: str) -> str:
+        found = await heartbeat(handle, activity)
+        return found if what in found else ""
+
+    async def go_on() -> None:
+        box = await loop.provider().connect((await handle.query("state"))["box"])
+        await box.write_file("/tmp/go", "")
+        await box.close()
+
+    shown = await loop.until(lambda: told("workspace", "pre_command 2 of 2"), "the pre_command is named")
+    assert "it printed last: fetching" in shown and "this try ends at" in shown
+    found = [one.id async for one in loop.client.list_workflows('ratchet_task = "task" AND WorkflowType = "Rollout"')]
+    assert handle.id in found
+    await go_on()
+    shown = await loop.until(lambda: told("grade", "runs the tests"), "the tests are named")
+    assert f"`{wait}; echo" in shown
+    await go_on()
+    await loop.result(handle)
+    assert (await handle.query("state"))["verdict"] == "not solved: exit code 70: cannot load the fixtures"

@@ -22,3 +22,13 @@ def test_the_authors_command_is_named() -> None:
 def test_another_failure_stays_as_it_is() -> None:
     error = CommandFailedError("set -e", 1, "", "no space left on device")
     assert of_pre_command(error, COMMANDS) is error
+
+
+def test_only_what_the_failed_command_printed_is_quoted() -> None:
+    whole = prepare_script("/nowhere", ["echo of the first >&2", "echo of the second >&2; exit 4"], None)
+    lines = [line for line in whole.splitlines() if "pre_command" in line]
+    ended = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    found = of_pre_command(
+        CommandFailedError(whole, ended.returncode, "", ended.stderr), ["", "echo of the second >&2; exit 4"]
+    )
+    assert found.stderr == "of the second\n"
