@@ -2,8 +2,8 @@
 
 glossary.md is made from the words and enums of ratchet/types.py, the table of fields in adapter.md from
 adapter/dialects/fields.py, those of vime.md from ratchet/vime_names.py, that of agents.md from the parameters of their
-end-to-end tests, configuration.md from the config's classes and ratchet/steering.py, those of docs/reference/ by
-reference_pages.py.
+end-to-end tests, configuration.md from the config's classes and ratchet/steering.py, notebook.md by
+notebook_page.py, those of docs/reference/ by reference_pages.py.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
+from notebook_page import PAGE as NOTEBOOK_PAGE
+from notebook_page import notebook_page
 from reference_pages import reference_pages
 
 SOURCE = Path("ratchet/types.py")
@@ -172,6 +174,7 @@ def main() -> int:
         VIME_PAGE: with_vime_names(VIME_PAGE.read_text()),
         AGENTS_PAGE: with_agents(AGENTS_PAGE.read_text()),
         CONFIG_PAGE: config_page(),
+        NOTEBOOK_PAGE: notebook_page(),
         **reference_pages(),
     }
     stale = [str(path) for path, text in pages.items() if not path.exists() or path.read_text() != text]

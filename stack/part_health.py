@@ -16,7 +16,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 |---|---|---|
 | stopped | supervisord runs it | starting |
 | starting, failing, waiting | a probe succeeds | answering |
-| starting | no success for `start_seconds` | restarting |
+| starting | no success for `start_seconds`, twice as long after each start of the part that ended so | restarting |
 | answering | a probe fails | failing |
 | failing | a part that it needs does not answer, or a probe says that a restart would not help | waiting |
 | waiting | every part that it needs answers, and a probe fails for another reason | failing |
@@ -43,6 +43,7 @@ from ratchet.types import JsonObject
 MAX_SHORT_LIVES = 5
 WINDOW_SECONDS = 1800.0
 STABLE_SECONDS = 30.0
+MAX_START_DOUBLINGS = 3
 END_SECONDS = 90.0
 STALE_SECONDS = 30.0
 """Age of the file above which its contents say nothing about now."""
@@ -83,7 +84,9 @@ class PartHealth:
     `since`: when the state began. `reason`: why it does not answer. `detail`: what the newest successful probe found.
     `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
     restart. `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
-    giving up. `runs_paused`: the part is given up, and the runs that need it have been paused.
+    giving up. `slow_starts`: processes in a row that were ended because they did not answer in time after their start,
+    as on a machine with too much to do; the next one gets longer. `runs_paused`: the part is given up, and the runs
+    that need it have been paused.
     """
 
     name: str
@@ -97,6 +100,7 @@ class PartHealth:
     first_answer_at: float | None = None
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
+    slow_starts: int = 0
     runs_paused: bool = False
     restart_helps: bool = True
 
@@ -129,6 +133,7 @@ class PartHealth:
         self.last_error = ""
         self.first_answer_at = None
         self.short_lives = []
+        self.slow_starts = 0
         self.runs_paused = False
         self.restart_helps = True
 
@@ -160,6 +165,7 @@ class PartHealth:
             if self.first_answer_at is None:
                 self.first_answer_at = now
             self.last_answer_at = now
+            self.slow_starts = 0
             self.enter(HealthState.ANSWERING, now)
             self.detail = detail
             self.restart_helps = True
@@ -187,9 +193,11 @@ class PartHealth:
         if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:
             self.since = now
             return HealthAction.RESTART
-        limits_of = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: limits.start_seconds}
+        start_seconds = limits.start_seconds * 2 ** min(self.slow_starts, MAX_START_DOUBLINGS)
+        limits_of = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: start_seconds}
         limit = limits_of.get(self.state)
         if limit is not None and self.pid is not None and now - self.since > limit:
+            self.slow_starts += self.state is HealthState.STARTING
             self.enter(HealthState.RESTARTING, now, f"no answer for {now - self.since:.0f} s: {self.reason}")
             return HealthAction.RESTART
         return HealthAction.NOTHING

@@ -60,6 +60,23 @@ def test_a_part_that_fails_for_long_is_restarted_with_its_reason(part: PartHealt
     assert part.last_error, "the last error is kept until `ratchet up`"
 
 
+def test_a_start_that_took_too_long_gets_twice_the_time_until_the_part_has_answered(part: PartHealth) -> None:
+    now, waited = 20.0, []
+    for pid in (2, 3, 4):
+        part.see_process(pid, True, now, "")
+        part.see_failure("it loads its model", now + 1)
+        for seconds in range(0, 4000, 100):
+            if part.act(LIMITS, None, now + seconds) is HealthAction.RESTART:
+                waited.append(seconds)
+                now += seconds
+                break
+    assert waited == [400, 700, 1300]
+    part.see_process(5, True, now, "")
+    part.see_success("ready", now + 1)
+    part.see_process(6, True, now + 100, "")
+    assert part.act(LIMITS, None, now + 401) is HealthAction.RESTART
+
+
 def test_a_process_that_ends_by_itself_is_counted_with_the_error_of_its_log(part: PartHealth) -> None:
     part.see_process(None, True, 50.0, "ValueError: head size 96")
     assert (part.state, part.restarts, part.last_error) == (HealthState.STARTING, 1, "ValueError: head size 96")
