@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from notebook_page import PAGE as NOTEBOOK_PAGE
+from notebook_page import notebook_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
-from notebook_page import PAGE as NOTEBOOK_PAGE
-from notebook_page import notebook_page
 from reference_pages import reference_pages
 
 SOURCE = Path("ratchet/types.py")

@@ -8,7 +8,7 @@ NOTEBOOK = Path("docs/notebook.ipynb")
 PAGE = Path("docs/notebook.md")
 
 _ABOUT = """
-The cells and outputs of [notebook.ipynb](notebook.ipynb), which a test executes; the outputs are those of a `make train`.
+The cells and outputs of [notebook.ipynb](notebook.ipynb), which a test executes; the outputs are of a `make train`.
 """
 
 
