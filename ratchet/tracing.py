@@ -1,0 +1,169 @@
+"""OpenTelemetry spans of rollouts: one trace per rollout, whichever processes work on it.
+
+Trace ids, and the span ids of a rollout and of its attempts, are hashes of the installation's id and the rollout's. So
+every process knows them without being told, in every retry, and the viewer can link to the trace. Context that is
+passed along, as Temporal's own interceptor does in headers of workflows, would end at the agent's program, which passes
+nothing on.
+
+Without an exporter (`ratchet.trace_export`) every function here does nothing.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from uuid import UUID
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ratchet.secrets import without_secrets
+
+Fact = str | int | float | bool | None
+"""Value of an attribute; None leaves it out."""
+
+_TRACER = "ratchet"
+_MAX_REASON_CHARS = 300
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanIds:
+    """The ids of a span that is recorded under ids which other processes have derived already."""
+
+    trace_id: int
+    span_id: int
+
+
+FIXED_IDS: ContextVar[SpanIds | None] = ContextVar("FIXED_IDS", default=None)
+"""The ids of the span that is started now; None: the exporter's generator draws them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTrace:
+    """The trace of one rollout. `trace_id`: 128 bits."""
+
+    trace_id: int
+
+    @classmethod
+    def of(cls, installation: UUID, rollout_id: int) -> "RolloutTrace":
+        """Return the rollout's trace. Rollouts are numbered per installation, and a collector may serve several."""
+        return cls(_hashed(f"{installation}/{rollout_id}", 16))
+
+    @property
+    def hex(self) -> str:
+        """The trace id as collectors show it: 32 hexadecimal digits."""
+        return trace.format_trace_id(self.trace_id)
+
+    def span_id(self, attempt: int | None = None) -> int:
+        """Return the span id of an attempt, or of the whole rollout."""
+        return _hashed(f"{self.hex}/{'rollout' if attempt is None else attempt}", 8)
+
+    def parent(self, attempt: int | None = None) -> Context:
+        """Return the context in which spans are children of the attempt, or of the whole rollout."""
+        flags = TraceFlags(TraceFlags.SAMPLED if _is_sampled(self.trace_id) else TraceFlags.DEFAULT)
+        context = SpanContext(self.trace_id, self.span_id(attempt), is_remote=True, trace_flags=flags)
+        return trace.set_span_in_context(NonRecordingSpan(context), Context())
+
+
+def _hashed(text: str, num_bytes: int) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=num_bytes).digest()) or 1  # 0 is no valid id
+
+
+def is_on() -> bool:
+    """Return whether this process exports spans."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+def _is_sampled(trace_id: int) -> bool:
+    """Return whether OTEL_TRACES_SAMPLER takes this trace: every process decides alike, by the id alone."""
+    sampler = getattr(trace.get_tracer_provider(), "sampler", None)
+    return sampler is not None and sampler.should_sample(None, trace_id, "rollout").decision.is_sampled()
+
+
+@contextlib.contextmanager
+def rollout_span(rollout: RolloutTrace, attempt: int | None, name: str, **facts: Fact) -> Iterator[Span]:
+    """Run the block in a span that is a child of the rollout's attempt, or of the rollout."""
+    if not is_on():
+        yield trace.INVALID_SPAN
+        return
+    with _running(_tracer().start_span(name, rollout.parent(attempt), attributes=_attributes(facts))) as span:
+        yield span
+
+
+@contextlib.contextmanager
+def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **facts: Fact) -> Iterator[Span]:
+    """Run the block in a child of the present span; without one there is no span."""
+    if not (is_on() and trace.get_current_span().get_span_context().is_valid):
+        yield trace.INVALID_SPAN
+        return
+    with _running(_tracer().start_span(name, kind=kind, attributes=_attributes(facts))) as span:
+        yield span
+
+
+def add_facts(**facts: Fact) -> None:
+    """Add attributes to the present span."""
+    trace.get_current_span().set_attributes(_attributes(facts))
+
+
+def present_trace() -> RolloutTrace | None:
+    """Return the trace of the present span, None without one."""
+    context = trace.get_current_span().get_span_context()
+    return RolloutTrace(context.trace_id) if is_on() and context.is_valid else None
+
+
+def record_span(
+    rollout: RolloutTrace, attempt: int | None, name: str, began_at: datetime, ended_at: datetime, **facts: Fact
+) -> None:
+    """Export the span of an attempt, or of the whole rollout, which other spans have named as their parent already.
+
+    Its ids are always the same, so a span that is exported again is the same span.
+    """
+    fixed = FIXED_IDS.set(SpanIds(rollout.trace_id, rollout.span_id(attempt)))
+    try:
+        parent = Context() if attempt is None else rollout.parent()
+        span = _tracer().start_span(name, parent, attributes=_attributes(facts), start_time=_nanoseconds(began_at))
+    finally:
+        FIXED_IDS.reset(fixed)
+    span.end(_nanoseconds(ended_at))
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the HTTP headers by which a server makes its spans children of the present one (W3C `traceparent`)."""
+    headers: dict[str, str] = {}
+    if is_on():
+        _PROPAGATOR.inject(headers)
+    return headers
+
+
+@contextlib.contextmanager
+def _running(span: Span) -> Iterator[Span]:
+    """Make the span the present one for the block. An error is its status; stack traces may hold secrets."""
+    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        try:
+            yield span
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
+            span.set_status(Status(StatusCode.ERROR, without_secrets(reason)))
+            raise
+
+
+def _tracer() -> trace.Tracer:
+    return trace.get_tracer(_TRACER)
+
+
+def _attributes(facts: dict[str, Fact]) -> dict[str, str | int | float | bool]:
+    """Return the facts as attributes, ours below `ratchet.` and those of a convention (`gen_ai__…`) by their names."""
+    return {
+        name.replace("__", ".") if "__" in name else f"ratchet.{name}": value
+        for name, value in facts.items()
+        if value is not None
+    }
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6) * 1000
