@@ -20,23 +20,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-from ratchet.tracing import FIXED_IDS
+from ratchet.tracing import FIXED_IDS, HTTP_PROTOCOL, collector_protocol, collector_url
 
 _LOG = structlog.get_logger("ratchet.tracing")
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-HTTP = "http/protobuf"
 _SHUTDOWN_SECONDS = 2.0
 _REPORT_SECONDS = 60.0
 _QUEUE_SPANS = 2048
-
-
-def collector_url() -> str | None:
-    """Return the URL to which traces are sent, None if the environment names no collector."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return None
-    own, base = (os.environ.get(name) for name in _ENDPOINTS)
-    return own or (f"{base.rstrip('/')}/v1/traces" if base else None)
 
 
 def start_exporting(part: str) -> None:
@@ -47,8 +36,8 @@ def start_exporting(part: str) -> None:
     url = collector_url()
     if url is None:
         return
-    protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name))), HTTP)
-    if protocol != HTTP:
+    protocol = collector_protocol()
+    if protocol != HTTP_PROTOCOL:
         _LOG.warning("no traces: only http/protobuf is supported, usually at port 4318", protocol=protocol)
         return
     try:

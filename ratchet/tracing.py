@@ -9,6 +9,7 @@ Without an exporter (`ratchet.trace_export`) every function here does nothing.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,9 +27,25 @@ from ratchet.secrets import without_secrets
 Fact = str | int | float | bool | None
 """Value of an attribute; None leaves it out."""
 
+HTTP_PROTOCOL = "http/protobuf"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _TRACER = "ratchet"
 _MAX_REASON_CHARS = 300
 _PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def collector_url() -> str | None:
+    """Return the URL to which spans are sent, None if the environment names no collector."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    own, base = (os.environ.get(name) for name in _ENDPOINTS)
+    return own or (f"{base.rstrip('/')}/v1/traces" if base else None)
+
+
+def collector_protocol() -> str:
+    """Return the protocol that the environment names; by default OTLP over HTTP."""
+    return next((value for name in _PROTOCOLS if (value := os.environ.get(name))), HTTP_PROTOCOL)
 
 
 @dataclass(frozen=True, slots=True)
