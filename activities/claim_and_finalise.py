@@ -134,8 +134,8 @@ def _record_spans(trace: RolloutTrace, rollout_id: int, ended: EndedRollout) -> 
     }
     for one in ended.attempts:
         exit: dict[str, Fact] = {"attempt": one.number, "agent_exit": one.agent_exit}
-        tracing.record_span(trace, one.number, "attempt", one.began_at, one.ended_at, **ids, **exit)
-    tracing.record_span(trace, None, "rollout", ended.began_at, ended.ended_at, **ids, **facts)
+        tracing.record_span(trace, one.number, "attempt", one.began_at, one.ended_at, ids | exit)
+    tracing.record_span(trace, None, "rollout", ended.began_at, ended.ended_at, ids | facts)
 
 
 def _require_ownership(input: FinaliseInput, facts: RolloutFacts) -> None:

@@ -59,13 +59,15 @@ class _Stage(ActivityInboundInterceptor):
             ids["run_id"] = await self._telemetry.configs.run_of_rollout(rollout_id)
         trace = RolloutTrace.of(self._telemetry.installation, rollout_id)
         attempt = _attempt_of(info.activity_type, argument)
-        box = {"box": argument.sandbox_id, "role": argument.role} if isinstance(argument, StageInput) else {}
+        box: dict[str, Fact] = {}
+        if isinstance(argument, StageInput):
+            box = {"box": argument.sandbox_id, "role": argument.role}
         with (
-            tracing.rollout_span(trace, attempt, info.activity_type, **ids, **box),
+            tracing.rollout_span(trace, attempt, info.activity_type, ids | box),
             _bound(ids | {"trace_id": trace.hex if tracing.is_on() else None}),
         ):
             result = await super().execute_activity(input)
-            tracing.add_facts(**_facts_of(result))
+            tracing.add_facts(_facts_of(result))
             return result
 
 

@@ -33,7 +33,7 @@ def logs(
     command = ["tail", "-n", str(lines), *(["-F"] if follow else []), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         assert tail.stdout is not None
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
             for line in tail.stdout:
                 print(readable(line.rstrip("\n")), flush=follow)
     if tail.returncode > 0:

@@ -102,7 +102,7 @@ def note_values(values: Mapping[str, str]) -> None:
 
 
 def note_environment() -> None:
-    """Make `without_secrets` replace the values of this process's variables whose names end with KEY, TOKEN and so on."""
+    """Make `without_secrets` replace the values of variables whose names end with KEY, TOKEN, SECRET or PASSWORD."""
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VARIABLE_CHARS:
             _used.add(value)

@@ -10,7 +10,7 @@ Without an exporter (`ratchet.trace_export`) every function here does nothing.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ratchet.secrets import without_secrets
 
 Fact = str | int | float | bool | None
-"""Value of an attribute; None leaves it out."""
+Facts = Mapping[str, Fact]
+"""Attributes by name: with a dot that of a convention, such as `gen_ai.…`; else below `ratchet.`. None is left out."""
 
 HTTP_PROTOCOL = "http/protobuf"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -103,7 +104,7 @@ def _is_sampled(trace_id: int) -> bool:
 
 
 @contextlib.contextmanager
-def rollout_span(rollout: RolloutTrace, attempt: int | None, name: str, **facts: Fact) -> Iterator[Span]:
+def rollout_span(rollout: RolloutTrace, attempt: int | None, name: str, facts: Facts) -> Iterator[Span]:
     """Run the block in a span that is a child of the rollout's attempt, or of the rollout."""
     if not is_on():
         yield trace.INVALID_SPAN
@@ -113,7 +114,7 @@ def rollout_span(rollout: RolloutTrace, attempt: int | None, name: str, **facts:
 
 
 @contextlib.contextmanager
-def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **facts: Fact) -> Iterator[Span]:
+def span(name: str, facts: Facts, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
     """Run the block in a child of the present span; without one there is no span."""
     if not (is_on() and trace.get_current_span().get_span_context().is_valid):
         yield trace.INVALID_SPAN
@@ -122,7 +123,7 @@ def span(name: str, kind: SpanKind = SpanKind.INTERNAL, **facts: Fact) -> Iterat
         yield span
 
 
-def add_facts(**facts: Fact) -> None:
+def add_facts(facts: Facts) -> None:
     """Add attributes to the present span."""
     trace.get_current_span().set_attributes(_attributes(facts))
 
@@ -134,7 +135,7 @@ def present_trace() -> RolloutTrace | None:
 
 
 def record_span(
-    rollout: RolloutTrace, attempt: int | None, name: str, began_at: datetime, ended_at: datetime, **facts: Fact
+    rollout: RolloutTrace, attempt: int | None, name: str, began_at: datetime, ended_at: datetime, facts: Facts
 ) -> None:
     """Export the span of an attempt, or of the whole rollout, which other spans have named as their parent already.
 
@@ -173,13 +174,8 @@ def _tracer() -> trace.Tracer:
     return trace.get_tracer(_TRACER)
 
 
-def _attributes(facts: dict[str, Fact]) -> dict[str, str | int | float | bool]:
-    """Return the facts as attributes, ours below `ratchet.` and those of a convention (`gen_ai__…`) by their names."""
-    return {
-        name.replace("__", ".") if "__" in name else f"ratchet.{name}": value
-        for name, value in facts.items()
-        if value is not None
-    }
+def _attributes(facts: Facts) -> dict[str, str | int | float | bool]:
+    return {name if "." in name else f"ratchet.{name}": value for name, value in facts.items() if value is not None}
 
 
 def _nanoseconds(moment: datetime) -> int:

@@ -128,16 +128,18 @@ async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, wi
 
     `witness`: load the pytest plugin. Raises UnusableBoxError if the box cannot run tests, and the box's own errors.
     """
-    with tracing.span("tests", limit_seconds=seconds):
+    with tracing.span("tests", {"limit_seconds": seconds}):
         report = await _run_tests(box, command, workdir, seconds, witness)
         tests = [outcome for session in report.top_sessions for outcome in session.tests.values()]
         tracing.add_facts(
-            exit_code=report.exit_code,
-            timed_out=report.exit_code is None,
-            starved=report.starved,
-            num_tests=len(tests),
-            num_passed=tests.count("passed"),
-            num_failed=tests.count("failed"),
+            {
+                "exit_code": report.exit_code,
+                "timed_out": report.exit_code is None,
+                "starved": report.starved,
+                "num_tests": len(tests),
+                "num_passed": tests.count("passed"),
+                "num_failed": tests.count("failed"),
+            }
         )
         return report
 

@@ -41,11 +41,11 @@ def turn_span(row: SessionRow, prepared: PreparedCall, turn_id: int) -> Iterator
         "lane": prepared.lane,
         "dialect": prepared.request.options.dialect,
         "streams": prepared.request.options.stream,
-        "gen_ai__operation__name": "chat",
-        "gen_ai__request__model": row.model if row.endpoint is None else row.endpoint.model,
-        "gen_ai__request__max_tokens": prepared.max_tokens,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": row.model if row.endpoint is None else row.endpoint.model,
+        "gen_ai.request.max_tokens": prepared.max_tokens,
     }
-    with tracing.rollout_span(trace, row.attempt, "turn", **facts):
+    with tracing.rollout_span(trace, row.attempt, "turn", facts):
         yield
 
 
@@ -59,25 +59,26 @@ def _trace_of(row: SessionRow) -> RolloutTrace | None:
 def note_answer(answer: Answer) -> None:
     """Add the answer's numbers of tokens to the turn's span."""
     tracing.add_facts(
-        gen_ai__usage__input_tokens=answer.prompt_tokens,
-        gen_ai__usage__output_tokens=answer.completion_tokens,
-        cached_tokens=answer.cached_tokens,
-        finish=answer.finish,
+        {
+            "gen_ai.usage.input_tokens": answer.prompt_tokens,
+            "gen_ai.usage.output_tokens": answer.completion_tokens,
+            "cached_tokens": answer.cached_tokens,
+            "finish": answer.finish,
+        }
     )
 
 
 def engine_span(engine: EngineRow, request_id: str) -> contextlib.AbstractContextManager[Span]:
     """Run a request to an engine in a span, of which vLLM's own span is a child."""
-    return tracing.span(
-        "engine request",
-        SpanKind.CLIENT,
-        engine_id=engine.id,
-        engine=engine.address,
-        policy_version=engine.version,
-        request_id=request_id,
-    )
+    facts: dict[str, Fact] = {
+        "engine_id": engine.id,
+        "engine": engine.address,
+        "policy_version": engine.version,
+        "request_id": request_id,
+    }
+    return tracing.span("engine request", facts, SpanKind.CLIENT)
 
 
 def endpoint_span(url: str) -> contextlib.AbstractContextManager[Span]:
     """Run a request to an endpoint in a span. The endpoint, which others run, is not told the trace's id."""
-    return tracing.span("endpoint request", SpanKind.CLIENT, endpoint=url)
+    return tracing.span("endpoint request", {"endpoint": url}, SpanKind.CLIENT)
