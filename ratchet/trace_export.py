@@ -13,14 +13,15 @@ import time
 from collections.abc import Sequence
 
 import structlog
-from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
 
-from ratchet.tracing import FIXED_IDS, HTTP_PROTOCOL, collector_protocol, collector_url
+from ratchet import tracing
+from ratchet.tracing import FIXED_IDS, HTTP_PROTOCOL, Exporting, collector_protocol, collector_url
 
 _LOG = structlog.get_logger("ratchet.tracing")
 _SHUTDOWN_SECONDS = 2.0
@@ -50,7 +51,12 @@ def start_exporting(part: str) -> None:
     except Exception as error:  # a mistake in the settings must not stop what is traced
         _LOG.warning("no traces", reason=str(error))
         return
-    trace.set_tracer_provider(provider)
+    sampler = provider.sampler
+
+    def is_sampled(trace_id: int) -> bool:
+        return sampler.should_sample(None, trace_id, "rollout").decision is not Decision.DROP
+
+    tracing.export_by(Exporting(provider.get_tracer("ratchet"), is_sampled))
     # Its messages repeat for every batch; `CountedExporter` says the same once a minute.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     atexit.register(_stop, provider, exporter)

@@ -10,7 +10,7 @@ Without an exporter (`ratchet.trace_export`) every function here does nothing.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +31,6 @@ Facts = Mapping[str, Fact]
 HTTP_PROTOCOL = "http/protobuf"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_TRACER = "ratchet"
 _MAX_REASON_CHARS = 300
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -92,15 +91,34 @@ def _hashed(text: str, num_bytes: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=num_bytes).digest()) or 1  # 0 is no valid id
 
 
+@dataclass(frozen=True, slots=True)
+class Exporting:
+    """A tracer that exports its spans. `is_sampled`: whether it exports a trace, by its id alone."""
+
+    tracer: trace.Tracer
+    is_sampled: Callable[[int], bool]
+
+
+_exporting: Exporting | None = None
+
+
+def export_by(exporting: Exporting | None) -> None:
+    """Export this process's spans by a tracer; None: no longer.
+
+    Its provider is not made OpenTelemetry's global one: HTTP clients of our dependencies would use that, too, and name
+    signed URLs in spans of their own.
+    """
+    global _exporting
+    _exporting = exporting
+
+
 def is_on() -> bool:
     """Return whether this process exports spans."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return _exporting is not None
 
 
 def _is_sampled(trace_id: int) -> bool:
-    """Return whether OTEL_TRACES_SAMPLER takes this trace: every process decides alike, by the id alone."""
-    sampler = getattr(trace.get_tracer_provider(), "sampler", None)
-    return sampler is not None and sampler.should_sample(None, trace_id, "rollout").decision.is_sampled()
+    return _exporting is not None and _exporting.is_sampled(trace_id)
 
 
 @contextlib.contextmanager
@@ -141,6 +159,8 @@ def record_span(
 
     Its ids are always the same, so a span that is exported again is the same span.
     """
+    if not is_on():
+        return
     fixed = FIXED_IDS.set(SpanIds(rollout.trace_id, rollout.span_id(attempt)))
     try:
         parent = Context() if attempt is None else rollout.parent()
@@ -171,7 +191,8 @@ def _running(span: Span) -> Iterator[Span]:
 
 
 def _tracer() -> trace.Tracer:
-    return trace.get_tracer(_TRACER)
+    assert _exporting is not None, "is_on() was asked before"
+    return _exporting.tracer
 
 
 def _attributes(facts: Facts) -> dict[str, str | int | float | bool]:

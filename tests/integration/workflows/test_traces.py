@@ -46,6 +46,7 @@ async def spans_of(loop: Loop, rollout_id: int, *names: str) -> dict[str, list[C
 
 
 async def test_one_rollout_is_one_trace(loop: Loop) -> None:
+    await loop.script("lost", status=500)
     await loop.script(call("echo two > a.txt"), "Done.")
     handle = await loop.start(loop.dataset(**TASK))
     _, row = await finish(loop, handle)
@@ -61,13 +62,16 @@ async def test_one_rollout_is_one_trace(loop: Loop) -> None:
     tree = sorted((one.name, parents[one.parent]) for one in spans if one.parent)
     boots = [("boot", "attempt"), ("boot", "rollout")]
     stages = [("agent", "attempt"), ("claim", "rollout"), ("diff", "attempt"), ("finalise", "rollout")]
-    calls = [("engine request", "turn")] * 2 + [("turn", "attempt")] * 2
+    calls = [("engine request", "turn")] * 3 + [("turn", "attempt")] * 2
     rest = [("grade", "rollout"), ("tests", "grade"), ("workspace", "attempt"), ("attempt", "rollout")]
     assert tree == sorted([*boots, *stages, *calls, *rest])
     check_facts(found, row.run_id)
     await check_engine(loop, found["engine request"])
     await check_turns(loop, found["turn"], row.id)
-    check_logs(loop)
+    assert [one.is_error for one in found["engine request"]] == [True, False, False]
+    [lost] = [one for one in json_lines(loop, "adapter") if one["event"] == "engine lost, asking another"]
+    expected = {"run_id": row.run_id, "rollout_id": row.id, "attempt": 1, "trace_id": rollout.trace}
+    assert lost.items() >= expected.items() and lost["turn"] == found["turn"][0].attributes["ratchet.turn_id"]
 
 
 def check_facts(found: dict[str, list[CollectedSpan]], run_id: str) -> None:
@@ -96,11 +100,20 @@ async def check_turns(loop: Loop, turns: list[CollectedSpan], rollout_id: int) -
     assert sorted(tuple(one.attributes[name] for name in names) for one in turns) == sorted(map(tuple, stored))
 
 
-def check_logs(loop: Loop) -> None:
-    for part in ("worker", "adapter"):
-        lines = list(json_lines(loop, part))  # every line is JSON
-        assert lines and all({"event", "level", "timestamp", "part"} <= one.keys() for one in lines)
-        assert "traces are exported" in [one["event"] for one in lines]
+async def test_log_lines_have_the_ids_of_their_stage(loop: Loop) -> None:
+    await loop.script("Done.", hold="deadline")
+    limits = {"agent_seconds": 2, "eval_seconds": 20}
+    handle = await loop.start(loop.dataset(**TASK), limits=limits)
+    _, row = await finish(loop, handle)
+    await loop.release("deadline")
+    assert (row.agent_exit, row.outcome) == ("time_budget", "graded")
+    lines = [one for one in json_lines(loop, "worker") if one.get("rollout_id") == row.id]
+    line = next(one for one in lines if one["event"] == "agent at its deadline")
+    expected = {"stage": "agent", "try": 1, "attempt": 1, "run_id": row.run_id, "workflow_id": handle.id}
+    assert line.items() >= expected.items() and line["trace_id"] == (await trace_of(loop, row.id)).hex
+    for part in ("worker", "adapter", "gateway"):  # every line is JSON
+        lines = list(json_lines(loop, part))
+        assert lines and all({"event", "level", "timestamp"} <= one.keys() and one["part"] == part for one in lines)
 
 
 async def test_a_retried_stage_is_another_span_with_its_number(loop: Loop) -> None:
