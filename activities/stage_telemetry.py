@@ -17,6 +17,7 @@ from activities.run_configs import RunConfigs
 from ratchet import tracing
 from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, GradeResult, LiveSandbox, StageInput
+from ratchet.secrets import without_secrets
 from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import SandboxRole
 
@@ -91,7 +92,7 @@ def _facts_of(result: Any) -> dict[str, Fact]:
             return {"agent_exit": result.agent_exit, "num_turns": result.num_turns}
         case GradeResult():
             verdict = "solved" if result.solved else "rejected" if result.rejected else "not solved"
-            return {"verdict": verdict, "reason": result.reason}
+            return {"verdict": verdict, "reason": without_secrets(result.reason)}
         case BaseModel():
             known = ("outcome", "reward", "num_bytes")
             return {name: getattr(result, name) for name in known if hasattr(result, name)}

@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ratchet.secrets import without_secrets
+from ratchet.secrets import without_passwords, without_secrets
 
 Fact = str | int | float | bool | None
 Facts = Mapping[str, Fact]
@@ -186,7 +186,7 @@ def _running(span: Span) -> Iterator[Span]:
             yield span
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
-            span.set_status(Status(StatusCode.ERROR, without_secrets(reason)))
+            span.set_status(Status(StatusCode.ERROR, without_passwords(without_secrets(reason))))
             raise
 
 

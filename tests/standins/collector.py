@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class CollectedSpan:
-    """A span as it arrived. Ids are hexadecimal; `parent` is empty for a root."""
+    """A span as it arrived. Ids are hexadecimal; `parent` is empty for a root. `error`: None if it has none."""
 
     trace: str
     id: str
@@ -23,7 +23,7 @@ class CollectedSpan:
     attributes: dict[str, Any]
     began: int
     ended: int
-    is_error: bool
+    error: str | None
 
 
 @dataclass
@@ -97,7 +97,7 @@ def spans_of(request: ExportTraceServiceRequest) -> list[CollectedSpan]:
                     _attributes(span.attributes),
                     span.start_time_unix_nano,
                     span.end_time_unix_nano,
-                    span.status.code == 2,
+                    span.status.message if span.status.code == 2 else None,
                 )
                 for span in scope.spans
             ]

@@ -68,7 +68,7 @@ async def test_one_rollout_is_one_trace(loop: Loop) -> None:
     check_facts(found, row.run_id)
     await check_engine(loop, found["engine request"])
     await check_turns(loop, found["turn"], row.id)
-    assert [one.is_error for one in found["engine request"]] == [True, False, False]
+    assert [one.error is None for one in found["engine request"]] == [False, True, True]
     [lost] = [one for one in json_lines(loop, "adapter") if one["event"] == "engine lost, asking another"]
     expected = {"run_id": row.run_id, "rollout_id": row.id, "attempt": 1, "trace_id": rollout.trace}
     assert lost.items() >= expected.items() and lost["turn"] == found["turn"][0].attributes["ratchet.turn_id"]

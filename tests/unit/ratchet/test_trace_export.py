@@ -70,7 +70,7 @@ def test_spans_have_derived_ids_and_parents() -> None:
     assert (rollout.parent, attempt.parent, agent.parent, request.parent) == ("", rollout.id, attempt.id, agent.id)
     assert (rollout.id, attempt.id) == (f"{trace.span_id():016x}", f"{trace.span_id(1):016x}")
     assert agent.attributes == {"ratchet.stage": "agent", "gen_ai.operation.name": "chat"}
-    assert agent.is_error and request.is_error and not rollout.is_error
+    assert agent.error == request.error == "ValueError: postgresql://me@host is away" and rollout.error is None
     assert rollout.ended - rollout.began == pytest.approx(10e9, abs=1e4)
     assert agent.service == "ratchet-test" and losses(output) == []
     assert f"headers {{'traceparent': '00-{trace.hex}-{request.id}-01'}}" in output
