@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of rollouts: one trace per rollout, whichever processes work on it.
+"""OpenTelemetry spans of rollouts: one trace per rollout, in all processes that work on it.
 
 Trace ids, and the span ids of a rollout and of its attempts, are hashes of the installation's id and the rollout's. So
 every process knows them without being told, in every retry, and the viewer can link to the trace. Context that is

@@ -140,7 +140,8 @@ async def test_a_retried_stage_is_another_span_with_its_number(loop: Loop) -> No
 
 @pytest.mark.parametrize("fault", ["hangs", "refuses"])
 async def test_a_lost_collector_costs_only_spans(loop: Loop, fault: str) -> None:
-    loop.collector.hangs, loop.collector.status = fault == "hangs", 400 if fault == "refuses" else 200
+    loop.collector.hangs = fault == "hangs"
+    loop.collector.status = 400 if fault == "refuses" else 200
     try:
         num_requests = loop.collector.num_requests
         await loop.script(call("echo two > a.txt"), "Done.")
@@ -153,7 +154,8 @@ async def test_a_lost_collector_costs_only_spans(loop: Loop, fault: str) -> None
         await loop.until(is_said, "the loss is logged", 60)
         assert loop.collector.num_requests > num_requests
     finally:
-        loop.collector.hangs, loop.collector.status = False, 200
+        loop.collector.hangs = False
+        loop.collector.status = 200
         loop.collector.released.set()
         loop.collector.released = threading.Event()
     for part in ("worker", "adapter"):
