@@ -15,7 +15,6 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.run_configs import RunConfigs
 from ratchet import tracing
-from ratchet.errors import RatchetError
 from ratchet.payloads import AgentResult, GradeResult, LiveSandbox, StageInput
 from ratchet.secrets import without_secrets
 from ratchet.tracing import Fact, RolloutTrace
@@ -56,7 +55,7 @@ class _Stage(ActivityInboundInterceptor):
         if rollout_id is None:
             with _bound(ids):
                 return await super().execute_activity(input)
-        with contextlib.suppress(RatchetError):  # the stage itself says if the store is away
+        with contextlib.suppress(Exception):  # the stage itself fails as it should, if the store is away, for example
             ids["run_id"] = await self._telemetry.configs.run_of_rollout(rollout_id)
         trace = RolloutTrace.of(self._telemetry.installation, rollout_id)
         attempt = _attempt_of(info.activity_type, argument)
