@@ -3,6 +3,7 @@
 No other code does either (the sweep ends rollouts without a workflow), so a rollout counts exactly once.
 """
 
+import contextlib
 from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,14 +13,17 @@ from activities.box_lifecycle import guard_seconds
 from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
+from ratchet import tracing
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, ConfigError, FencedError
+from ratchet.errors import BugError, ConfigError, FencedError, StoreUnavailableError
 from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
 from ratchet.store import chains, grades, rollouts, tasks
 from ratchet.store.database import Database
+from ratchet.store.rollout_times import EndedRollout, read_ended_rollout
 from ratchet.store.rollouts import OutcomeValues, RolloutFacts
 from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
+from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import AgentExit, Outcome
 
 
@@ -74,6 +78,25 @@ class RolloutRecordActivities:
         sets outcome and reward, and applies the group's rule. Raises FencedError if another workflow run has taken over
         the rollout.
         """
+        result = await self._finalise(input)
+        await self._record_spans(input.rollout_id)
+        return result
+
+    async def _record_spans(self, rollout_id: int) -> None:
+        """Export the spans of the rollout and its attempts, whose children the other stages have exported.
+
+        If the worker dies before, the next try does it.
+        """
+        trace = tracing.present_trace()
+        if trace is None:
+            return
+        with contextlib.suppress(StoreUnavailableError):
+            async with self.database.begin() as connection:
+                ended = await read_ended_rollout(connection, rollout_id)
+            if ended is not None:
+                _record_spans(trace, rollout_id, ended)
+
+    async def _finalise(self, input: FinaliseInput) -> RolloutResult:
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
@@ -95,6 +118,24 @@ class RolloutRecordActivities:
             }
             await rollouts.set_outcome(connection, input.rollout_id, values)
         return _result(input.rollout_id, values["outcome"], values.get("reward"), agent_exit)
+
+
+def _record_spans(trace: RolloutTrace, rollout_id: int, ended: EndedRollout) -> None:
+    ids: dict[str, Fact] = {"run_id": ended.run_id, "rollout_id": rollout_id, "workflow_id": ended.workflow_id}
+    facts: dict[str, Fact] = {
+        "task": ended.task,
+        "harness": ended.harness,
+        "policy_version": ended.policy_version,
+        "outcome": ended.outcome,
+        "reward": ended.reward,
+        "num_turns": ended.num_turns,
+        "num_trained_tokens": ended.num_trained_tokens,
+        "claimed_at": None if ended.claimed_at is None else ended.claimed_at.isoformat(),
+    }
+    for one in ended.attempts:
+        exit: dict[str, Fact] = {"attempt": one.number, "agent_exit": one.agent_exit}
+        tracing.record_span(trace, one.number, "attempt", one.began_at, one.ended_at, ids | exit)
+    tracing.record_span(trace, None, "rollout", ended.began_at, ended.ended_at, ids | facts)
 
 
 def _require_ownership(input: FinaliseInput, facts: RolloutFacts) -> None:

@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -52,6 +51,7 @@ from adapter.settings import AdapterSettings
 from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
+from adapter.turns.telemetry import bind_session
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
@@ -154,11 +154,11 @@ def _load_parsers(parser: VllmParsers) -> None:
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     async def start() -> PendingCall:
-        row = await parts.auth.authenticate(request.headers)
+        present = await parts.auth.authenticate(request.headers)
         try:
-            return await parts.capture.start(row, body, dialect, request.headers)
+            return await parts.capture.start(present, body, dialect, request.headers)
         except REFUSALS:
-            await parts.refusals.note(row.id)
+            await parts.refusals.note(present.id)
             raise
 
     async def start_when_available() -> PendingCall:
@@ -169,7 +169,9 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     held = contextlib.ExitStack()
     try:
         began_at = datetime.now(UTC)
-        session_id = (await _authenticate(parts, request)).id
+        row = await _authenticate(parts, request)
+        bind_session(row)
+        session_id = row.id
         parts.capture.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
@@ -291,6 +293,7 @@ def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
+        log_config=None,  # its lines go to the process's own handler
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -313,8 +316,6 @@ async def serve_adapter(settings: AdapterSettings) -> None:
     Calls in flight at its end are found in the store by their clients' retries. Raises MachineError if the store has
     the schema of a later version.
     """
-    # No debug lines: one per turn would cost as much as a turn.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     database = Database(settings.database_url, settings.pool_size, check_connections=False)
     schema = asyncio.create_task(wait_for_schema(database))
     try:

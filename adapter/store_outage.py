@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 
@@ -102,7 +103,7 @@ class StoreOutage:
             except StoreUnavailableError as error:
                 if self._probe is None or self._probe.done():
                     _LOG.warning("the store is away, calls wait", reason=str(error))
-                    self._probe = asyncio.create_task(self._wait_until_available())
+                    self._probe = start_process_task(self._wait_until_available())
                 await asyncio.shield(self._probe)
 
     async def _wait_until_available(self) -> None:

@@ -12,10 +12,12 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     lines: Annotated[int, typer.Option(help="Number of lines to print.")] = 100,
 ) -> None:
-    """Print the last lines of a part's log."""
-    import os
+    """Print the last lines of a part's log. Lines in JSON (RATCHET_LOG_FORMAT) are printed as text."""
+    import contextlib
+    import subprocess
 
     from ratchet.errors import ConfigError
+    from stack.part_logs import readable
     from stack.parts import Stack
 
     directory = Stack().home / "logs"
@@ -28,4 +30,11 @@ def logs(
         raise ConfigError(
             f"no log of {part!r}; available: {', '.join(known) or 'none yet: start the stack with `ratchet up`'}"
         )
-    os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), str(path)])
+    command = ["tail", "-n", str(lines), *(["-F"] if follow else []), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
+        assert tail.stdout is not None
+        with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+            for line in tail.stdout:
+                print(readable(line.rstrip("\n")), flush=follow)
+    if tail.returncode > 0:
+        raise typer.Exit(1)

@@ -62,6 +62,7 @@ def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
         token=None if host in LOOPBACK_HOSTS else stack.viewer_token(),
         temporal_ui=(os.environ.get("RATCHET_TEMPORAL_UI") or own_ui).rstrip("/"),
         temporal_namespace=environment["TEMPORAL_NAMESPACE"],
+        trace_url=os.environ.get("RATCHET_TRACE_URL") or "",
         home=stack.home,
     )
 

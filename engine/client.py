@@ -22,6 +22,7 @@ import numpy.typing as npt
 import orjson
 
 from engine.generation import Generation, SampledTokens
+from ratchet import tracing
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
 from ratchet.types import JsonObject
 
@@ -327,7 +328,9 @@ class EngineClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request. `timeout_seconds`: for which the engine may send nothing; None: any time."""
         headers = {"content-type": "application/json"} if content is not None else {}
-        if path != GENERATE:  # after an internal error, uvicorn closes a connection that it has just kept alive
+        if path == GENERATE:
+            headers |= tracing.trace_headers()
+        else:  # after an internal error, uvicorn closes a connection that it has just kept alive
             headers["connection"] = "close"
         timeout = aiohttp.ClientTimeout(connect=_CONNECT_SECONDS, sock_read=timeout_seconds)  # DNS, too
         data = content if content is None or len(content) <= _PIECES_FROM_BYTES else BytesIO(content)

@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from engine.vllm_plugin import BACKEND
+from ratchet import tracing
 from ratchet.errors import MachineError
 
 STOP_SECONDS = 10.0
@@ -103,6 +104,8 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     arguments += ["--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]
+    if (collector := tracing.collector_url()) is not None:
+        arguments += ["--otlp-traces-endpoint", collector]
     return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
 
 
@@ -116,6 +119,9 @@ def vllm_environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_RPC_BASE_PATH": str(settings.sockets),
         _MARKER: str(settings.pidfile.resolve()),
     }
+    if tracing.collector_url() is not None:  # vLLM's own default is gRPC
+        values["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = tracing.collector_protocol()
+        values["OTEL_SERVICE_NAME"] = os.environ.get("OTEL_SERVICE_NAME") or "ratchet-engine"
     if settings.kv_cache_gib is not None:
         values["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     if settings.num_threads is not None:

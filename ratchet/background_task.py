@@ -3,7 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
+from contextvars import Context
 from typing import Any
+
+
+def start_process_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Start a task that serves the whole process, so that its log lines have no ids of the call that starts it."""
+    return asyncio.create_task(work, context=Context())
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,12 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MIN_SECRET_CHARS = 6
 """Shorter values are not replaced in messages: they would match by chance."""
 
+_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
+_MIN_VARIABLE_CHARS = 12
+"""Shorter values of variables are no keys of a service; a password such as `postgres` is a word of many messages."""
+_URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
+_BEARER = re.compile(r"\b(bearer )[^\s'\"]+", re.IGNORECASE)
+
 _used: set[str] = set()
 
 
@@ -93,6 +99,18 @@ def note_values(values: Mapping[str, str]) -> None:
     for text in values.values():
         with contextlib.suppress(ConfigError):
             _without_references("", text)
+
+
+def note_environment() -> None:
+    """Make `without_secrets` replace the values of variables whose names end with KEY, TOKEN, SECRET or PASSWORD."""
+    for name, value in os.environ.items():
+        if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VARIABLE_CHARS:
+            _used.add(value)
+
+
+def without_passwords(text: str) -> str:
+    """Return the text with the passwords of URLs left out, and with `***` for bearer tokens."""
+    return _BEARER.sub(r"\1***", _URL_PASSWORD.sub(r"\1@", text))
 
 
 def without_secrets(text: str) -> str:

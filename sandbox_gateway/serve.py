@@ -37,6 +37,7 @@ def serve_gateway(settings: GatewaySettings) -> None:
             app,
             host=settings.host,
             port=settings.port,
+            log_config=None,  # its lines go to the process's own handler
             log_level="warning",
             access_log=False,
             ws="none",  # websockets reach the port proxy as HTTP, which refuses them in words

@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.secrets import without_passwords
 from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, sessions
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
@@ -24,7 +25,6 @@ from ratchet.temporal_client import WorkflowState, describe_workflow
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
-from stack.part_logs import without_password
 from stack.parts import Stack
 from stack.startup import connect_stack
 from training.quarantine import QuarantinedTask, quarantined_tasks
@@ -93,7 +93,7 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
             await _look_at_store(connection, found)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
-        found.notes.append(f"Postgres: {without_password(str(error))}")
+        found.notes.append(f"Postgres: {without_passwords(str(error))}")
         if run_id is None:
             raise ConfigError(f"name a run, because the store does not answer: {found.notes[-1]}") from None
     if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:

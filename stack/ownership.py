@@ -6,9 +6,9 @@ from temporalio.service import RPCError
 
 from ratchet import temporal_namespace
 from ratchet.errors import MachineError, StoreUnavailableError
+from ratchet.secrets import without_passwords
 from ratchet.store.migration import schema_problem
 from ratchet.temporal_settings import load_temporal_settings
-from stack.part_logs import without_password
 from stack.parts import Stack
 from stack.startup import connect_stack
 
@@ -38,5 +38,5 @@ async def check_ownership(stack: Stack) -> list[OwnershipCheck]:
                 checks.append(OwnershipCheck("installation", ""))
     except (StoreUnavailableError, MachineError, RPCError) as error:
         what = "installation" if checks else "schema"
-        checks.append(OwnershipCheck(what, without_password(str(error))))
+        checks.append(OwnershipCheck(what, without_passwords(str(error))))
     return checks

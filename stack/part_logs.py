@@ -2,6 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ratchet.logs import text_line
+from ratchet.secrets import without_passwords
 
 _TAIL_BYTES = 64 << 10
 _MAX_CHARS = 300
@@ -11,7 +17,6 @@ _SENTENCE = re.compile(r"^(ratchet|temporal-server|panic): |^[\w.]*(Error|Except
 _ERROR = re.compile(r"\berror\b|[a-z]Error\b", re.IGNORECASE)
 _NO_ERROR = re.compile(r"\b(DEBUG|INFO|WARN|WARNING)\b|\[(debug|info|warning) *\]|\b(warn|info)\t")
 """A level below error; such lines often name one."""
-_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
 
 
 def log_size(log: Path) -> int:
@@ -33,12 +38,35 @@ def last_error(log: Path, start: int = 0) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
+    lines = [_short(line) for line in text.splitlines()]
     lines = [line for line in lines if not _NO_ERROR.search(line)]
     found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
-    return without_password(" ".join(found.split()))[:_MAX_CHARS]
+    return without_passwords(" ".join(found.split()))[:_MAX_CHARS]
 
 
-def without_password(text: str) -> str:
-    """Return the text with the password of every URL left out."""
-    return _PASSWORD.sub(r"\1@", text)
+def readable(line: str) -> str:
+    """Return a line in JSON (RATCHET_LOG_FORMAT) as text, and any other line as it is."""
+    fields = _fields(line)
+    return line if fields is None else text_line(fields)
+
+
+def _fields(line: str) -> dict[str, Any] | None:
+    """Return the fields of a line that a part has written in JSON, None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) and "event" in fields and "level" in fields else None
+
+
+def _short(line: str) -> str:
+    """Return a line without colours; of an error in JSON, what has failed."""
+    fields = _fields(line)
+    if fields is None:
+        return _COLOURS.sub("", line).strip()
+    if fields["level"] not in ("error", "critical"):
+        return text_line(fields)
+    text = str(fields.get("exception", "")).strip().rpartition("\n")[2] or str(fields["event"])
+    return text if _SENTENCE.search(text) else f"Error: {text}"

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import structlog
 from temporalio.client import Client
@@ -36,6 +37,7 @@ from activities.run_lifecycle import RunActivities
 from activities.sandboxes import docker_settings
 from activities.sandboxes.base import SandboxProvider
 from activities.sandboxes.e2b import E2BProvider, image_metadata_key
+from activities.stage_telemetry import StageTelemetry
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
 from ratchet import temporal_client, temporal_namespace
@@ -117,13 +119,11 @@ def adapter_url() -> str:
     return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"
 
 
-async def _activities(
-    client: Client, database: Database, settings: TemporalSettings
+def _activities(
+    client: Client, database: Database, settings: TemporalSettings, configs: RunConfigs, installation: UUID
 ) -> dict[str, list[Callable[..., Any]]]:
     """Return queue → its activities."""
-    async with database.begin() as connection:
-        installation = await sandboxes.installation_id(connection)
-    provider, configs = sandbox_provider(), RunConfigs(database, settings)
+    provider = sandbox_provider()
     harnesses = Harnesses()
     boot = BootActivities(database, provider, configs, installation)
     record = RolloutRecordActivities(database, settings, configs)
@@ -193,7 +193,10 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     client = await temporal_client.connect_temporal(settings, wait_seconds=60, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
-    activities = await _activities(client, database, settings)
+    async with database.begin() as connection:
+        installation = await sandboxes.installation_id(connection)
+    configs = RunConfigs(database, settings)
+    activities = _activities(client, database, settings, configs, installation)
     deployment = worker_deployment(settings, build_id())
     async with contextlib.AsyncExitStack() as stack:
         for queue in queues:
@@ -202,6 +205,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
                 task_queue=settings.own(queue),
                 workflows=WORKFLOWS if queue == "control" else [],
                 activities=activities[queue],
+                interceptors=[StageTelemetry(installation, configs)],
                 max_concurrent_activities=slots(queue, settings),
                 workflow_runner=_RUNNER,
                 max_cached_workflows=settings.max_cached_workflows,

@@ -154,6 +154,7 @@ class ViewerServer(uvicorn.Server):
                 self._viewer,
                 host=settings.host,
                 port=settings.port,
+                log_config=None,  # its lines go to the process's own handler
                 log_level="warning",
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )

@@ -51,6 +51,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
         "words": lambda value: str(value).replace("_", " "),
     }
     environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}
+    environment.globals["trace_link"] = lambda trace_id: trace_link(settings, trace_id)
     return environment
 
 
@@ -89,6 +90,11 @@ def workflow_link(settings: ViewerSettings, workflow_id: str) -> str:
     if not settings.temporal_ui:
         return ""
     return f"{settings.temporal_ui}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow_id, safe='')}"
+
+
+def trace_link(settings: ViewerSettings, trace_id: str) -> str:
+    """Return the address of a trace, empty if RATCHET_TRACE_URL names no tool that shows traces."""
+    return settings.trace_url.replace("{trace_id}", trace_id)
 
 
 def _data_json(value: object) -> Markup:

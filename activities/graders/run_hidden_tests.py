@@ -18,6 +18,7 @@ import orjson
 
 from activities.graders.flags import Flag
 from activities.sandboxes.base import Sandbox
+from ratchet import tracing
 from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject
 
@@ -127,6 +128,23 @@ async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, wi
 
     `witness`: load the pytest plugin. Raises UnusableBoxError if the box cannot run tests, and the box's own errors.
     """
+    with tracing.span("tests", {"limit_seconds": seconds}):
+        report = await _run_tests(box, command, workdir, seconds, witness)
+        tests = [outcome for session in report.top_sessions for outcome in session.tests.values()]
+        tracing.add_facts(
+            {
+                "exit_code": report.exit_code,
+                "timed_out": report.exit_code is None,
+                "starved": report.starved,
+                "num_tests": len(tests),
+                "num_passed": tests.count("passed"),
+                "num_failed": tests.count("failed"),
+            }
+        )
+        return report
+
+
+async def _run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool) -> RunnerReport:
     nonce = secrets.token_hex(_TOKEN_BYTES)
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
     if witness:  # keep the witness on the module path if the command sets PYTHONPATH itself

@@ -17,6 +17,7 @@ import structlog
 
 from adapter.store_outage import StoreOutage
 from adapter.turns.routing import EngineRouter
+from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions
 from ratchet.store.database import Database
@@ -59,7 +60,7 @@ class EngineWaits:
 
     def _begin(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._count())
+            self._task = start_process_task(self._count())
             self._task.add_done_callback(_log_failure)
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
+from adapter.turns.telemetry import endpoint_span
 from engine.generation import Generation
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError
@@ -81,7 +82,8 @@ class TurnForwarder:
             began = time.monotonic()
             self._waits.set_forwarded(turn_id, True)
             try:
-                found = await client.complete(body)
+                with endpoint_span(endpoint.url):
+                    found = await client.complete(body)
                 self._require_logprobs(prepared.request, endpoint, found)
                 if has_failed:
                     await self._outage.hold(partial(self._note, session.row.id, None))

@@ -31,6 +31,7 @@ from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.forwarder import NO_TOKENS, TurnForwarder
 from adapter.turns.records import completed_turn, stored_answer
 from adapter.turns.routing import EngineRouter
+from adapter.turns.telemetry import engine_span, note_answer, turn_span
 from adapter.turns.tree import TurnGrowth
 from adapter.turns.writer import TurnWriter
 from engine.client import IdsText, Sampling
@@ -140,13 +141,16 @@ class TurnGenerator:
         Waits while the store is unavailable. Raises UnauthorisedError if the session was sealed or the row aborted
         meanwhile. `live` is fed with the tokens as they come.
         """
-        try:
-            return await self._generate(session, prepared, turn_id, live)
-        except UnauthorisedError:
-            raise
-        except Exception:
-            await self._outage.hold(lambda: self._abort(turn_id))
-            raise
+        with turn_span(session.row, prepared, turn_id):
+            try:
+                answer = await self._generate(session, prepared, turn_id, live)
+                note_answer(answer)
+                return answer
+            except UnauthorisedError:
+                raise
+            except Exception:
+                await self._outage.hold(lambda: self._abort(turn_id))
+                raise
 
     async def _generate(
         self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
@@ -278,10 +282,11 @@ class TurnGenerator:
         client = self._router.client(engine)
         prompt, sampling = call.rest()
         name = request_id(call.turn_id)
-        if call.streams:
-            await client.stream(prompt, sampling, name, engine.version, call.sampled)
-        else:
-            await client.generate(prompt, sampling, name, engine.version, call.sampled)
+        with engine_span(engine, name):
+            if call.streams:
+                await client.stream(prompt, sampling, name, engine.version, call.sampled)
+            else:
+                await client.generate(prompt, sampling, name, engine.version, call.sampled)
 
     # ------------------------------------------------------------ the store
 

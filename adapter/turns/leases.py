@@ -10,6 +10,7 @@ import time
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import adapters
 from ratchet.store.database import Database
@@ -38,7 +39,7 @@ class ProcessLease:
                 await adapters.forget_ended_processes(conn)
             await self._renew(conn)
         if self._task is None:
-            self._task = asyncio.create_task(self._keep())
+            self._task = start_process_task(self._keep())
             self._task.add_done_callback(_log_failure)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import turns
 from ratchet.store.database import Database
@@ -78,7 +79,7 @@ class TurnWriter:
         write = _Write(value, asyncio.get_running_loop().create_future())
         self._queue.append(write)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._drain())
+            self._task = start_process_task(self._drain())
         return await write.result
 
     async def _drain(self) -> None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def adapter() -> None:
     """Run the adapter, the model API that agents call instead of their vendor's."""
     from adapter.app import run_adapter
+    from ratchet.trace_export import start_exporting
 
+    start_exporting("adapter")
     run_adapter(settings_of_stack(Stack()))
 
 

@@ -17,11 +17,13 @@ def worker(
     """Run a worker, which polls task queues and runs workflows and activities."""
     from ratchet.errors import ConfigError
     from ratchet.temporal_settings import load_temporal_settings
+    from ratchet.trace_export import start_exporting
     from stack.worker import run_worker
 
     queues = queue or list(QUEUES)
     unknown = [name for name in queues if name not in QUEUES]
     if unknown:
         raise ConfigError(f"--queue {unknown[0]}: unknown; expected one of {', '.join(QUEUES)}")
+    start_exporting("worker")
     url = Stack().environment()["RATCHET_DATABASE_URL"]
     asyncio.run(run_worker(queues, load_temporal_settings(), url))

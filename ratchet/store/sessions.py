@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
+from uuid import UUID
 
 from sqlalchemy import ARRAY, DateTime, bindparam, cast, func, literal, literal_column, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
@@ -22,6 +23,7 @@ from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_alive_seconds, ad
 from ratchet.store.schema import (
     AdapterProcessTable,
     EngineTable,
+    InstallationTable,
     RolloutTable,
     SessionTable,
     SessionTokenTable,
@@ -48,7 +50,8 @@ class EngineCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session; `SessionTable` describes the columns."""
+    """A session; `SessionTable` describes the columns. `run_id`: of its rollout. `installation`: of this store,
+    None before a worker or an adapter has run."""
 
     id: int
     rollout_id: int
@@ -58,6 +61,8 @@ class SessionRow:
     model: str
     limits: SessionLimits
     endpoint: EndpointConfig | None = None
+    run_id: str = ""
+    installation: UUID | None = None
 
 
 WAITS_RECORDED_SECONDS = 1.0
@@ -201,22 +206,16 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
 
 async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | None:
     """Return the session of the token with this sha256, open or closed; None if the token is unknown."""
-    row = (
-        await conn.execute(
-            select(
-                SessionTable.id,
-                SessionTable.rollout_id,
-                SessionTable.attempt,
-                SessionTable.state,
-                SessionTable.temperature,
-                SessionTable.model,
-                SessionTable.limits,
-                SessionTable.endpoint,
-            )
-            .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
-            .where(SessionTokenTable.token_hash == digest)
-        )
-    ).one_or_none()
+    installation = select(InstallationTable.uuid).scalar_subquery().label("installation")
+    of_session = (SessionTable.id, SessionTable.rollout_id, SessionTable.attempt, SessionTable.state)
+    of_calls = (SessionTable.temperature, SessionTable.model, SessionTable.limits, SessionTable.endpoint)
+    statement = (
+        select(*of_session, *of_calls, RolloutTable.run_id, installation)
+        .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
+        .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
+        .where(SessionTokenTable.token_hash == digest)
+    )
+    row = (await conn.execute(statement)).one_or_none()
     if row is None:
         return None
     return SessionRow(
@@ -228,6 +227,8 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
         row.model,
         row.limits,
         None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore"),
+        row.run_id,
+        row.installation,
     )
 
 

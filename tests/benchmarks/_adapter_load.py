@@ -482,6 +482,19 @@ async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any
         return measured | {"event_loop": await _event_loop(found, say)}
 
 
+async def measure_turns(num_agents: int, num_turns: int, result_chars: int, say: Say) -> float:
+    """Return the CPU milliseconds of a new adapter per turn of `num_agents` conversations, one call at a time."""
+    async with rig() as found:
+        await _warm_up(found, say)
+        agents = await _agents(found.database, 2, num_agents, result_chars)
+        await _saturate(found, agents, 1, 1)
+        before = await found.clocks()
+        await _saturate(found, agents, num_turns, 1)
+        await asyncio.sleep(6)  # the last spans are exported by then
+        after = await found.clocks()
+        return float(_work(before, after, num_turns * num_agents)["adapter_cpu_ms_per_turn"])
+
+
 async def _warm_up(found: Rig, say: Say) -> None:
     say("warming up (the output parsers take a while to import)")
     await _saturate(found, await _agents(found.database, 1, 1, RESULT_CHARS), 2, 1)

@@ -29,6 +29,7 @@ from adapter.app import create_adapter_app, server_config
 from adapter.gc_tuning import freeze_startup_objects
 from adapter.settings import AdapterSettings
 from ratchet.store.database import Database
+from ratchet.trace_export import start_exporting
 
 BLOCKING_SECONDS = 0.010
 
@@ -128,6 +129,7 @@ class TimedDatabase(Database):
 
 async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve_adapter` does
+    start_exporting("adapter")  # as `ratchet adapter` does, if the environment names a collector
     clock = LoopClock()
     collector = CollectorClock()
     database = TimedDatabase(settings.database_url, settings.pool_size, check_connections=False)  # as it does

@@ -81,7 +81,7 @@ class Engine:
         call = {"request_id": body.get("request_id"), "ids": body["token_ids"], "sampling": body["sampling_params"]}
         if set(body.get("cache_salt") or "") & set("@/\\\0"):  # as vLLM does
             return JSONResponse({"error": {"message": "Parameter 'cache_salt' must not contain '@', '/'"}}, 400)
-        self.calls.append(call | {"salt": body.get("cache_salt")})
+        self.calls.append(call | {"salt": body.get("cache_salt"), "traceparent": request.headers.get("traceparent")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
         if body.get("stream") and output.get("status", 200) == 200:
             return StreamingResponse(self._stream(body.get("request_id"), output), media_type="text/event-stream")

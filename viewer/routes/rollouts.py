@@ -48,6 +48,7 @@ class RolloutPage:
     one."""
 
     head: RolloutHead
+    trace_id: str
     why: list[WhySentence]
     attempts: list[AttemptView]
     boxes: list[BoxView]
@@ -148,6 +149,7 @@ async def read_rollout_page(
     patch = facts.patches[-1] if facts.patches else None
     return RolloutPage(
         head=head,
+        trace_id=await rollout_views.read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
         attempts=list(facts.attempts),
         boxes=boxes,

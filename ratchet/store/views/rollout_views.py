@@ -17,6 +17,7 @@ from ratchet.store.schema import (
     BatchTable,
     ChainTable,
     GradeTable,
+    InstallationTable,
     PatchTable,
     RolloutTable,
     RunTable,
@@ -25,6 +26,7 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, JsonObject
 
 
@@ -199,6 +201,12 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
     )
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else RolloutHead(*row)
+
+
+async def read_trace_id(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the id of the rollout's trace, empty before any worker or adapter has run."""
+    installation = (await connection.execute(select(InstallationTable.uuid))).scalar_one_or_none()
+    return "" if installation is None else RolloutTrace.of(installation, rollout_id).hex
 
 
 async def list_attempts(connection: AsyncConnection, rollout_id: int) -> list[AttemptView]:

@@ -8,7 +8,7 @@ import pytest
 from activities.harnesses.agent_programs import AgentProgram
 from ratchet.errors import MachineError
 from stack.agent_programs import FETCHABLE, fetch_program
-from tests.integration.workflows.conftest import home, loop, model  # noqa: F401  # fixtures
+from tests.integration.workflows.conftest import collector, home, loop, model  # noqa: F401  # fixtures
 
 
 def require_program(name: str) -> AgentProgram:

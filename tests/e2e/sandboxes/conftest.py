@@ -29,7 +29,7 @@ from tests.integration.sandbox_gateway.conftest import (  # noqa: F401  # fixtur
     make_box,
     outside_address,
 )
-from tests.integration.workflows.conftest import home, loop, model  # noqa: F401  # fixtures
+from tests.integration.workflows.conftest import collector, home, loop, model  # noqa: F401  # fixtures
 
 START_SECONDS = 120.0
 _POLICY = Path("/usr/sbin/policy-rc.d")

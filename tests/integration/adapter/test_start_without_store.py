@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from sqlalchemy import text
 
 from adapter.app import serve_adapter
@@ -74,5 +73,4 @@ async def test_a_schema_of_a_later_version_ends_the_process(
         with pytest.raises(MachineError, match="9999, which is later"):
             await asyncio.wait_for(serve_adapter(adapter_settings(postgres_url, model_dir)), 60)
     finally:
-        structlog.reset_defaults()
         await set_revision(database, head)

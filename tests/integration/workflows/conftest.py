@@ -39,6 +39,7 @@ from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
 from stack.temporal_server import ensure_temporal_cli
 from tests.replay.record import record_all
+from tests.standins.collector import Collector
 from tests.standins.tiny_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,7 @@ def temporal_cli() -> str:
 @dataclass
 class Loop:
     """Handles on the running services. `script`: what the engine answers next. `start`: start a rollout by plain
-    JSON."""
+    JSON. `collector`: what worker and adapter export their spans to."""
 
     home: Path
     environment: dict[str, str]
@@ -80,6 +81,7 @@ class Loop:
     client: Client
     tokenizer: Tokenizer
     model: Path
+    collector: Collector
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def spawn(self, part: str, *arguments: str) -> None:
@@ -210,6 +212,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
 def _serving_plan(home: Path, model: Path) -> None:
     from ratchet.config import RunConfig
     from stack.serving_plan import ServingPlan
@@ -237,7 +245,7 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
+async def loop(home: Path, model: Path, collector: Collector, own_environment: dict[str, str]) -> AsyncIterator[Loop]:
     stack = Stack(home)
     settings = load_temporal_settings(_short(home)).model_copy(
         update={"address": f"127.0.0.1:{stack.ports['temporal']}"}
@@ -247,6 +255,10 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
         **stack.environment(),
         "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
         "NO_PROXY": "127.0.0.1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
+        "RATCHET_LOG_FORMAT": "json",
     } | own_environment
     _serving_plan(home, model)
     url = environment["RATCHET_DATABASE_URL"]
@@ -259,6 +271,7 @@ async def loop(home: Path, model: Path, own_environment: dict[str, str]) -> Asyn
         None,
         Tokenizer.from_file(str(model / "tokenizer.json")),
         model,
+        collector,
     )  # type: ignore[arg-type]
     keeper: asyncio.Task[None] | None = None
     try:

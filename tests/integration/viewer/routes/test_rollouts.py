@@ -6,8 +6,12 @@ import httpx
 from sqlalchemy import select
 
 from ratchet.store.database import Database
+from ratchet.store.sandboxes import installation_id
 from ratchet.store.schema import TurnTable
+from ratchet.tracing import RolloutTrace
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, said
+from viewer.app import create_viewer_app
+from viewer.settings import ViewerSettings
 
 NUM_TURNS = 530
 
@@ -43,3 +47,18 @@ async def test_every_turn_of_a_long_rollout_is_reached(
         assert len(numbers) <= NUM_TURNS
     assert numbers == list(range(1, NUM_TURNS + 1))
     assert "first 500 of 530 turns" in (await client.get(f"/rollouts/{rollout}")).text
+
+
+async def test_the_page_links_to_the_rollouts_trace(database: Database, filled: FilledRun) -> None:
+    async with database.begin() as connection:
+        trace = RolloutTrace.of(await installation_id(connection), filled.solved)
+    link = '<a href="https://traces.example/{}">trace</a>'
+    for url in ("https://traces.example/{trace_id}", ""):
+        app = create_viewer_app(ViewerSettings(database.url, trace_url=url))
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1:8420") as client,
+        ):
+            html = (await client.get(f"/rollouts/{filled.solved}")).text
+            assert (link.format(trace.hex) in html) == (">trace</a>" in html) == bool(url)
+            assert (await client.get(f"/rollouts/{filled.solved}.json")).json()["trace_id"] == trace.hex

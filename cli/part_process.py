@@ -1,0 +1,30 @@
+"""What every part of the stack does when its process begins and ends: set its log up, and log what it failed with."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def logging_part(part: Callable[..., None]) -> Callable[..., None]:
+    """Return the command of a part, which sets the log up first. With text, `cli.main` prints errors."""
+
+    @functools.wraps(part)
+    def run(*args: Any, **kwargs: Any) -> None:
+        import structlog
+
+        from ratchet.errors import RatchetError, UserError
+        from ratchet.logs import configure_logs, is_json
+
+        configure_logs(part.__name__.replace("_", "-"))
+        if not is_json():
+            return part(*args, **kwargs)
+        try:
+            part(*args, **kwargs)
+        except RatchetError as error:
+            structlog.get_logger().error(f"ratchet: {error}")
+            raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+        except Exception:
+            structlog.get_logger().exception("the part has failed")
+            raise SystemExit(1) from None
+
+    return run
