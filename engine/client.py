@@ -252,8 +252,9 @@ class EngineClient:
     ) -> None:
         """Set the root directory of published policies, and the NCCL group to join. May be called again at any time.
 
-        `adapter`: the directory from which the server reads its adapter. None keeps the current `root` or `adapter`. `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with
-        a group, the call returns once all its ranks have joined.
+        `adapter`: the directory from which the server reads its adapter. None keeps the current `root` or `adapter`.
+        `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with a group, the call returns once all
+        its ranks have joined.
         """
         group = None if nccl is None else dict(nccl)
         info = {"root": root, "adapter": None if adapter is None else str(adapter), "nccl": group}

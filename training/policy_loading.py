@@ -68,8 +68,9 @@ class LoadedPolicy(NamedTuple):
 def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
     """Load a policy with float32 master weights, sharded over all ranks; with LoRA, with new adapters. A collective.
 
-    Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the architecture cannot be packed as wanted, or if
-    logprobs or gradients of a forked batch differ from those of the model's own logits on each chain alone.
+    Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
+    architecture cannot be packed as wanted, or if logprobs or gradients of a forked batch differ from those of the
+    model's own logits on each chain alone.
     """
     transformers_logging.disable_progress_bar()
     training = config.training

@@ -1,4 +1,4 @@
-"""LoRA in the learner: gradients of an independent loop over PEFT's model, checkpoints of the adapters alone, exports."""
+"""LoRA in the learner: gradients of a loop over PEFT's own model, checkpoints of the adapters alone, exports."""
 
 import json
 import multiprocessing
