@@ -57,12 +57,22 @@ def read_base(directory: Path) -> AdapterBase:
 
 
 def write_identity_adapter(directory: Path, rank: int) -> None:
-    """Write an adapter without tensors, with which vLLM computes what the base computes."""
+    """Write an adapter with which vLLM computes what the base computes.
+
+    It has zeros for a layer that no model has, since vLLM 0.32 cannot read an adapter without any.
+    """
+    import numpy as np
+    from safetensors.numpy import save
+
     directory.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": []}
+    layer = "base_model.model.identity.base_layer"  # "base_layer": vLLM does not look for it in the model
+    zeros = {
+        f"{layer}.lora_A.weight": np.zeros((rank, 1), np.float32),
+        f"{layer}.lora_B.weight": np.zeros((1, rank), np.float32),
+    }
     _replace(directory / CONFIG, json.dumps(config).encode())
-    # The format of safetensors: the length of the header in eight bytes, and a header without tensors.
-    _replace(directory / WEIGHTS, (2).to_bytes(8, "little") + b"{}")
+    _replace(directory / WEIGHTS, save(zeros))
 
 
 def place_adapter(paths: Sequence[Path], directory: Path) -> None:
