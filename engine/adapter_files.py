@@ -16,7 +16,7 @@ from ratchet.types import JsonObject
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE = "base.json"
-MODEL_NAME = "policy"
+SERVED_NAME = "policy"
 """vLLM's name of what is sampled: the model itself or, in an engine with LoRA, its only adapter."""
 BASE_NAME = "base"
 """vLLM's name of the model without adapter, in an engine with LoRA."""

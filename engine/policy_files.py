@@ -60,7 +60,7 @@ def is_intact(directory: Path, files: Sequence[JsonObject]) -> bool:
     return is_intact(base.directory, base.files)
 
 
-def model_directory(directory: Path) -> Path:
+def whole_model(directory: Path) -> Path:
     """Return the directory of the whole model of a version: its own or, of an adapter, that of its base."""
     return adapter_files.read_base(directory).directory if (directory / adapter_files.BASE).is_file() else directory
 

@@ -18,7 +18,7 @@ import time
 import structlog
 
 from engine.client import EngineClient
-from engine.policy_files import is_intact, model_directory, policy_directory
+from engine.policy_files import is_intact, whole_model, policy_directory
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import running_beside
@@ -127,7 +127,7 @@ class EngineWrapper:
         """
         policy = await self._newest_intact_policy()
         directory = policy_directory(policy.uri) if policy else self.settings.model_path
-        model = model_directory(directory)
+        model = whole_model(directory)
         if model != directory:
             policy = None
         _LOG.info(

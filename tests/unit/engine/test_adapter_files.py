@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import adapter_files
-from engine.policy_files import describe_files, is_intact, model_directory, publish_adapter, weight_files
+from engine.policy_files import describe_files, is_intact, whole_model, publish_adapter, weight_files
 from engine.process import EngineSettings, vllm_command
 from engine.vllm_plugin import checked_paths
 
@@ -33,8 +33,8 @@ def test_the_base_is_found_wherever_the_root_is_mounted(root: Path, tmp_path: Pa
     base = adapter_files.read_base(elsewhere / "run" / "1.e1")
     assert base.directory == (elsewhere / "run" / "0.e0").resolve()
     assert [file["name"] for file in base.files] == ["model.safetensors"]
-    assert model_directory(elsewhere / "run" / "1.e1") == base.directory
-    assert model_directory(base.directory) == base.directory
+    assert whole_model(elsewhere / "run" / "1.e1") == base.directory
+    assert whole_model(base.directory) == base.directory
     assert is_intact(elsewhere / "run" / "1.e1", files)
     (base.directory / "model.safetensors").write_bytes(b"others")
     assert not is_intact(elsewhere / "run" / "1.e1", files)
@@ -85,11 +85,11 @@ def test_calls_name_the_same_model_with_an_adapter_and_without(
     command = vllm_command(settings, tmp_path)
     names = command[command.index("--served-model-name") + 1]
     if served is None:
-        assert names == adapter_files.MODEL_NAME and "--enable-lora" not in command and settings.adapter is None
+        assert names == adapter_files.SERVED_NAME and "--enable-lora" not in command and settings.adapter is None
     else:
         assert names == adapter_files.BASE_NAME
         assert command[command.index("--max-lora-rank") + 1] == served
-        assert command[command.index("--lora-modules") + 1] == f"{adapter_files.MODEL_NAME}={settings.adapter}"
+        assert command[command.index("--lora-modules") + 1] == f"{adapter_files.SERVED_NAME}={settings.adapter}"
 
 
 def test_the_config_is_json_that_peft_reads(root: Path) -> None:

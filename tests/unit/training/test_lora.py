@@ -123,7 +123,7 @@ def test_the_published_directory_is_what_peft_loads(model: Path, tmp_path: Path)
         == [file["name"] for file in policy_files.weight_files(files)]
     )
     assert policy_files.is_intact(tmp_path / "1.e1", files)
-    assert policy_files.model_directory(tmp_path / "1.e1") == model.resolve()
+    assert policy_files.whole_model(tmp_path / "1.e1") == model.resolve()
     merged = their_model(tmp_path / "1.e1", model).merge_and_unload()
     canary = learner.canary()
     ids = torch.tensor(canary["ids"])
