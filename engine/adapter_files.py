@@ -16,10 +16,8 @@ from ratchet.types import JsonObject
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE = "base.json"
-SERVED_NAME = "policy"
-"""vLLM's name of what is sampled: the model itself or, in an engine with LoRA, its only adapter."""
 BASE_NAME = "base"
-"""vLLM's name of the model without adapter, in an engine with LoRA."""
+"""vLLM's name of the model without adapter, in an engine with LoRA; there MODEL_NAME is its only adapter."""
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values of vLLM's `--max-lora-rank` that are used here."""
 

@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from engine.adapter_files import SERVED_NAME
 from engine.generation import Generation, SampledTokens
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
-from ratchet.types import JsonObject
+from ratchet.types import MODEL_NAME, JsonObject
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/abort_requests"
@@ -110,7 +109,7 @@ def generate_body(
     usage = {"stream_options": {"include_usage": True}} if stream else {}
     params = sampling.wire() | interval
     head = orjson.dumps(
-        {"model": SERVED_NAME, "request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt}
+        {"model": MODEL_NAME, "request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt}
     )
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
@@ -213,7 +212,7 @@ class EngineClient:
         """Return the logprobs of ids[1:], each given all ids before it, at temperature 1: float32 (len(ids) - 1,)."""
         prompt = np.ascontiguousarray(ids, dtype=np.int32)
         sampling = Sampling(max_tokens=1, temperature=1.0).wire() | {"prompt_logprobs": 0}
-        body = {"model": SERVED_NAME, "token_ids": prompt, "sampling_params": sampling, "stream": False}
+        body = {"model": MODEL_NAME, "token_ids": prompt, "sampling_params": sampling, "stream": False}
         reply = await self._call("POST", GENERATE, body=body, timeout_seconds=600)
         positions = reply.get("prompt_logprobs") or []
         if len(positions) != len(prompt):

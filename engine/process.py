@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from engine import adapter_files
 from engine.vllm_plugin import BACKEND
 from ratchet.errors import MachineError
+from ratchet.types import MODEL_NAME
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
@@ -118,9 +119,9 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
 def _names(settings: EngineSettings) -> list[str]:
     """Return the arguments that name what is served: calls name `policy`, with an adapter or without."""
     if settings.lora_rank is None:
-        return ["--served-model-name", adapter_files.SERVED_NAME]
+        return ["--served-model-name", MODEL_NAME]
     rank = next(one for one in adapter_files.SERVED_RANKS if one >= settings.lora_rank)
-    modules = f"{adapter_files.SERVED_NAME}={settings.adapter}"
+    modules = f"{MODEL_NAME}={settings.adapter}"
     return [
         *("--served-model-name", adapter_files.BASE_NAME, "--enable-lora", "--max-lora-rank", str(rank)),
         *("--max-loras", "1", "--lora-modules", modules),

@@ -18,7 +18,7 @@ import time
 import structlog
 
 from engine.client import EngineClient
-from engine.policy_files import is_intact, whole_model, policy_directory
+from engine.policy_files import is_intact, policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import running_beside

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine import adapter_files
-from engine.policy_files import describe_files, is_intact, whole_model, publish_adapter, weight_files
+from engine.policy_files import describe_files, is_intact, publish_adapter, weight_files, whole_model
 from engine.process import EngineSettings, vllm_command
 from engine.vllm_plugin import checked_paths
+from ratchet.types import MODEL_NAME
 
 
 @pytest.fixture
@@ -85,11 +86,11 @@ def test_calls_name_the_same_model_with_an_adapter_and_without(
     command = vllm_command(settings, tmp_path)
     names = command[command.index("--served-model-name") + 1]
     if served is None:
-        assert names == adapter_files.SERVED_NAME and "--enable-lora" not in command and settings.adapter is None
+        assert names == MODEL_NAME and "--enable-lora" not in command and settings.adapter is None
     else:
         assert names == adapter_files.BASE_NAME
         assert command[command.index("--max-lora-rank") + 1] == served
-        assert command[command.index("--lora-modules") + 1] == f"{adapter_files.SERVED_NAME}={settings.adapter}"
+        assert command[command.index("--lora-modules") + 1] == f"{MODEL_NAME}={settings.adapter}"
 
 
 def test_the_config_is_json_that_peft_reads(root: Path) -> None:
