@@ -1,8 +1,8 @@
 """Files of a published policy version: a complete model directory or, with LoRA, a PEFT directory with the adapter.
 
 They are digested and fsynced before the version's row exists. An engine, an evaluation and a user's own server load the
-same directory. Module-level imports are the standard library and `ratchet.types`, since activity workers and vLLM's
-processes import this file too.
+same directory. Module-level imports are the standard library, `ratchet.errors` and `ratchet.types`, since activity
+workers and vLLM's processes import this file too.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import adapter_files
+from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 
 if TYPE_CHECKING:
@@ -66,7 +67,15 @@ def whole_model(directory: Path) -> Path:
 
 
 def link_version(model: Path, directory: Path) -> list[JsonObject]:
-    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`."""
+    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`.
+
+    Raises ConfigError if the directory holds an adapter.
+    """
+    if (model / adapter_files.WEIGHTS).exists():
+        raise ConfigError(
+            f"init_from: {model} holds a LoRA adapter, no whole model; merge it into its base with peft "
+            "(merge_and_unload), save the result, and name that directory"
+        )
     if not directory.exists():
         building = _empty_building_directory(directory)
         for path in model.iterdir():

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine import adapter_files
-from engine.policy_files import describe_files, is_intact, publish_adapter, weight_files, whole_model
+from engine.policy_files import describe_files, is_intact, link_version, publish_adapter, weight_files, whole_model
 from engine.process import EngineSettings, vllm_command
 from engine.vllm_plugin import checked_paths
+from ratchet.errors import ConfigError
 from ratchet.types import MODEL_NAME
 
 
@@ -91,6 +92,12 @@ def test_calls_name_the_same_model_with_an_adapter_and_without(
         assert names == adapter_files.BASE_NAME
         assert command[command.index("--max-lora-rank") + 1] == served
         assert command[command.index("--lora-modules") + 1] == f"{MODEL_NAME}={settings.adapter}"
+
+
+def test_a_run_cannot_begin_with_an_adapter(root: Path) -> None:
+    with pytest.raises(ConfigError, match="holds a LoRA adapter, no whole model; merge it"):
+        link_version(root / "run" / "1.e1", root / "other" / "0.e0")
+    assert not (root / "other").exists()
 
 
 def test_the_config_is_json_that_peft_reads(root: Path) -> None:
