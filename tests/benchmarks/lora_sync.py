@@ -20,6 +20,7 @@ from engine.client import EngineClient
 from engine.process import EngineSettings, vllm_process
 from engine.weight_update import load_from_files, replace_weights
 from ratchet.config import LoraConfig
+from ratchet.errors import EngineUnavailableError
 from ratchet.store.engines import PublishedPolicy
 from stack.ports import free_port
 from tests.benchmarks._commit import commit
@@ -51,7 +52,8 @@ def publish_both(root: Path) -> dict[str, Any]:
     make_tokenizer(base)
     model = Qwen3ForCausalLM(Qwen3Config(max_position_embeddings=4096, **SHAPE))
     model.save_pretrained(base)
-    state = {name: one for name, one in model.state_dict().items() if name != "lm_head.weight"}
+    # Other weights than the base's, so that an adapter that follows them must bring its base.
+    state = {name: 1.01 * one for name, one in model.state_dict().items() if name != "lm_head.weight"}
     started = time.perf_counter()
     policy_files.publish_policy(state, base, root / "run" / "1.e1")
     whole = time.perf_counter() - started
@@ -76,6 +78,7 @@ async def measure(root: Path, home: Path) -> dict[str, Any]:
         dtype="float32",
         max_model_len=512,
         max_num_seqs=4,
+        kv_cache_gib=1,
         lora_rank=LoraConfig().rank,
         num_threads=1,
         extra_args=("--enforce-eager",),
@@ -85,8 +88,10 @@ async def measure(root: Path, home: Path) -> dict[str, Any]:
         for name, directory in (("whole", root / "run" / "1.e1"), ("adapter", root / "run" / "2.e1"))
     }
     times: dict[str, list[tuple[float, float]]] = {"whole": [], "adapter": [], "adapter on another base": []}
-    async with vllm_process(settings, settings.model_path), EngineClient(settings.address) as client:
+    async with vllm_process(settings, settings.model_path) as process, EngineClient(settings.address) as client:
         while not await client.health():
+            if process.returncode is not None:
+                raise EngineUnavailableError(f"vLLM ended with status {process.returncode}")
             await asyncio.sleep(0.5)
         await client.init_weight_transfer(str(root), settings.adapter)
         await client.score(IDS)
@@ -113,10 +118,13 @@ async def measure(root: Path, home: Path) -> dict[str, Any]:
 
 def main() -> None:
     before = os.getloadavg()[0]
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM logs to its standard output, which is this process's
     with tempfile.TemporaryDirectory() as directory:
         found = asyncio.run(measure(Path(directory) / "policies", Path(directory)))
     load = {"load_at_start": before, "load_at_end": os.getloadavg()[0]}
-    print(json.dumps({"commit": commit(), "rounds": ROUNDS, **load, **found}, indent=2))
+    print(json.dumps({"commit": commit(), "rounds": ROUNDS, **load, **found}, indent=2), file=answer)
+    answer.close()
 
 
 if __name__ == "__main__":
