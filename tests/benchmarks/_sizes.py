@@ -49,7 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "toy": {
         **HEADS,
-        "vocab_size": 512,
+        "vocab_size": 4096,
         "head_dim": 16,
         "hidden_size": 64,
         "intermediate_size": 128,
