@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ import orjson
 from engine.generation import Generation, SampledTokens
 from ratchet import tracing
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
-from ratchet.types import JsonObject
+from ratchet.types import MODEL_NAME, JsonObject
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/abort_requests"
@@ -108,7 +109,9 @@ def generate_body(
     interval = {"stream_interval": _STREAM_INTERVAL_TOKENS} if stream else {}
     usage = {"stream_options": {"include_usage": True}} if stream else {}
     params = sampling.wire() | interval
-    head = orjson.dumps({"request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt})
+    head = orjson.dumps(
+        {"model": MODEL_NAME, "request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt}
+    )
     return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
@@ -210,7 +213,7 @@ class EngineClient:
         """Return the logprobs of ids[1:], each given all ids before it, at temperature 1: float32 (len(ids) - 1,)."""
         prompt = np.ascontiguousarray(ids, dtype=np.int32)
         sampling = Sampling(max_tokens=1, temperature=1.0).wire() | {"prompt_logprobs": 0}
-        body = {"token_ids": prompt, "sampling_params": sampling, "stream": False}
+        body = {"model": MODEL_NAME, "token_ids": prompt, "sampling_params": sampling, "stream": False}
         reply = await self._call("POST", GENERATE, body=body, timeout_seconds=600)
         positions = reply.get("prompt_logprobs") or []
         if len(positions) != len(prompt):
@@ -244,13 +247,17 @@ class EngineClient:
         """Return whether generation is paused."""
         return bool((await self._call("GET", "/is_paused"))["is_paused"])
 
-    async def init_weight_transfer(self, root: str | None = None, nccl: Mapping[str, Any] | None = None) -> None:
+    async def init_weight_transfer(
+        self, root: str | None = None, adapter: Path | None = None, nccl: Mapping[str, Any] | None = None
+    ) -> None:
         """Set the root directory of published policies, and the NCCL group to join. May be called again at any time.
 
-        `root` None keeps the current root. `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with
-        a group, the call returns once all its ranks have joined.
+        `adapter`: the directory from which the server reads its adapter. None keeps the current `root` or `adapter`.
+        `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with a group, the call returns once all
+        its ranks have joined.
         """
-        info = {"root": root, "nccl": None if nccl is None else dict(nccl)}
+        group = None if nccl is None else dict(nccl)
+        info = {"root": root, "adapter": None if adapter is None else str(adapter), "nccl": group}
         await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout_seconds=300)
 
     async def num_workers(self) -> int:

@@ -1,18 +1,21 @@
-"""Files of a published policy version: a complete model directory, digested and fsynced before its row exists.
+"""Files of a published policy version: a complete model directory or, with LoRA, a PEFT directory with the adapter.
 
-An engine, an evaluation and a user's own server load the same directory. Module-level imports are the standard
-library and `ratchet.types`, since activity workers and vLLM's processes import this file too.
+They are digested and fsynced before the version's row exists. An engine, an evaluation and a user's own server load the
+same directory. Module-level imports are the standard library, `ratchet.errors` and `ratchet.types`, since activity
+workers and vLLM's processes import this file too.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine import adapter_files
+from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 
 if TYPE_CHECKING:
@@ -36,7 +39,9 @@ def describe_files(directory: Path) -> list[JsonObject]:
 
 
 def weight_files(files: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return those of `describe_files` that hold tensors."""
+    """Return those of `describe_files` that an engine reads: all with tensors; of an adapter also its two configs."""
+    if adapter_files.is_adapter(file["name"] for file in files):
+        return list(files)
     return [file for file in files if file["name"].endswith(".safetensors")]
 
 
@@ -46,13 +51,31 @@ def policy_directory(uri: str) -> Path:
 
 
 def is_intact(directory: Path, files: Sequence[JsonObject]) -> bool:
-    """Return whether all files are there with their recorded digests."""
+    """Return whether all files are there with their recorded digests; of an adapter also those of its base."""
     expected = [(directory / file["name"], file["sha256"]) for file in files]
-    return bool(expected) and all(path.is_file() and file_sha256(path) == digest for path, digest in expected)
+    if not expected or not all(path.is_file() and file_sha256(path) == digest for path, digest in expected):
+        return False
+    if not adapter_files.is_adapter(file["name"] for file in files):
+        return True
+    base = adapter_files.read_base(directory)
+    return is_intact(base.directory, base.files)
+
+
+def whole_model(directory: Path) -> Path:
+    """Return the directory of the whole model of a version: its own or, of an adapter, that of its base."""
+    return adapter_files.read_base(directory).directory if (directory / adapter_files.BASE).is_file() else directory
 
 
 def link_version(model: Path, directory: Path) -> list[JsonObject]:
-    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`."""
+    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`.
+
+    Raises ConfigError if the directory holds an adapter.
+    """
+    if (model / adapter_files.WEIGHTS).exists():
+        raise ConfigError(
+            f"init_from: {model} holds a LoRA adapter, no whole model; merge it into its base with peft "
+            "(merge_and_unload), save the result, and name that directory"
+        )
     if not directory.exists():
         building = _empty_building_directory(directory)
         for path in model.iterdir():
@@ -66,28 +89,54 @@ def link_version(model: Path, directory: Path) -> list[JsonObject]:
 
 
 def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[JsonObject]:
-    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`.
+    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    split = split_torch_state_dict_into_shards(contiguous, max_shard_size=MAX_FILE_BYTES)
+
+    def fill(building: Path) -> None:
+        for path in base.iterdir():
+            if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, building / path.name)
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (building / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+
+        def write(file: str) -> None:
+            _save_tensors({name: contiguous[name] for name in split.filename_to_tensors[file]}, building / file)
+
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(write, split.filename_to_tensors))
+
+    return _publish(directory, fill)
+
+
+def publish_adapter(
+    state: "Mapping[str, Tensor]", config: JsonObject, base: Path, base_files: Sequence[JsonObject], directory: Path
+) -> list[JsonObject]:
+    """Write a PEFT directory and the description of its base to `directory`; return `describe_files`.
+
+    `state`: tensors under PEFT's names. `config`: PEFT's. `base_files`: the base's weight files with their digests.
+    """
+
+    def fill(building: Path) -> None:
+        (building / adapter_files.CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+        adapter_files.write_base(base, base_files, directory, building)
+        _save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, building / adapter_files.WEIGHTS)
+
+    return _publish(directory, fill)
+
+
+def _publish(directory: Path, fill: Callable[[Path], None]) -> list[JsonObject]:
+    """Let `fill` write the files of `directory`; return `describe_files`.
 
     The directory appears by a rename, after its files are fsynced. An existing directory was written by the same (step,
     epoch), with the same contents or in part, and is replaced.
     """
-    from huggingface_hub import split_torch_state_dict_into_shards
-
     building = _empty_building_directory(directory)
-    for path in base.iterdir():
-        if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, building / path.name)
-    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
-    split = split_torch_state_dict_into_shards(contiguous, max_shard_size=MAX_FILE_BYTES)
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (building / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-
-    def write(file: str) -> None:
-        _save_tensors({name: contiguous[name] for name in split.filename_to_tensors[file]}, building / file)
-
+    fill(building)
     with ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(write, split.filename_to_tensors))
         list(pool.map(_fsync, building.iterdir()))
         _fsync(building)
         files = list(pool.map(_describe, _model_files(building)))

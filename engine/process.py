@@ -20,9 +20,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from engine import adapter_files
 from engine.vllm_plugin import BACKEND
 from ratchet import tracing
 from ratchet.errors import MachineError
+from ratchet.types import MODEL_NAME
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
@@ -62,6 +64,8 @@ class EngineSettings(BaseModel):
     """
     num_threads: int | None = None
     """Number of compute threads on a CPU; None leaves it to vLLM."""
+    lora_rank: int | None = None
+    """Highest rank of the LoRA adapter that is served with the model; None serves no adapter."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM, which override those set here."""
     environment: dict[str, str] = {}
@@ -81,7 +85,8 @@ class EngineSettings(BaseModel):
 
     @property
     def sockets(self) -> Path:
-        """The directory of the sockets of vLLM's own processes, which also holds what a killed vLLM leaves.
+        """The directory of the sockets of vLLM's own processes, which also holds the adapter that is served and what a
+        killed vLLM leaves.
 
         Its path is short, since a socket's path has at most 107 bytes.
         """
@@ -90,13 +95,18 @@ class EngineSettings(BaseModel):
             / f"ratchet-engine-{hashlib.sha256(bytes(self.pidfile.resolve())).hexdigest()[:12]}"
         )
 
+    @property
+    def adapter(self) -> Path | None:
+        """The directory from which vLLM reads its adapter; None if it serves none."""
+        return None if self.lora_rank is None else self.sockets / "adapter"
+
 
 def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     """Return vLLM's command line.
 
     The `vllm` console script is not used: it fails on the CPU build, which has the metadata of another distribution.
     """
-    arguments = ["--model", str(model), "--served-model-name", "policy"]
+    arguments = ["--model", str(model), *_names(settings)]
     arguments += ["--host", settings.host, "--port", str(settings.port)]
     arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", settings.dtype]
     arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
@@ -107,6 +117,18 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     if (collector := tracing.collector_url()) is not None:
         arguments += ["--otlp-traces-endpoint", collector]
     return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
+
+
+def _names(settings: EngineSettings) -> list[str]:
+    """Return the arguments that name what is served: calls name `policy`, with an adapter or without."""
+    if settings.lora_rank is None:
+        return ["--served-model-name", MODEL_NAME]
+    rank = next(one for one in adapter_files.SERVED_RANKS if one >= settings.lora_rank)
+    modules = f"{MODEL_NAME}={settings.adapter}"
+    return [
+        *("--served-model-name", adapter_files.BASE_NAME, "--enable-lora", "--max-lora-rank", str(rank)),
+        *("--max-loras", "1", "--lora-modules", modules),
+    ]
 
 
 def vllm_environment(settings: EngineSettings) -> dict[str, str]:
@@ -134,6 +156,8 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
     """Run vLLM during the block; none of its processes is left afterwards."""
     shutil.rmtree(settings.sockets, ignore_errors=True)
     settings.sockets.mkdir(mode=0o700)
+    if settings.adapter is not None:
+        adapter_files.write_identity_adapter(settings.adapter, adapter_files.SERVED_RANKS[0])
     process = await asyncio.create_subprocess_exec(
         *vllm_command(settings, model),
         env=vllm_environment(settings),

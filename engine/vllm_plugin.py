@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine import adapter_files
 from engine.policy_files import file_sha256
 
 BACKEND = "disk"
@@ -25,7 +26,8 @@ def register_weight_backend() -> None:
 def checked_paths(root: Path, files: Sequence[str], sha256: Sequence[str]) -> list[Path]:
     """Return the real paths of weight files, after checking all of them before any is loaded.
 
-    Raises ValueError naming the first file that lies outside of `root`, is no safetensors file or has another digest.
+    Raises ValueError naming the first file that lies outside of `root`, is neither a safetensors file nor one of an
+    adapter's two configs, or has another digest.
     """
     if not files or len(files) != len(sha256):
         raise ValueError(
@@ -35,7 +37,8 @@ def checked_paths(root: Path, files: Sequence[str], sha256: Sequence[str]) -> li
     base = root.resolve()
     paths = [(base / name).resolve() for name in files]
     for name, path in zip(files, paths, strict=True):
-        if not path.is_relative_to(base) or path.suffix != ".safetensors":
+        is_known = path.suffix == ".safetensors" or path.name in (adapter_files.CONFIG, adapter_files.BASE)
+        if not path.is_relative_to(base) or not is_known:
             raise ValueError(f"weight file {name!r} is no safetensors file below {base}")
     for name, path, expected in zip(files, paths, sha256, strict=True):
         found = file_sha256(path)

@@ -5,10 +5,16 @@ Files work wherever they are visible, with or without a GPU. Tensors come from `
 vLLM's own NCCL receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it
 reads.
 
-    init   {"root": DIR, "nccl": {...}}             root directory of all policies and NCCL group to join, or null
-    update {"files": [relative], "sha256": [hex]}   check all digests, then load all tensors of the model
+    init   {"root": DIR, "adapter": DIR or null,    root directory of all policies, directory of the adapter in an
+            "nccl": {...} or null}                  engine with LoRA, NCCL group to join
+    update {"files": [relative], "sha256": [hex]}   check all digests, then load all tensors of the model or an adapter
            {"names", "dtype_names", "shapes": []}   receive these tensors, in this order, from rank 0 of the group
     start, finish                                   no effect here; vLLM opens, closes and labels the update
+
+An adapter is copied to the directory that vLLM was started with (`--lora-modules`). `finish` makes vLLM forget its
+adapters, and with the next call it reads that directory again. vLLM's own /v1/load_lora_adapter with `load_inplace` is
+not used: vLLM 0.32 keeps that flag and the path with each call, so that it reads the files before every forward pass,
+and a call in flight reads those of the version it began with, under the new version's label.
 """
 
 from dataclasses import dataclass, field
@@ -20,14 +26,19 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from engine import adapter_files
 from engine.vllm_plugin import checked_paths, read_tensors
 
 
 @dataclass
 class DiskInitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not read by mypy
-    """Body of /init_weight_transfer_engine. `root` None keeps the directory of before; `nccl` None leaves the group."""
+    """Body of /init_weight_transfer_engine.
+
+    `root` and `adapter` None keep the directories of before; `nccl` None leaves the group.
+    """
 
     root: str | None = None
+    adapter: str | None = None
     nccl: dict[str, Any] | None = None
 
 
@@ -48,6 +59,9 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
     init_info_cls = DiskInitInfo
     update_info_cls = DiskUpdateInfo
     _root: Path | None = None
+    _adapter: Path | None = None
+    _base: list[str] | None = None
+    """Digests of the weight files that were loaded last; None for those that vLLM has started with."""
     _nccl: Any = None
 
     def init_transfer_engine(self, init_info: DiskInitInfo) -> None:
@@ -55,6 +69,8 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         self._leave_group()
         if init_info.root is not None:
             self._root = Path(init_info.root)
+        if init_info.adapter is not None:
+            self._adapter = Path(init_info.adapter)
         if init_info.nccl is not None:
             from vllm.distributed.weight_transfer import nccl_engine
 
@@ -73,12 +89,45 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         if self._root is None:
             raise ValueError("no root directory: call /init_weight_transfer_engine first")
         paths = checked_paths(self._root, update_info.files, update_info.sha256)
+        if adapter_files.is_adapter(update_info.files):
+            self._receive_adapter(self._root, paths)
+        else:
+            self._load_model(paths, update_info.sha256)
+
+    def _receive_adapter(self, root: Path, paths: list[Path]) -> None:
+        """Load the adapter's base unless it is loaded already, and place the adapter.
+
+        Raises ValueError, with the weights unchanged, if this engine cannot serve it.
+        """
+        settings = self.vllm_config.lora_config
+        if settings is None or self._adapter is None:
+            raise ValueError("this engine was started without LoRA, so it can serve no adapter; run `ratchet up` again")
+        directory = paths[0].parent
+        if (rank := adapter_files.adapter_rank(directory)) > settings.max_lora_rank:
+            raise ValueError(
+                f"the adapter has rank {rank} and this engine serves at most {settings.max_lora_rank}; "
+                "run `ratchet up` with the run's config"
+            )
+        base = adapter_files.read_base(directory)
+        sha256 = [file["sha256"] for file in base.files]
+        if sorted(sha256) != self._base:
+            # resolve(): the root may be mounted elsewhere, or be a link
+            names = [str((base.directory / file["name"]).relative_to(root.resolve())) for file in base.files]
+            self._load_model(checked_paths(root, names, sha256), sha256)
+        adapter_files.place_adapter(paths, self._adapter)
+
+    def _load_model(self, paths: list[Path], sha256: list[str]) -> None:
+        """Replace all weights of the model; an engine with LoRA serves them without an adapter."""
+        self._base = None
         initialize_layerwise_reload(self.model)
         self.model.load_weights(read_tensors(paths))
         # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must
         # stay usable.
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
+        self._base = sorted(sha256)
+        if self._adapter is not None:
+            adapter_files.write_identity_adapter(self._adapter, adapter_files.SERVED_RANKS[0])
 
     def _receive_from_group(self, update_info: DiskUpdateInfo) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo

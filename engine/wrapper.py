@@ -18,7 +18,7 @@ import time
 import structlog
 
 from engine.client import EngineClient
-from engine.policy_files import is_intact, policy_directory
+from engine.policy_files import is_intact, policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import running_beside
@@ -121,9 +121,15 @@ class EngineWrapper:
             work.result()
 
     async def _run_vllm(self) -> None:
-        """Run vLLM on the newest version until a signal. Raises EngineUnavailableError if it ends by itself."""
+        """Run vLLM on the newest version until a signal. Raises EngineUnavailableError if it ends by itself.
+
+        If that is an adapter, vLLM starts from its base, and the adapter is loaded as a newer version.
+        """
         policy = await self._newest_intact_policy()
-        model = policy_directory(policy.uri) if policy else self.settings.model_path
+        directory = policy_directory(policy.uri) if policy else self.settings.model_path
+        model = whole_model(directory)
+        if model != directory:
+            policy = None
         _LOG.info(
             "engine starts", model=str(model), version=policy.version if policy else None, address=self.settings.address
         )
@@ -144,7 +150,7 @@ class EngineWrapper:
         await self._wait_until_healthy()
         self.is_up = True
         await self.client.probe()
-        await self.client.init_weight_transfer(str(self.settings.policies_root))
+        await self.client.init_weight_transfer(str(self.settings.policies_root), self.settings.adapter)
         if started_from:
             await self.client.set_version(started_from.version)
             self._set_loaded(started_from)

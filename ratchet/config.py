@@ -22,6 +22,7 @@ from ratchet.config_sections import (
     GradingConfig,
     HarnessConfig,
     LimitsConfig,
+    LoraConfig,
     MetricsConfig,
     MetricSinkConfig,
     SamplingConfig,
@@ -41,6 +42,7 @@ __all__ = [
     "GradingConfig",
     "HarnessConfig",
     "LimitsConfig",
+    "LoraConfig",
     "LossConfig",
     "MetricSinkConfig",
     "MetricsConfig",
@@ -141,6 +143,12 @@ class RunConfig(Section):
         if self.training.bin_tokens < self.sampling.max_context_tokens:
             raise ValueError(
                 "training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin"
+            )
+        if self.training.lora is not None and self.training.weight_transport == "nccl":
+            raise ValueError("training.weight_transport: an adapter is a small file, which engines read; use disk")
+        if self.training.lora is not None and any(one.address is not None for one in self.engines):
+            raise ValueError(
+                "training.lora: an engine with adapters must be started by this stack; leave engines.address out"
             )
         if self.training.group_size < 2:
             raise ValueError("training.group_size must be at least 2: one rollout has nothing to be compared with")

@@ -175,6 +175,34 @@ class SamplingConfig(Section):
 ADVANTAGES = ("mean", "std", "leave_one_out", "batch", "shuffled")
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA) that are trained instead of the model's own weights."""
+
+    rank: Annotated[int, Field(gt=0, le=512)] = 16
+    """Rank of each adapter. 16 suits RL, whose rewards carry little information; it costs a few per mille of the
+    model's memory."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale: an adapter adds alpha / rank times its product. The default of twice the rank is common."""
+    target_modules: Annotated[list[str], Field(min_length=1)] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ]
+    """Names of the linear layers that get an adapter. The default is all of them in attention and MLP of Qwen and
+    Llama; embedding and output layer cannot have one."""
+
+    @field_validator("target_modules")
+    @classmethod
+    def _linear_layers(cls, names: list[str]) -> list[str]:
+        if outer := sorted({"lm_head", "embed_tokens"} & set(names)):
+            raise ValueError(f"{', '.join(outer)}: embedding and output layer have no adapter; name layers of the body")
+        return sorted(set(names))
+
+
 class TrainingConfig(Section):
     """Steps, groups and the optimiser."""
 
@@ -212,6 +240,9 @@ class TrainingConfig(Section):
     """Learning rate of AdamW after warm-up. 1e-6 suits models of some billion parameters."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Length of the linear warm-up of the learning rate, in optimiser updates. 0, the default, means none."""
+    lora: LoraConfig | None = None
+    """Trains adapters instead of the weights. None, the default, trains all weights. `{}` takes the defaults below; set
+    `learning_rate` about ten times as high as without."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -32,6 +32,7 @@ epoch: the number of a learner within a run; a later learner has a higher one, a
 staleness: the number of steps by which the weights that sampled a token are older than the step that trains on it.
 dialect: a wire protocol that agents speak: Anthropic Messages, OpenAI Chat Completions or OpenAI Responses.
 adapter: the HTTP service that agents call as their model; it records every turn.
+lora: low-rank matrices that `training.lora` trains instead of the weights; peft calls them adapters.
 learner: the Ray training side, which reads plan rows from Postgres and publishes weights.
 engine: one vLLM server and its wrapper process.
 lease: a claim in Postgres that expires by the database's clock unless it is renewed.

@@ -10,7 +10,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -134,15 +134,28 @@ def config_page() -> str:
         described = RunConfig.model_fields[section].description if section else "The whole run."
         lines += ["", f"## {section or 'Top level'}", "", " ".join((described or "").split()), ""]
         lines += ["| key | default | meaning | while running |", "|---|---|---|---|"]
-        for name, one in model.model_fields.items():
-            if _section(one) and not section:
-                continue  # it has a heading of its own
-            key = f"{section}.{name}" if section else name
-            acts_on = CHANGEABLE.get(key, "")
-            if re.search(r"(list|tuple)\[", str(RunConfig.model_fields[section].annotation if section else "")):
-                key = f"{section}.N.{name}"
-            lines.append(f"| `{key}` | {_default(one)} | {_in_cell(one.description or '')} | {_in_cell(acts_on)} |")
+        prefix = f"{section}." if section else ""
+        if section and _is_list(RunConfig.model_fields[section]):
+            prefix += "N."
+        lines += _config_rows(model, prefix, CHANGEABLE)
     return "\n".join(lines) + "\n"
+
+
+def _config_rows(model: type[BaseModel], prefix: str, changeable: Mapping[str, str]) -> Iterator[str]:
+    """Yield a row of each key; keys of a section inside a section follow it."""
+    for name, one in model.model_fields.items():
+        inner = _section(one)
+        if inner and not prefix:
+            continue  # it has a heading of its own
+        key = prefix + name
+        acts_on = changeable.get(key.replace(".N.", "."), "")
+        yield f"| `{key}` | {_default(one)} | {_in_cell(one.description or '')} | {_in_cell(acts_on)} |"
+        if inner:
+            yield from _config_rows(inner, f"{key}.N." if _is_list(one) else f"{key}.", changeable)
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return re.search(r"(list|tuple)\[", str(field.annotation)) is not None
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

@@ -76,4 +76,5 @@ def _placed(plan: ServingPlan) -> tuple[object, ...]:
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:
     """Return the parts of the plan that change what an engine or adapter does."""
-    return plan.model_path, plan.config.engine, plan.config.sampling.max_context_tokens
+    lora = plan.config.training.lora
+    return plan.model_path, plan.config.engine, plan.config.sampling.max_context_tokens, lora and lora.rank

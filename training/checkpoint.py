@@ -1,5 +1,6 @@
 """Save and load checkpoints with torch's distributed checkpointing (DCP).
 
+With LoRA it holds the adapters and their optimiser state alone, and a line that says which adapters, on which base.
 A checkpoint is either complete or no checkpoint at all. Which one counts is recorded in the store
 (`ratchet/store/learner_commits.py`), in the same transaction as the consumption of its batches.
 """
@@ -22,7 +23,12 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from engine.policy_files import file_sha256
 
@@ -34,15 +40,26 @@ class DamagedCheckpointError(OSError):
 _DIGESTS = "sha256.json"
 """End of the name of a file with the digests of one rank's files, as {name: sha256}."""
 
+_ADAPTER = "adapter"
+"""Key of the description of the adapters (`training/lora.py`), which only checkpoints of LoRA have."""
+
 _EPOCH = re.compile(r"\.e(\d+)")
 
 
+def _options(adapter: str | None) -> StateDictOptions:
+    return StateDictOptions() if adapter is None else StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
 def _state_dict(
-    model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler
+    model: torch.nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    adapter: str | None,
 ) -> dict[str, Any]:
     """Return everything that is saved. Random state is not: the learner derives it from (seed, step, rank)."""
-    weights, moments = get_state_dict(model, optimiser)
-    return {"model": weights, "optimiser": moments, "schedule": schedule.state_dict()}
+    weights, moments = get_state_dict(model, optimiser, options=_options(adapter))
+    state = {"model": weights, "optimiser": moments, "schedule": schedule.state_dict()}
+    return state if adapter is None else state | {_ADAPTER: adapter}
 
 
 def save_async(
@@ -51,13 +68,16 @@ def save_async(
     schedule: torch.optim.lr_scheduler.LRScheduler,
     uri: str,
     group: dist.ProcessGroup,
+    adapter: str | None = None,
 ) -> "Future[Any]":
     """Copy the state, then write it beside the training. A collective of all ranks; one checkpoint at a time.
+
+    `adapter`: the description of the adapters, with which only they are saved; None saves all weights.
 
     `group` (gloo) must have no other user: two threads in one gloo group abort the process. DCP writes `.metadata`
     last; a directory without it is no checkpoint.
     """
-    state = _state_dict(model, optimiser, schedule)
+    state = _state_dict(model, optimiser, schedule, adapter)
     future = state_dict_saver.async_save(state, checkpoint_id=uri, process_group=group)
     assert isinstance(future, Future)
     digesting = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-digests")
@@ -123,21 +143,34 @@ def _as_os_error(kind: type[OSError], action: str) -> Iterator[None]:
 
 
 def load_checkpoint(
-    model: torch.nn.Module, optimiser: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, uri: str
+    model: torch.nn.Module,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    uri: str,
+    adapter: str | None = None,
 ) -> None:
     """Load a checkpoint into the model, optimiser and schedule; reshard it if the number of ranks has changed.
 
     A collective of all ranks, and every rank raises the same kind of error. Raises ValueError if it is no checkpoint of
-    this model (another architecture, vocabulary or optimiser state), DamagedCheckpointError if its files cannot be
+    this model (another architecture, vocabulary or optimiser state, other adapters or another base of them),
+    DamagedCheckpointError if its files cannot be
     read, OSError if only some ranks find its metadata: their directory is another one, which says nothing about the
     checkpoint.
     """
-    state = _state_dict(model, optimiser, schedule)
-    _require_same_tensors(state, _read_metadata(uri), uri)
+    state = _state_dict(model, optimiser, schedule, adapter)
+    metadata = _read_metadata(uri)
+    _require_same_adapter(adapter, metadata, uri)
+    _require_same_tensors(state, metadata, uri)
     _require_intact(uri)
     with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
-    set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
+    set_state_dict(
+        model,
+        optimiser,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimiser"],
+        options=_options(adapter),
+    )
     schedule.load_state_dict(state["schedule"])
 
 
@@ -157,6 +190,33 @@ def _read_metadata(uri: str) -> Metadata:
     if failed or found is None:
         raise OSError(f"{uri} cannot be read by {len(failed)} of {len(reasons)} ranks: {failed[0]}")
     return found
+
+
+def _require_same_adapter(adapter: str | None, metadata: Metadata, uri: str) -> None:
+    """Raise ValueError, naming what differs, if the checkpoint was written with another `training.lora` or base."""
+    if (adapter is not None) != (_ADAPTER in metadata.state_dict_metadata):
+        wrote, wants = ("LoRA", "all weights") if adapter is None else ("all weights", "LoRA")
+        raise ValueError(f"training.lora: {uri} was written by a run that trains {wrote}, and this one trains {wants}")
+    if adapter is None:
+        return
+    _require_intact(uri)
+    stored = json.loads(read_adapter(uri) or "{}")
+    for name, value in json.loads(adapter).items():
+        if stored.get(name) != value:
+            raise ValueError(
+                f"training.lora: {uri} was written with {name} {stored.get(name)}, and this run has {value}; "
+                "resume it with the settings that it began with, or start another run"
+            )
+
+
+def read_adapter(uri: str) -> str | None:
+    """Return the description of a checkpoint's adapters, None if it has none. Needs no process group."""
+    if _ADAPTER not in FileSystemReader(uri).read_metadata().state_dict_metadata:
+        return None
+    state = {_ADAPTER: ""}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP warns that there is no process group
+        state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
+    return state[_ADAPTER]
 
 
 def _require_same_tensors(state: Mapping[str, Any], metadata: Metadata, uri: str) -> None:
@@ -188,7 +248,8 @@ def load_weights(model: torch.nn.Module, uri: str) -> dict[str, torch.Tensor]:
     """
     if damage := _damage(Path(uri), 0, 1):
         raise DamagedCheckpointError(f"{uri} is damaged: {damage}")
-    state = {"model": get_model_state_dict(model)}
+    adapter = read_adapter(uri)
+    state = {"model": get_model_state_dict(model, options=_options(adapter))}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP warns that there is no process group
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
     return {name: tensor for name, tensor in state["model"].items() if isinstance(tensor, torch.Tensor)}

@@ -28,7 +28,7 @@ from transformers import AutoConfig
 
 from engine import canary, policy_files
 from ratchet.types import JsonObject
-from training import checkpoint
+from training import checkpoint, lora
 from training.largest_ratios import LargestRatios
 from training.loss import TokenBatch, clip_masks, find_loss, token_loss
 from training.metrics import (
@@ -43,7 +43,7 @@ from training.metrics import (
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
-from training.policy_loading import compute_dtype, load_policy
+from training.policy_loading import compute_dtype, load_policy, on_rank_zero
 from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 from training.reference import kl_estimates, load_reference
@@ -96,8 +96,14 @@ class RankLearner:
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
         self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
+        self.base_files: list[JsonObject] = []
+        self.adapter: str | None = None
+        if training.lora is not None:
+            self.base_files = on_rank_zero(lambda: policy_files.weight_files(policy_files.describe_files(model_path)))
+            self.adapter = lora.describe(training.lora, self.base_files)
+        self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
-            self.policy.parameters(),
+            self.trained,
             lr=training.learning_rate,
             betas=training.betas,
             weight_decay=training.weight_decay,
@@ -233,7 +239,7 @@ class RankLearner:
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.training.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.training.max_grad_norm)
         value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
@@ -245,19 +251,28 @@ class RankLearner:
         return UpdateNorms(value, float(squared.sqrt()))
 
     def publish(self, directory: Path) -> list[JsonObject]:
-        """Write the model in its own dtype on rank 0 and return its files; other ranks return []. A collective.
+        """Write the model in its own dtype, or its adapters, on rank 0 and return the files; other ranks return [].
 
-        Tensors are cast before they are gathered, one at a time. The other ranks wait on gloo until the files are
-        written, which may take longer than a collective on a GPU is given.
+        A collective. Tensors are cast before they are gathered, one at a time. The other ranks wait on gloo until the
+        files are written, which may take longer than a collective on a GPU is given.
         """
+        own = self.policy.state_dict()
+        tensors = published_tensors(own, self.model_path) if self.adapter is None else lora.adapter_tensors(own)
         state: dict[str, Tensor] = {}
-        for name, tensor in published_tensors(self.policy.state_dict(), self.model_path):
+        for name, tensor in tensors:
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.rank == 0:
                 state[name] = whole.cpu()
-        files = policy_files.publish_policy(state, self.model_path, directory) if self.rank == 0 else []
+        files = self._write(state, directory) if self.rank == 0 else []
         dist.barrier(group=self._waiting_group)
         return files
+
+    def _write(self, state: Mapping[str, Tensor], directory: Path) -> list[JsonObject]:
+        settings = self.config.training.lora
+        if settings is None:
+            return policy_files.publish_policy(state, self.model_path, directory)
+        peft = lora.peft_config(settings, self.model_path)
+        return policy_files.publish_adapter(state, peft, self.model_path, self.base_files, directory)
 
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
@@ -272,11 +287,11 @@ class RankLearner:
 
     def save_async(self, uri: str) -> Future[Any]:
         """Save a checkpoint of the current state, written beside the next steps. A collective of all ranks."""
-        return checkpoint.save_async(self.policy, self.optimiser, self.schedule, uri, self._save_group)
+        return checkpoint.save_async(self.policy, self.optimiser, self.schedule, uri, self._save_group, self.adapter)
 
     def load(self, uri: str) -> None:
         """Load a checkpoint. A collective of all ranks. Raises ValueError or OSError."""
-        checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri)
+        checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri, self.adapter)
 
 
 def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDArray[np.float32]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net
+from training import attention, delta_net, lora
 from training.packing import Packing
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
 from training.prefix_tree import Segment
@@ -32,6 +32,7 @@ from training.prefix_tree import Segment
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
 
+_T = TypeVar("_T")
 _LOAD_TIMEOUT = timedelta(hours=6)
 """Time limit of the collective in which ranks wait until rank 0 has read the files."""
 _FORK, _CHAIN_TOKENS, _BRANCH_TOKENS = 12, 24, 3
@@ -65,10 +66,11 @@ class LoadedPolicy(NamedTuple):
 
 
 def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
-    """Load a policy with float32 master weights, sharded over all ranks. A collective.
+    """Load a policy with float32 master weights, sharded over all ranks; with LoRA, with new adapters. A collective.
 
-    Raises ValueError, on every rank, if the files cannot be read, if the architecture cannot be packed as wanted, or if
-    logprobs or gradients of a forked batch differ from those of the model's own logits on each chain alone.
+    Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
+    architecture cannot be packed as wanted, or if logprobs or gradients of a forked batch differ from those of the
+    model's own logits on each chain alone.
     """
     transformers_logging.disable_progress_bar()
     training = config.training
@@ -80,12 +82,14 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
-    work = ForwardWork.of(policy)
+    work = ForwardWork.of(policy, is_frozen=training.lora is not None)
     cost = pair_cost(policy)
+    if training.lora is not None:
+        lora.add_adapters(model, training.lora)
     dtype = compute_dtype(training.dtype, device)
     _shard(policy, make_mesh(device, training.shard_ranks), dtype)
     policy.to_empty(device=device)
-    _fill(policy, _read_on_rank_zero(path, policy), device)
+    _fill(policy, _read_on_rank_zero(path, policy), device, config.seed)
     rounded = _BFLOAT16_EXPERTS if getattr(settings, "num_experts_per_tok", None) else _BFLOAT16
     _check(policy, packing, path, device, _FLOAT32 if dtype == torch.float32 else rounded)
     return LoadedPolicy(policy, packing, work, cost)
@@ -135,40 +139,52 @@ def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype) -> Non
 
 def _read_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
     """Return the model in its files' dtype on rank 0, None elsewhere. A collective; its errors are every rank's."""
-    model, failure = None, [""]
+    model, failure = None, ""
     if dist.get_rank() == 0:
         try:
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
             _require_same_tensors(model, policy)
         except Exception as error:  # also of the files' format; on this rank alone it would leave the others waiting
-            failure = [f"{type(error).__name__}: {error}"]
-    patient = dist.new_group(backend="gloo", timeout=_LOAD_TIMEOUT)
-    dist.broadcast_object_list(failure, src=0, group=patient)
-    dist.destroy_process_group(patient)
-    if failure[0]:
-        raise ValueError(f"{path}: the model cannot be loaded: {failure[0]}")
+            failure = f"{type(error).__name__}: {error}"
+    if failure := on_rank_zero(lambda: failure):
+        raise ValueError(f"{path}: the model cannot be loaded: {failure}")
     return model
+
+
+def on_rank_zero(read: Callable[[], _T]) -> _T:
+    """Return on every rank what `read` returns on rank 0, which may read files for long. A collective."""
+    found = [read()] if dist.get_rank() == 0 else [None]
+    patient = dist.new_group(backend="gloo", timeout=_LOAD_TIMEOUT)
+    dist.broadcast_object_list(found, src=0, group=patient)
+    dist.destroy_process_group(patient)
+    return found[0]  # type: ignore[return-value]
 
 
 def _require_same_tensors(source: Any, policy: TrainablePolicy) -> None:
     """Raise ValueError if the model that was read has other parameters than the one that the config describes."""
     read = {name: tuple(one.shape) for name, one in source.named_parameters()}
-    wanted = {name: tuple(one.shape) for name, one in policy.model.named_parameters()}
+    wanted = {
+        lora.base_name(name): tuple(one.shape)
+        for name, one in policy.model.named_parameters()
+        if not lora.is_adapter_parameter(name)
+    }
     if read != wanted:
         name = sorted(read.items() ^ wanted.items())[0][0]
         raise ValueError(f"{name} has shape {read.get(name)} in the files and {wanted.get(name)} by the config")
 
 
-def _fill(policy: TrainablePolicy, source: Any, device: torch.device) -> None:
-    """Copy parameters and buffers of rank 0's model into the ranks' shards. A collective."""
+def _fill(policy: TrainablePolicy, source: Any, device: torch.device, seed: int) -> None:
+    """Copy parameters and buffers of rank 0's model into the ranks' shards, and begin adapters. A collective."""
     parameters = {} if source is None else dict(source.named_parameters())
     buffers = {} if source is None else dict(source.named_buffers())
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             assert isinstance(parameter, DTensor)
             whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            if source is not None:
-                whole.copy_(parameters[name])
+            if lora.is_adapter_parameter(name):
+                whole.copy_(lora.first_value(name, parameter.shape, seed))
+            elif source is not None:
+                whole.copy_(parameters[lora.base_name(name)])
             part = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
             parameter.to_local().copy_(part.to_local())
         for name, buffer in policy.model.named_buffers():

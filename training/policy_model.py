@@ -74,12 +74,13 @@ class _ChosenLogprobs(torch.autograd.Function):
         return logprob_M, entropy_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_MH, weight_VH, target_M, lse_M, entropy_M = ctx.saved_tensors
         grad_M, grad_entropy_M = grads
         with_entropy = bool((grad_entropy_M != 0).any())
         d_hidden_MH = torch.empty_like(hidden_MH)
-        d_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        is_trained = ctx.needs_input_grad[1]  # with adapters it is frozen
+        d_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if is_trained else None
         for part in _chunks(hidden_MH, weight_VH, ctx.chunk_logits):
             logprobs_mV = _logits(hidden_MH[part], weight_VH, ctx.temperature, ctx.wide).sub_(lse_M[part, None])
             d_logits_mV = logprobs_mV.exp()
@@ -94,12 +95,15 @@ class _ChosenLogprobs(torch.autograd.Function):
             d_logits_mV /= ctx.temperature
             if ctx.wide:
                 d_hidden_MH[part] = (d_logits_mV @ weight_VH.float()).to(hidden_MH.dtype)
-                d_weight_VH.addmm_(d_logits_mV.T, hidden_MH[part].float())
+                if d_weight_VH is not None:
+                    d_weight_VH.addmm_(d_logits_mV.T, hidden_MH[part].float())
             else:
                 narrow_mV = d_logits_mV.to(weight_VH.dtype)
                 d_hidden_MH[part] = narrow_mV @ weight_VH
-                d_weight_VH += narrow_mV.T @ hidden_MH[part]
-        return d_hidden_MH, d_weight_VH.to(weight_VH.dtype), None, None, None, None
+                if d_weight_VH is not None:
+                    d_weight_VH += narrow_mV.T @ hidden_MH[part]
+        d_weight = None if d_weight_VH is None else d_weight_VH.to(weight_VH.dtype)
+        return d_hidden_MH, d_weight, None, None, None, None
 
 
 class TokenScores(NamedTuple):
@@ -250,6 +254,8 @@ def head_size(settings: Any) -> int:
 class ForwardWork:
     """FLOPs of forward and backward, by the usual count: 6 per weight and token, 12 per layer, head dimension and pair.
 
+    Frozen weights have no gradient of their own, so that they count 4; adapters, which are small, are left out.
+
     `body`: weights that a computed token passes; the embedding is a look-up. `head`: weights of the output
     layer, used by predicted tokens only. Recomputation (activation checkpointing, chunked logits) does not count.
     """
@@ -257,21 +263,22 @@ class ForwardWork:
     body: int
     head: int
     per_pair: int
+    per_weight: float = 6.0
 
     @classmethod
-    def of(cls, policy: TrainablePolicy) -> ForwardWork:
-        """Count the weights of a policy, before it is sharded."""
+    def of(cls, policy: TrainablePolicy, is_frozen: bool = False) -> ForwardWork:
+        """Count the weights of a policy, before it gets adapters and is sharded."""
         settings = policy.model.config
         embedding = policy.model.get_input_embeddings().weight
         head = policy.model.get_output_embeddings().weight
         body = active_weights(policy) - embedding.numel() - (0 if head is embedding else head.numel())
-        return cls(
-            body, head.numel(), 12 * attention_layers(settings) * settings.num_attention_heads * head_size(settings)
-        )
+        per_pair = 12 * attention_layers(settings) * settings.num_attention_heads * head_size(settings)
+        return cls(body, head.numel(), per_pair, 4.0 if is_frozen else 6.0)
 
     def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:
         """Return the FLOPs of one bin."""
-        return 6.0 * (self.body * num_tokens + self.head * num_predictions) + float(self.per_pair) * num_pairs
+        weights = self.body * num_tokens + self.head * num_predictions
+        return self.per_weight * weights + float(self.per_pair) * num_pairs
 
 
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}

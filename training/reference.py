@@ -39,7 +39,8 @@ def load_reference(
             f"loss.reference_model: {path} has another tokenizer than the policy, so it cannot score the policy's "
             "tokens; name a model of the same family"
         )
-    reference = load_policy(path, config, device)
+    whole = config.model_copy(update={"training": config.training.model_copy(update={"lora": None})})
+    reference = load_policy(path, whole, device)
     if reference.packing != loaded.packing:
         raise ValueError(
             f"loss.reference_model: {path} needs training.packing: {reference.packing}, and the policy uses "

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
 
-LOSS = {"preset": "dapo", "clip_low": 0.2, "clip_high": 0.28, "entropy_bonus": 0.0}
+LOSS = {"preset": "dapo", "clip_low": 0.2, "clip_high": 0.28, "entropy_bonus": 0.0, "reference_kl": 0.0}
 TRAINING = {
+    "lora": None,
     "learning_rate": 1e-6,
     "warmup_steps": 0,
     "betas": (0.9, 0.95),
@@ -29,5 +30,6 @@ TRAINING = {
 def settings(**training: Any) -> "RunConfig":
     """The defaults, changed by `training`. Raises AttributeError in the learner for a field that is missing here."""
     return cast(
-        "RunConfig", SimpleNamespace(loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training}))
+        "RunConfig",
+        SimpleNamespace(seed=0, loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training})),
     )

@@ -6,15 +6,16 @@ of Qwen3. Run by `tests/benchmarks/training.py --device cuda`; `--size toy` runs
 
 A step is forward, backward and the optimiser's update over one chain, three quarters of whose tokens are trained:
 bfloat16 with float32 master weights, each layer recomputed in the backward pass. The plain loop has bfloat16 weights,
-transformers' own attention and checkpointing, and computes all logits at once. Both compute the logprobs of the same
-chain before the first step. Not measured on a GPU yet.
+transformers' own attention and checkpointing, and computes all logits at once. All compute the logprobs of the same
+chain before the first step; `Exact` computes those of its beginning in float32. Not measured on a GPU yet.
 """
 
 import gc
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -38,9 +39,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
     },
     "4B": {**HEADS, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "8B": {
+        **HEADS,
+        "tie_word_embeddings": False,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
     "toy": {
         **HEADS,
-        "vocab_size": 512,
+        "vocab_size": 4096,
         "head_dim": 16,
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -48,7 +57,9 @@ SIZES: dict[str, dict[str, Any]] = {
     }
     | {"num_attention_heads": 8},
 }
-LENGTHS = {"0.6B": (16_384, 65_536), "4B": (16_384, 65_536), "toy": (256,)}
+LENGTHS = {"0.6B": (16_384, 65_536), "4B": (16_384, 65_536), "8B": (16_384,), "toy": (256,)}
+EXACT_TOKENS = 4096
+"""Length of the beginning of a chain whose logprobs are compared with float32."""
 
 
 def make_chain(length: int, vocab_size: int) -> TrainingSequence:
@@ -67,11 +78,16 @@ class Ours:
 
         dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
         self.learner = RankLearner(
-            model, settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids))
+            model,
+            settings(dtype="bfloat16", activation_checkpointing=True, bin_tokens=len(chain.ids), **self.more()),
         )
         self.chain = chain
         self.members = {0: Member(0, 0, None, 0.0, 1.0, 1, 0, 1 / int(chain.mask.sum()))}
         self.flops = 0.0
+
+    def more(self) -> dict[str, Any]:
+        """Return further values of the training section."""
+        return {}
 
     def logprobs(self) -> Array:
         import torch
@@ -98,6 +114,15 @@ class Ours:
             "tflop_per_second": round(self.flops / seconds / 1e12, 1),
             "mfu": round(self.flops / seconds / peak, 3) if peak else None,
         }
+
+
+class Lora(Ours):
+    """The learner with the default adapters: rank 16, on all linear layers. Needs pydantic and peft."""
+
+    def more(self) -> dict[str, Any]:
+        from ratchet.config import LoraConfig
+
+        return {"lora": LoraConfig()}
 
 
 class Plain:
@@ -135,9 +160,31 @@ class Plain:
         return {}
 
 
-def work(
-    pipe: Connection, way: type[Ours] | type[Plain], model: Path, length: int, vocab_size: int, rounds: int
-) -> None:
+class Exact:
+    """transformers' own model in float32: logprobs of the beginning of the chain, and no step."""
+
+    def __init__(self, model: Path, chain: TrainingSequence) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
+        self.ids = torch.from_numpy(chain.ids[:EXACT_TOKENS].astype(np.int64))[None].to(device)
+        self.mask = torch.from_numpy(chain.mask[1:EXACT_TOKENS]).to(device)
+
+    def logprobs(self) -> Array:
+        import torch
+
+        with torch.no_grad():
+            logits = self.model(input_ids=self.ids, use_cache=False).logits[0, :-1]
+            found = logits.log_softmax(-1).gather(-1, self.ids[0, 1:, None])[:, 0]
+        return found[self.mask].cpu().numpy()  # type: ignore[no-any-return]
+
+
+Way = type[Ours] | type[Plain] | type[Exact]
+
+
+def work(pipe: Connection, way: Way, model: Path, length: int, vocab_size: int, rounds: int) -> None:
     import torch
 
     found: dict[str, Any]
@@ -145,9 +192,12 @@ def work(
     try:
         engine = way(model, make_chain(length, vocab_size))
         logprobs = engine.logprobs()
-        engine.step()
-        seconds = median(_timed(engine.step) for _ in range(rounds))
-        found = {"seconds": round(seconds, 3), "tokens_per_second": round(length / seconds), **engine.facts(seconds)}
+        found = {}
+        if not isinstance(engine, Exact):
+            engine.step()
+            seconds = median(_timed(engine.step) for _ in range(rounds))
+            found = {"seconds": round(seconds, 3), "tokens_per_second": round(length / seconds)}
+            found |= engine.facts(seconds)
     except torch.OutOfMemoryError:
         found = {"out_of_memory": True}
     if torch.cuda.is_available():
@@ -165,35 +215,59 @@ def _timed(step: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def measure(size: str, rounds: int) -> list[dict[str, Any]]:
+@contextmanager
+def random_model(size: str) -> Iterator[Path]:
+    """Write a model of this size with random bfloat16 weights; yield its directory, which is deleted afterwards."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    results = []
     with tempfile.TemporaryDirectory() as directory:
-        settings = Qwen3Config(max_position_embeddings=131_072, **SIZES[size])
-        Qwen3ForCausalLM(settings).to(torch.bfloat16).save_pretrained(directory)
+        shape = Qwen3Config(max_position_embeddings=131_072, **SIZES[size])
+        torch.manual_seed(0)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.device(device):
+            model = Qwen3ForCausalLM._from_config(shape, dtype=torch.bfloat16)
+        model.save_pretrained(directory)
+        del model
         gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        yield Path(directory)
+
+
+def measure_way(way: Way, model: Path, size: str, length: int, rounds: int) -> tuple[dict[str, Any], Array | None]:
+    """Return what one way took, in a new process, and the logprobs of the trained tokens, None without memory."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    arguments = (there, way, model, length, SIZES[size]["vocab_size"], rounds)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    there.close()  # so that the death of the process is an end of file
+    found: tuple[dict[str, Any], Array | None] = here.recv()
+    process.join()
+    return found
+
+
+def measure(size: str, rounds: int) -> list[dict[str, Any]]:
+    results = []
+    with random_model(size) as model:
         for length in LENGTHS[size]:
             ways, logprobs = {}, []
             for way in (Ours, Plain):
-                here, there = multiprocessing.get_context("spawn").Pipe()
-                arguments = (there, way, Path(directory), length, SIZES[size]["vocab_size"], rounds)
-                process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
-                process.start()
-                there.close()  # so that the death of the process is an end of file
-                ways[way.__name__.lower()], found = here.recv()
+                ways[way.__name__.lower()], found = measure_way(way, model, size, length, rounds)
                 logprobs.append(found)
-                process.join()
             speeds = [found.get("tokens_per_second") for found in ways.values()]
             ratio = round(speeds[0] / speeds[1], 2) if all(speeds) else None
-            results.append({"size": size, "tokens": length, "ours_over_plain": ratio, **_difference(*logprobs), **ways})
+            results.append({"size": size, "tokens": length, "ours_over_plain": ratio, **difference(*logprobs), **ways})
     return results
 
 
-def _difference(ours: Array | None, plain: Array | None) -> dict[str, float]:
-    """Differences of the trained tokens' logprobs with the same bfloat16 weights: only rounding is expected."""
+def difference(ours: Array | None, plain: Array | None) -> dict[str, float]:
+    """Differences of the trained tokens' logprobs with the same bfloat16 weights: only rounding is expected.
+
+    If one has fewer, it has those of the beginning.
+    """
     if ours is None or plain is None:
         return {}
-    gaps = np.abs(ours - plain)
+    shorter = min(len(ours), len(plain))
+    gaps = np.abs(ours[:shorter] - plain[:shorter])
     return {"mean_abs_logprob_difference": float(gaps.mean()), "max_abs_logprob_difference": float(gaps.max())}

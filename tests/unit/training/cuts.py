@@ -170,3 +170,35 @@ def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer:
         answer.write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_adapter_rank(meeting: Path, number: int, world_size: int, request: Path, answer: Path) -> None:
+    """Run one rank's process: the gradients of learners with adapters, from a checkpoint, under PEFT's names."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size)
+    found = [adapter_gradients(*case) for case in pickle.loads(request.read_bytes())]
+    if number == 0:
+        answer.write_bytes(pickle.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def adapter_gradients(
+    model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence], checkpoint: str
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the gradients of a learner with adapters, from a checkpoint, under PEFT's names. A collective."""
+    from training import lora
+    from training.learner import RankLearner
+
+    learner = RankLearner(model, config)
+    learner.load(checkpoint)
+    learner.accumulate(sequences, {member.rollout_id: member for member in plan.members})
+    gradients = {
+        name: one.grad.full_tensor()  # type: ignore[union-attr]
+        for name, one in learner.policy.named_parameters()
+        if one.requires_grad
+    }
+    return {name: one.numpy() for name, one in lora.adapter_tensors(gradients)}

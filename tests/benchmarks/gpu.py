@@ -1,0 +1,130 @@
+"""The learner on one GPU, in one go of at most nine minutes: `python -m tests.benchmarks.gpu`.
+
+- a step at 0.6B and 4B, over 16k and 64k tokens: tokens per second, MFU, memory, and the logprobs against float32
+- the same batch through a plain Hugging Face loop on the same card
+- LoRA at 4B and 8B
+- the gain of prefix trees, at 0.6B
+
+Weights are random, in the shapes of Qwen3 (`_sizes.py` says what a step is). Every figure is of a process of its own.
+What does not begin within `--seconds` is listed under `left_out`, so that a short loan of a card still gives what was
+measured. Prints JSON, and each figure to standard error as soon as it exists. `--cpu-toy` runs all of it on a CPU in a
+toy size, which shows that it works and measures nothing. Not measured on a GPU yet.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import _sizes, training
+from tests.benchmarks._commit import commit
+
+ROUNDS = 2
+PLAN: tuple[tuple[str, tuple[_sizes.Way, ...]], ...] = (
+    ("0.6B", (_sizes.Ours, _sizes.Plain, _sizes.Exact)),
+    ("4B", (_sizes.Ours, _sizes.Plain, _sizes.Exact, _sizes.Lora)),
+    ("8B", (_sizes.Lora,)),
+)
+TOY_PLAN: tuple[tuple[str, tuple[_sizes.Way, ...]], ...] = (
+    ("toy", (_sizes.Ours, _sizes.Plain, _sizes.Exact, _sizes.Lora)),
+)
+
+
+class Budget:
+    """Runs what begins before the end of the time, and names the rest."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.left_out: list[str] = []
+
+    def run(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the result of `work`, None if the time is over or its process died."""
+        if time.monotonic() > self.end:
+            self.left_out.append(f"{name}: the time was over")
+            return None
+        try:
+            found = work()
+        except EOFError:
+            self.left_out.append(f"{name}: its process died")
+            return None
+        print(json.dumps({name: found}, default=lambda _: None), file=sys.stderr, flush=True)
+        return found
+
+
+def measure_sizes(plan: tuple[tuple[str, tuple[_sizes.Way, ...]], ...], budget: Budget) -> list[dict[str, Any]]:
+    results = []
+    for size, ways in plan:
+        with _sizes.random_model(size) as model:
+            results += [_measure_length(ways, model, size, length, budget) for length in _sizes.LENGTHS[size]]
+    return results
+
+
+def _measure_length(
+    ways: tuple[_sizes.Way, ...], model: Path, size: str, length: int, budget: Budget
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"size": size, "tokens": length}
+    logprobs: dict[str, Any] = {}
+    for way in ways:
+        name = way.__name__.lower()
+        found = budget.run(
+            f"{size} {length} {name}", lambda way=way: _sizes.measure_way(way, model, size, length, ROUNDS)
+        )
+        if found is not None:
+            result[name], logprobs[name] = found
+    against = {
+        name: _sizes.difference(logprobs[name], logprobs["exact"])
+        for name in logprobs
+        if name != "exact" and "exact" in logprobs
+    }
+    return result | {"against_float32": against}
+
+
+def measure_trees(size: str, scale: int, budget: Budget) -> list[Any]:
+    cases = [training.CASES[0].scaled(scale), training.CASES[2].scaled(scale)]
+    with _sizes.random_model(size) as model:
+        return [budget.run(f"trees, {case.name}", lambda case=case: _measure_case(case, model)) for case in cases]
+
+
+def _measure_case(case: Any, model: Path) -> dict[str, Any]:
+    workers = [training.Worker(way, model, model, os.cpu_count() or 1) for way in ("tree", "packed", "separate")]
+    try:
+        return training.run_case(case, workers, ROUNDS, "seconds")
+    finally:
+        for worker in workers:
+            with contextlib.suppress(BrokenPipeError):  # it has died, which the budget names
+                worker.end()
+
+
+def main() -> None:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=480.0, help="no measurement begins after that many seconds")
+    parser.add_argument("--cpu-toy", action="store_true", help="a toy size on a CPU, which measures nothing")
+    options = parser.parse_args()
+    if options.cpu_toy:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        sys.exit("this benchmark needs a GPU, and torch finds none; use --cpu-toy to see whether it works")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    card = None if options.cpu_toy else torch.cuda.get_device_name()
+    budget = Budget(options.seconds)
+    started = time.monotonic()
+    sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
+    trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
+    seconds = round(time.monotonic() - started, 1)
+    found = {"commit": commit(), "card": card, "torch": torch.__version__, "seconds": seconds}
+    print(json.dumps(found | {"sizes": sizes, "trees": trees, "left_out": budget.left_out}, indent=2))
+
+
+if __name__ == "__main__":
+    # By module name, so that child processes find the same classes.
+    sys.path.insert(0, os.getcwd())
+    from tests.benchmarks.gpu import main as named_main
+
+    named_main()
