@@ -62,8 +62,9 @@ e2e: setup
 slow: setup
 	@$(RUN)/pytest tests/integration tests/e2e -m slow
 
+# Without `gpu`, which needs one: `python -m tests.benchmarks.gpu`.
 bench: setup
-	@for file in tests/benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
+	@for file in $(filter-out tests/benchmarks/gpu.py,$(wildcard tests/benchmarks/[a-z]*.py)); do name=$$(basename $$file .py); echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
 
 # Every fault of the recovery table, in the order that SEED draws; exit code 1 if one of them lost or doubled something.
 SEED ?= 0

@@ -119,7 +119,11 @@ class AgentActivities:
                 {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version},
             )
         return AgentResult(
-            agent_exit=exit, num_turns=progress.num_turns, used_seconds=ended.used_seconds, reason=reason
+            agent_exit=exit,
+            num_turns=progress.num_turns,
+            used_seconds=ended.used_seconds,
+            reason=reason,
+            waited_seconds=round(progress.waited_seconds, 1),
         )
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, input: StageInput) -> ExitReport:

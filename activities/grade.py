@@ -58,7 +58,7 @@ class GradeActivities:
         """
         started = time.monotonic()
         judge: PatchJudge | None = None
-        async with heartbeating(lambda: _tests_of(judge)):
+        async with heartbeating(lambda: _tests_of(judge, started)):
             context = await StageContext.load(self.database, self.configs, input, use_box_as="grade", fenced=False)
             patch = await self._patch(input)
             judge = await self._judge(context, patch)
@@ -91,7 +91,7 @@ class GradeActivities:
         assert input.grade_id is not None
         started = time.monotonic()
         judge: PatchJudge | None = None
-        async with heartbeating(lambda: _tests_of(judge)):
+        async with heartbeating(lambda: _tests_of(judge, started)):
             context = await StageContext.load(
                 self.database, self.configs, input, use_box_as="control_run", fenced=False
             )
@@ -205,14 +205,15 @@ def _repetition(run_number: int, again: Verdict) -> ControlVerdict:
     return ControlVerdict(result, again.solved, again.rejected, again.rule, reason)
 
 
-async def _tests_of(judge: PatchJudge | None) -> str:
-    """Return for the heartbeats which tests run, and when this try ends."""
+async def _tests_of(judge: PatchJudge | None, started: float) -> str:
+    """Return for the heartbeats which tests run, for how long the stage has run, and when this try ends."""
     if judge is None:
         return f"the patch is read; {try_ends()}"
     command = judge.task.spec.get("eval_cmd")
     what = f"`{shortened(command)}`" if command else f"grader {judge.grader.name}"
     limit = f"the tests may take {judge.limits.eval_seconds:.0f} s"
-    return f"the box gets the repository and the patch and runs the tests {what}; {limit}; {try_ends()}"
+    ago = f"begun {time.monotonic() - started:.0f} s ago"
+    return f"the box gets the repository and the patch and runs the tests {what}; {ago}; {limit}; {try_ends()}"
 
 
 def _short_reason(reason: str, log: str = "") -> str:

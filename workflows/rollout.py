@@ -195,12 +195,12 @@ class Rollout:
         self._show("agent")
         worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"], where)
         self._count_seconds("agent", worked)
-        self._show(agent=f"{worked.agent_exit} after {worked.num_turns} model calls")
+        did = f"{worked.agent_exit}, {worked.num_turns} model calls{_waited(worked)}"
+        self._show(agent=did)
         if worked.agent_exit is AgentExit.STARVED:
             raise StarvedAgentError(worked.reason or "the agent could not reach its model")
         self._show("diff")
-        ended = f"agent: {worked.agent_exit}, {worked.num_turns} model calls"
-        taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], ended)
+        taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], f"agent: {did}")
         self._count_seconds("diff", taken)
         self._show(patch=f"{taken.num_bytes:,} bytes")
         if taken.grade_id is not None:  # an empty patch on a task that is known to need a change
@@ -314,6 +314,11 @@ class Rollout:
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
         what = f"boxes of attempt {self.attempt}"
         await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
+
+
+def _waited(worked: AgentResult) -> str:
+    waited = worked.waited_seconds
+    return f", of its time {waited:.0f} s waiting for an engine or the adapter" if waited >= 1 else ""
 
 
 def _verdict(grade: GradeResult) -> str:
