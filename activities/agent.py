@@ -293,5 +293,5 @@ def uncalled(ended: ExitReport) -> str:
     nothing about it, and a policy cannot use this to avoid verdicts.
     """
     code = "" if ended.exit_code is None else f" with exit code {ended.exit_code}"
-    said = secrets.without_secrets(ended.detail[-_MAX_DETAIL_CHARS:])
+    said = secrets.without_secrets(ended.detail)[-_MAX_DETAIL_CHARS:]
     return f"the agent made no model call; it ended as {ended.kind}{code}" + (f": {said}" if said else "")

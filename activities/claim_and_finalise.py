@@ -3,9 +3,9 @@
 No other code does either (the sweep ends rollouts without a workflow), so a rollout counts exactly once.
 """
 
-import contextlib
 from typing import NamedTuple
 
+import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
@@ -15,7 +15,7 @@ from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet import tracing
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, ConfigError, FencedError, StoreUnavailableError
+from ratchet.errors import BugError, ConfigError, FencedError
 from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
 from ratchet.store import chains, grades, rollouts, tasks
 from ratchet.store.database import Database
@@ -25,6 +25,8 @@ from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import AgentExit, Outcome
+
+_LOG = structlog.get_logger()
 
 
 class _GradedPatch(NamedTuple):
@@ -90,11 +92,15 @@ class RolloutRecordActivities:
         trace = tracing.present_trace()
         if trace is None:
             return
-        with contextlib.suppress(StoreUnavailableError):
+        try:
             async with self.database.begin() as connection:
                 ended = await read_ended_rollout(connection, rollout_id)
             if ended is not None:
                 _record_spans(trace, rollout_id, ended)
+        except Exception as error:  # a rollout that has its outcome must not fail for its telemetry
+            _LOG.warning(
+                "spans of a rollout not exported", rollout_id=rollout_id, reason=f"{type(error).__name__}: {error}"
+            )
 
     async def _finalise(self, input: FinaliseInput) -> RolloutResult:
         config = await self.configs.of_rollout(input.rollout_id)

@@ -89,8 +89,13 @@ async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> A
     async def renew_details(read: Callable[[], Awaitable[Any]]) -> None:
         nonlocal displayed
         while True:
-            with contextlib.suppress(RatchetError):  # failing details must not end the activity
+            try:
                 displayed = (await read(),)
+            except RatchetError:  # the store is away, for example
+                pass
+            except Exception as error:  # what is only displayed must not end the activity
+                _LOG.error("bug", stage=activity.info().activity_type, details=f"{type(error).__name__}: {error}")
+                return
             await asyncio.sleep(interval)
 
     async with contextlib.AsyncExitStack() as stack:

@@ -4,6 +4,7 @@ An interceptor of the SDK, so that the activities themselves need nothing. A ret
 trace, with the number of its try.
 """
 
+import asyncio
 import contextlib
 from typing import Any
 from uuid import UUID
@@ -20,6 +21,7 @@ from ratchet.secrets import without_secrets
 from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import SandboxRole
 
+_STORE_SECONDS = 2.0
 _STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
 """Their spans are children of the attempt; those of all other stages are children of the rollout."""
 
@@ -55,8 +57,10 @@ class _Stage(ActivityInboundInterceptor):
         if rollout_id is None:
             with _bound(ids):
                 return await super().execute_activity(input)
-        with contextlib.suppress(Exception):  # the stage itself fails as it should, if the store is away, for example
-            ids["run_id"] = await self._telemetry.configs.run_of_rollout(rollout_id)
+        # The stage itself fails as it should if the store is away; it sends no heartbeat before its own code runs.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_STORE_SECONDS):
+                ids["run_id"] = await self._telemetry.configs.run_of_rollout(rollout_id)
         trace = RolloutTrace.of(self._telemetry.installation, rollout_id)
         attempt = _attempt_of(info.activity_type, argument)
         box: dict[str, Fact] = {}

@@ -257,7 +257,9 @@ class EngineClient:
         its ranks have joined.
         """
         group = None if nccl is None else dict(nccl)
-        info = {"root": root, "adapter": None if adapter is None else str(adapter), "nccl": group}
+        info: dict[str, Any] = {"root": root, "nccl": group}
+        if adapter is not None:  # an engine that an earlier version started refuses a field that it does not know
+            info["adapter"] = str(adapter)
         await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout_seconds=300)
 
     async def num_workers(self) -> int:
@@ -305,7 +307,10 @@ class EngineClient:
         return True
 
     async def probe(self) -> None:
-        """Check that the server has every route of ROUTES. Raises MachineError naming the first that is missing."""
+        """Check that the server has every route of ROUTES and serves a model by the name that calls have.
+
+        Raises MachineError naming the first route that is missing, or the names that it serves instead.
+        """
         paths = (await self._call("GET", "/openapi.json")).get("paths", {})
         for route in ROUTES:
             if route not in paths:
@@ -313,6 +318,12 @@ class EngineClient:
                     f"the engine at {self.address} has no route {route}; start it with `ratchet engine` "
                     "(vLLM 0.32 with --enable-scale-out and VLLM_SERVER_DEV_MODE=1)"
                 )
+        served = [one["id"] for one in (await self._call("GET", "/v1/models"))["data"]]
+        if MODEL_NAME not in served:
+            raise MachineError(
+                f"engine {self.address} serves {', '.join(served) or 'no model'}, but calls ask for {MODEL_NAME}; "
+                f"start it with --served-model-name {MODEL_NAME}"
+            )
 
     @contextmanager
     def _known_form(self) -> Iterator[None]:

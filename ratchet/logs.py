@@ -80,7 +80,7 @@ def _without_secrets(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, str):
-        return secrets.without_passwords(secrets.without_secrets(value))
+        return secrets.without_secrets(value)
     if isinstance(value, dict):
         return {name: _redacted(one) for name, one in value.items()}
     return [_redacted(one) for one in value] if isinstance(value, list | tuple) else value

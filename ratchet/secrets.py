@@ -25,7 +25,8 @@ MIN_SECRET_CHARS = 6
 _SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
 _MIN_VARIABLE_CHARS = 12
 """Shorter values of variables are no keys of a service; a password such as `postgres` is a word of many messages."""
-_URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@")
+# Bounded, so that a long text without a URL costs no more than its length.
+_URL_PASSWORD = re.compile(r"(?<!\w)(\w{1,20}://[^\s:/@]{0,200}):[^\s@/]{1,1000}@")
 _BEARER = re.compile(r"\b(bearer )[^\s'\"]+", re.IGNORECASE)
 
 _used: set[str] = set()
@@ -108,16 +109,12 @@ def note_environment() -> None:
             _used.add(value)
 
 
-def without_passwords(text: str) -> str:
-    """Return the text with the passwords of URLs left out, and with `***` for bearer tokens."""
-    return _BEARER.sub(r"\1***", _URL_PASSWORD.sub(r"\1@", text))
-
-
 def without_secrets(text: str) -> str:
-    """Return the text with every value that this process has looked up replaced by `***`."""
+    """Return the text without passwords of URLs, and with `***` for bearer tokens and every value that this process has
+    looked up. Shorten a text after this call: a part of a secret is not found."""
     for value in sorted(_used, key=len, reverse=True):
         text = text.replace(value, "***")
-    return text
+    return _BEARER.sub(r"\1***", _URL_PASSWORD.sub(r"\1@", text))
 
 
 def _from_file() -> dict[str, str]:

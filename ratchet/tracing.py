@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ratchet.secrets import without_passwords, without_secrets
+from ratchet.secrets import without_secrets
 
 Fact = str | int | float | bool | None
 Facts = Mapping[str, Fact]
@@ -185,8 +185,8 @@ def _running(span: Span) -> Iterator[Span]:
         try:
             yield span
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS]
-            span.set_status(Status(StatusCode.ERROR, without_passwords(without_secrets(reason))))
+            reason = without_secrets(f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]
+            span.set_status(Status(StatusCode.ERROR, reason))
             raise
 
 

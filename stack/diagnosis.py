@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.secrets import without_passwords
+from ratchet.secrets import without_secrets
 from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, sessions
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
@@ -93,7 +93,7 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
             await _look_at_store(connection, found)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
-        found.notes.append(f"Postgres: {without_passwords(str(error))}")
+        found.notes.append(f"Postgres: {without_secrets(str(error))}")
         if run_id is None:
             raise ConfigError(f"name a run, because the store does not answer: {found.notes[-1]}") from None
     if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:

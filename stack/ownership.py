@@ -6,7 +6,7 @@ from temporalio.service import RPCError
 
 from ratchet import temporal_namespace
 from ratchet.errors import MachineError, StoreUnavailableError
-from ratchet.secrets import without_passwords
+from ratchet.secrets import without_secrets
 from ratchet.store.migration import schema_problem
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
@@ -38,5 +38,5 @@ async def check_ownership(stack: Stack) -> list[OwnershipCheck]:
                 checks.append(OwnershipCheck("installation", ""))
     except (StoreUnavailableError, MachineError, RPCError) as error:
         what = "installation" if checks else "schema"
-        checks.append(OwnershipCheck(what, without_passwords(str(error))))
+        checks.append(OwnershipCheck(what, without_secrets(str(error))))
     return checks

@@ -10,7 +10,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | failing | the newest probe failed, or ran into its time limit |
 | waiting | as failing, and the clock stands still: a part that it needs does not answer, or no restart would help |
 | restarting | the watcher ends the process, supervisord starts another one |
-| given_up | MAX_SHORT_LIVES processes within WINDOW_SECONDS answered for less than STABLE_SECONDS; it is stopped |
+| given_up | too many short lives (MAX_SHORT_LIVES) or slow starts (MAX_SLOW_STARTS); it is stopped |
 
 | from | event | to |
 |---|---|---|
@@ -24,7 +24,7 @@ Only the watcher (`stack/watcher.py`) writes the file; it looks at every part on
 | restarting | another process runs | starting; counted as a restart |
 | restarting | the same process runs after END_SECONDS | restarting: it is ended again |
 | any but given_up | its process ends by itself | starting; counted as a restart |
-| any | the last of too many short lives ends | given_up; runs that need the part are paused with its error |
+| any | the last of too many short lives or slow starts ends | given_up; runs that need it are paused with its error |
 | any but given_up | supervisord was told to stop it | stopped |
 | given_up | `ratchet up` starts it | starting, with all counters at zero |
 
@@ -43,7 +43,7 @@ from ratchet.types import JsonObject
 MAX_SHORT_LIVES = 5
 WINDOW_SECONDS = 1800.0
 STABLE_SECONDS = 30.0
-MAX_START_DOUBLINGS = 3
+MAX_SLOW_STARTS = 4
 END_SECONDS = 90.0
 STALE_SECONDS = 30.0
 """Age of the file above which its contents say nothing about now."""
@@ -148,9 +148,11 @@ class PartHealth:
             self.short_lives.append(now)
         self.short_lives = [at for at in self.short_lives if now - at < WINDOW_SECONDS]
         self.first_answer_at = None
-        if len(self.short_lives) >= MAX_SHORT_LIVES:
-            times = f"{len(self.short_lives)} times within {WINDOW_SECONDS / 60:.0f} minutes"
-            self.enter(HealthState.GIVEN_UP, now, f"it ended {times}; `ratchet up` starts it again")
+        if len(self.short_lives) >= MAX_SHORT_LIVES or self.slow_starts >= MAX_SLOW_STARTS:
+            often = f"it ended {len(self.short_lives)} times within {WINDOW_SECONDS / 60:.0f} minutes"
+            slow = f"it did not answer after {self.slow_starts} starts"
+            reason = slow if self.slow_starts >= MAX_SLOW_STARTS else often
+            self.enter(HealthState.GIVEN_UP, now, f"{reason}; `ratchet up` starts it again")
             self.pid = None
             return HealthAction.STOP
         self.state = HealthState.STARTING
@@ -193,7 +195,7 @@ class PartHealth:
         if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:
             self.since = now
             return HealthAction.RESTART
-        start_seconds = limits.start_seconds * 2 ** min(self.slow_starts, MAX_START_DOUBLINGS)
+        start_seconds = limits.start_seconds * 2**self.slow_starts
         limits_of = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: start_seconds}
         limit = limits_of.get(self.state)
         if limit is not None and self.pid is not None and now - self.since > limit:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from ratchet.logs import text_line
-from ratchet.secrets import without_passwords
+from ratchet.secrets import without_secrets
 
 _TAIL_BYTES = 64 << 10
 _MAX_CHARS = 300
@@ -41,7 +41,7 @@ def last_error(log: Path, start: int = 0) -> str:
     lines = [_short(line) for line in text.splitlines()]
     lines = [line for line in lines if not _NO_ERROR.search(line)]
     found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
-    return without_passwords(" ".join(found.split()))[:_MAX_CHARS]
+    return without_secrets(" ".join(found.split()))[:_MAX_CHARS]
 
 
 def readable(line: str) -> str:

@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import MachineError, RatchetError
-from ratchet.secrets import without_passwords
+from ratchet.secrets import without_secrets
 from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.outage_log import OutageLog
@@ -225,7 +225,7 @@ def _reason(error: Exception, limits: HealthLimits) -> str:
         return f"no answer within {limits.probe_seconds:.0f} s"
     if not isinstance(error, RatchetError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return without_passwords(text)[:_MAX_REASON_CHARS]
+    return without_secrets(text)[:_MAX_REASON_CHARS]
 
 
 def _is_suspended(pid: int) -> bool:

@@ -161,7 +161,8 @@ def load_checkpoint(
     metadata = _read_metadata(uri)
     _require_same_adapter(adapter, metadata, uri)
     _require_same_tensors(state, metadata, uri)
-    _require_intact(uri)
+    if adapter is None:  # else checked before the adapter's description was read
+        _require_intact(uri)
     with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     set_state_dict(
@@ -200,13 +201,27 @@ def _require_same_adapter(adapter: str | None, metadata: Metadata, uri: str) -> 
     if adapter is None:
         return
     _require_intact(uri)
-    stored = json.loads(read_adapter(uri) or "{}")
+    stored = json.loads(_agreed_adapter(uri) or "{}")
     for name, value in json.loads(adapter).items():
         if stored.get(name) != value:
             raise ValueError(
                 f"training.lora: {uri} was written with {name} {stored.get(name)}, and this run has {value}; "
                 "resume it with the settings that it began with, or start another run"
             )
+
+
+def _agreed_adapter(uri: str) -> str | None:
+    """Return what `read_adapter` returns on rank 0. A collective; raises OSError on every rank if it fails there."""
+    found: list[str | None] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = read_adapter(uri)
+        except (Exception, CheckpointException) as error:
+            found[1] = f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(found, src=0)
+    if found[1] is not None:
+        raise OSError(f"{uri}: the description of its adapters cannot be read: {found[1]}")
+    return found[0]
 
 
 def read_adapter(uri: str) -> str | None:

@@ -152,12 +152,22 @@ def _read_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
 
 
 def on_rank_zero(read: Callable[[], _T]) -> _T:
-    """Return on every rank what `read` returns on rank 0, which may read files for long. A collective."""
-    found = [read()] if dist.get_rank() == 0 else [None]
+    """Return on every rank what `read` returns on rank 0, which may read files for long. A collective.
+
+    Raises OSError on every rank if `read` fails.
+    """
+    found: list[Any] = [None, ""]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = read()
+        except Exception as error:  # on this rank alone it would leave the others waiting
+            found[1] = f"{type(error).__name__}: {error}"
     patient = dist.new_group(backend="gloo", timeout=_LOAD_TIMEOUT)
     dist.broadcast_object_list(found, src=0, group=patient)
     dist.destroy_process_group(patient)
-    return found[0]  # type: ignore[return-value]
+    if found[1]:
+        raise OSError(f"rank 0 cannot read: {found[1]}")
+    return found[0]  # type: ignore[no-any-return]
 
 
 def _require_same_tensors(source: Any, policy: TrainablePolicy) -> None:

@@ -77,8 +77,8 @@ _WORKS_ON = {
 }
 """Stage → what is done in it, for people who look at the workflow."""
 
-_MAX_SUMMARY_CHARACTERS = 200
-"""Of an activity; a Temporal server refuses summaries of more than 400 bytes."""
+_MAX_SUMMARY_BYTES = 350
+"""Of an activity's summary; Temporal's documented limit is 400 bytes."""
 
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
@@ -296,9 +296,9 @@ class Rollout:
             used_seconds=self.used_seconds,
         )
         self._show("finalise", **({"verdict": f"none: {reason}"} if ending.failure else {}))
-        told = f"{ending.failure}: {reason}"[:_MAX_SUMMARY_CHARACTERS] if ending.failure else self.status.verdict
+        told = f"{ending.failure}: {reason}" if ending.failure else self.status.verdict
         result = await run_activity_even_if_cancelled(
-            RolloutRecordActivities.finalise, ending, claim.stages["record"], told
+            RolloutRecordActivities.finalise, ending, claim.stages["record"], _summary(told)
         )
         self._show(f"ended as {result.outcome}")
         changes = [OUTCOME.value_set(result.outcome.value)]
@@ -314,6 +314,10 @@ class Rollout:
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
         what = f"boxes of attempt {self.attempt}"
         await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
+
+
+def _summary(text: str) -> str:
+    return text.encode()[:_MAX_SUMMARY_BYTES].decode(errors="ignore")
 
 
 def _waited(worked: AgentResult) -> str:

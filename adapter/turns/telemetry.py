@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind
 from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from ratchet import tracing
-from ratchet.secrets import without_passwords
+from ratchet.secrets import without_secrets
 from ratchet.store.engines import EngineRow
 from ratchet.store.sessions import SessionRow
 from ratchet.tracing import Fact, RolloutTrace
@@ -82,4 +82,4 @@ def engine_span(engine: EngineRow, request_id: str) -> contextlib.AbstractContex
 
 def endpoint_span(url: str) -> contextlib.AbstractContextManager[Span]:
     """Run a request to an endpoint in a span. The endpoint, which others run, is not told the trace's id."""
-    return tracing.span("endpoint request", {"endpoint": without_passwords(url)}, SpanKind.CLIENT)
+    return tracing.span("endpoint request", {"endpoint": without_secrets(url)}, SpanKind.CLIENT)

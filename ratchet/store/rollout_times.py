@@ -66,6 +66,6 @@ async def read_ended_rollout(connection: AsyncConnection, rollout_id: int) -> En
         ended_at=row.ended_at,
         attempts=tuple(
             AttemptTimes(one.n, one.created_at, stored_at.get(one.n, end), one.agent_exit)
-            for one, end in zip(rows, ends, strict=True)
+            for one, end in zip(rows, ends, strict=False)  # without an attempt there is still the end of the rollout
         ),
     )

@@ -130,9 +130,15 @@ class Engine:
         choice = {"index": 0, "token_ids": [1], "finish_reason": "length", "logprobs": None}
         return JSONResponse({"choices": [choice], "prompt_logprobs": [None, *positions]})
 
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "policy"}]})
+
     async def init_weight_transfer(self, request: Request) -> Response:
         """Answer when all ranks of the group are there, as vLLM does; rank 0 listens."""
-        self.group = orjson.loads(await request.body())["init_info"].get("nccl")
+        info = orjson.loads(await request.body())["init_info"]
+        if unknown := set(info) - {"root", "nccl"}:  # as vLLM does for fields that the back end does not have
+            return JSONResponse({"error": {"message": f"unexpected {sorted(unknown)}", "code": 400}}, 400)
+        self.group = info.get("nccl")
         while self.group is not None:
             try:
                 _, writer = await asyncio.open_connection(self.group["master_address"], self.group["master_port"])
@@ -208,7 +214,7 @@ class Engine:
             "/update_weight_version": self.update_version,
         }
         get = {"/calls": self.seen, "/is_paused": self.is_paused, "/health": self.ok, "/openapi.json": self.openapi}
-        get |= {"/get_world_size": self.world_size, "/weight_info": self.weight_info}
+        get |= {"/v1/models": self.models, "/get_world_size": self.world_size, "/weight_info": self.weight_info}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
         return Starlette(routes=routes + [Route(path, handler) for path, handler in get.items()])
 

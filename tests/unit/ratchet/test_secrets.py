@@ -114,3 +114,18 @@ def test_a_malformed_variable_is_not_repeated(home: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(path, environment={EXTRA_ENVS_VARIABLE: f"{{{PLANTED}: ["})
     assert PLANTED not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("git clone https://anna:s3cret@host/x.git", "git clone https://anna@host/x.git"),
+        ("postgresql://:s3cret@db/x", "postgresql://@db/x"),
+        ("curl -H 'Authorization: Bearer abc.def'", "curl -H 'Authorization: Bearer ***'"),
+        ("http://127.0.0.1:8000/x,user@host", "http://127.0.0.1:8000/x,user@host"),
+        ("a" * 100_000, "a" * 100_000),
+    ],
+    ids=["url", "no user", "bearer", "a port", "a long word"],
+)
+def test_passwords_of_urls_and_bearer_tokens_are_left_out(text: str, shown: str) -> None:
+    assert secrets.without_secrets(text) == shown

@@ -1,5 +1,6 @@
 """The states of a part: what supervisord and the probes say, and what follows."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,16 @@ def test_a_start_that_took_too_long_gets_twice_the_time_until_the_part_has_answe
                 now += seconds
                 break
     assert waited == [400, 700, 1300]
+    given_up = copy.deepcopy(part)
     part.see_process(5, True, now, "")
     part.see_success("ready", now + 1)
     part.see_process(6, True, now + 100, "")
     assert part.act(LIMITS, None, now + 401) is HealthAction.RESTART
+    given_up.see_process(5, True, now, "")
+    given_up.see_failure("it loads its model", now + 1)
+    assert given_up.act(LIMITS, None, now + 2401) is HealthAction.RESTART
+    assert given_up.see_process(6, True, now + 2402, "") is HealthAction.STOP
+    assert given_up.reason == "it did not answer after 4 starts; `ratchet up` starts it again"
 
 
 def test_a_process_that_ends_by_itself_is_counted_with_the_error_of_its_log(part: PartHealth) -> None:
