@@ -5,6 +5,7 @@ All dependencies of activities are built here, once, from the environment.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -14,7 +15,14 @@ from uuid import UUID
 
 import structlog
 from temporalio.client import Client
-from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -170,16 +178,18 @@ def slots(queue: str, settings: TemporalSettings) -> int:
     return max(1, wanted // settings.boot_workers) if queue == "boot" else wanted
 
 
-def _runtime() -> Runtime | None:
-    """Return a runtime that serves the SDK's metrics for Prometheus at RATCHET_WORKER_METRICS; None without one."""
+def _runtime() -> Runtime:
+    """Return a runtime that serves the SDK's metrics for Prometheus at RATCHET_WORKER_METRICS, if that is set."""
+    # Without a logger, the SDK's core writes lines of its own form to standard output.
+    core = LogForwardingConfig(logging.getLogger("temporalio.core"), append_target_to_name=False)
+    logs = LoggingConfig(TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=core)
     address = os.environ.get("RATCHET_WORKER_METRICS")
-    if not address:
-        return None
-    try:
-        return Runtime(telemetry=TelemetryConfig(metrics=PrometheusConfig(bind_address=address)))
-    except (RuntimeError, ValueError) as error:  # another worker of this machine serves its metrics there
-        _LOG.warning("no metrics of this worker", address=address, reason=str(error))
-        return None
+    if address:
+        try:
+            return Runtime(telemetry=TelemetryConfig(logging=logs, metrics=PrometheusConfig(bind_address=address)))
+        except (RuntimeError, ValueError) as error:  # another worker of this machine serves its metrics there
+            _LOG.warning("no metrics of this worker", address=address, reason=str(error))
+    return Runtime(telemetry=TelemetryConfig(logging=logs))
 
 
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
