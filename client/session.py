@@ -99,10 +99,14 @@ class Client:
         """Start a run on the stack, which must be up, or continue the unfinished one with the same config.
 
         `config`: a YAML file, whose name then replaces `name`, or the values. `set`: KEY=VALUE overrides of a file.
+
+        Raises ConfigError for values that cannot be used.
         """
         if isinstance(config, Path | str):
             path = Path(config)
             resolved, name = load_config(path, set), path.stem
+        elif set:
+            raise ConfigError(f"set={list(set)!r} overrides a file; change the values that you pass instead")
         else:
             values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
             resolved = resolve_config(values, "the config", Path.cwd())
