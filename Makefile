@@ -64,7 +64,7 @@ slow: setup
 
 # Without `gpu`, which needs one: `python -m tests.benchmarks.gpu`.
 bench: setup
-	@for file in $(filter-out tests/benchmarks/gpu.py,$(wildcard tests/benchmarks/[a-z]*.py)); do name=$$(basename $$file .py); echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
+	@for name in $(filter-out gpu,$(basename $(notdir $(wildcard tests/benchmarks/[a-z]*.py)))); do echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
 
 # Every fault of the recovery table, in the order that SEED draws; exit code 1 if one of them lost or doubled something.
 SEED ?= 0

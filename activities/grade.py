@@ -216,14 +216,19 @@ async def _tests_of(judge: PatchJudge | None, started: float) -> str:
     return f"the box gets the repository and the patch and runs the tests {what}; {ago}; {limit}; {try_ends()}"
 
 
-def _short_reason(reason: str, log: str = "") -> str:
-    """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it.
+def _short_reason(reason: str) -> str:
+    """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it."""
+    return storable_text(" ".join(reason.split())[:_MAX_REASON_CHARACTERS])
 
-    `log`: of the tests. An exit code alone does not say what is wrong, so their last line follows it.
-    """
+
+def _told_reason(verdict: GradeTable | Verdict) -> str:
+    """Return the verdict's short reason. An exit code alone does not say what is wrong, so the tests' last line follows
+    it."""
+    if not _ONLY_A_CODE.fullmatch(verdict.reason):
+        return _short_reason(verdict.reason)
+    log = verdict.log if isinstance(verdict, Verdict) else unpack_text(verdict.log)
     last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
-    whole = f"{reason}: {without_secrets(last)}" if last and _ONLY_A_CODE.fullmatch(reason) else reason
-    return storable_text(" ".join(whole.split())[:_MAX_REASON_CHARACTERS])
+    return _short_reason(f"{verdict.reason}: {without_secrets(last)}" if last else verdict.reason)
 
 
 def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, seconds: float) -> GradeResult:
@@ -232,14 +237,10 @@ def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, sec
         grade_id=grade_id,
         solved=verdict.solved,
         rejected=verdict.rejected,
-        reason=_short_reason(verdict.reason, _log_of(verdict)),
+        reason=_told_reason(verdict),
         num_control_runs=len(judge.known.control_runs(grade_id)) if needs_control else 0,
         used_seconds=seconds,
     )
-
-
-def _log_of(verdict: GradeTable | Verdict) -> str:
-    return verdict.log if isinstance(verdict, Verdict) else unpack_text(verdict.log)
 
 
 def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatch) -> NewGrade:

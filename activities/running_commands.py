@@ -1,7 +1,7 @@
 """What a box runs now, as the heartbeats of a stage show it to people who wait for it."""
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 
 from temporalio import activity
 
@@ -58,13 +58,8 @@ def try_ends() -> str:
     info = activity.info()
     if info.start_to_close_timeout is None:
         return "this try has no limit"
-    ends = info.started_time + info.start_to_close_timeout
-    return f"this try ends at {_clock(ends)} at the latest"
-
-
-def _clock(moment: datetime) -> str:
-    rounded = moment.astimezone(UTC) + timedelta(microseconds=500_000)
-    return rounded.strftime("%Y-%m-%d %H:%M:%S UTC")
+    ends = (info.started_time + info.start_to_close_timeout).astimezone(UTC)
+    return f"this try ends at {ends:%Y-%m-%d %H:%M:%S} UTC at the latest"
 
 
 def shortened(command: str) -> str:

@@ -65,7 +65,7 @@ from cli import (
 )
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
-from ratchet.errors import RatchetError, UserError
+from ratchet.errors import RatchetError
 
 
 def _print_version(wanted: bool) -> None:
@@ -191,15 +191,12 @@ def main() -> NoReturn:
 
 
 def run_app() -> int:
-    """Return the exit code: 2 for a UserError, 1 for another RatchetError; each is printed as one sentence."""
+    """Return the exit code. A RatchetError is printed as one sentence."""
     try:
         app()
-    except UserError as error:
-        print(f"ratchet: {error}", file=sys.stderr)
-        return 2
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
-        return 1
+        return error.cli_exit_code
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0

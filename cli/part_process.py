@@ -12,7 +12,7 @@ def logging_part(part: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         import structlog
 
-        from ratchet.errors import RatchetError, UserError
+        from ratchet.errors import RatchetError
         from ratchet.logs import configure_logs, is_json
 
         configure_logs(part.__name__.replace("_", "-"))
@@ -22,7 +22,7 @@ def logging_part(part: Callable[..., None]) -> Callable[..., None]:
             part(*args, **kwargs)
         except RatchetError as error:
             structlog.get_logger().error(f"ratchet: {error}")
-            raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+            raise SystemExit(error.cli_exit_code) from None
         except Exception:
             structlog.get_logger().exception("the part has failed")
             raise SystemExit(1) from None

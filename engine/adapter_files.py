@@ -7,8 +7,9 @@ loads the base again if its own differs. No torch and no vLLM at module level.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ratchet.types import JsonObject
@@ -60,7 +61,7 @@ def write_identity_adapter(directory: Path, rank: int) -> None:
     It has zeros for a layer that no model has, since vLLM 0.32 cannot read an adapter without any.
     """
     import numpy as np
-    from safetensors.numpy import save
+    from safetensors.numpy import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": []}
@@ -69,8 +70,8 @@ def write_identity_adapter(directory: Path, rank: int) -> None:
         f"{layer}.lora_A.weight": np.zeros((rank, 1), np.float32),
         f"{layer}.lora_B.weight": np.zeros((1, rank), np.float32),
     }
-    _replace(directory / CONFIG, json.dumps(config).encode())
-    _replace(directory / WEIGHTS, save(zeros))
+    _replace(directory / CONFIG, lambda new: new.write_text(json.dumps(config)))
+    _replace(directory / WEIGHTS, partial(save_file, zeros))
 
 
 def place_adapter(paths: Sequence[Path], directory: Path) -> None:
@@ -81,9 +82,7 @@ def place_adapter(paths: Sequence[Path], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for path in paths:
         if path.name in (CONFIG, WEIGHTS):
-            building = directory / f".{path.name}.{os.getpid()}"
-            shutil.copyfile(path, building)
-            building.replace(directory / path.name)
+            _replace(directory / path.name, partial(shutil.copyfile, path))
 
 
 def adapter_rank(directory: Path) -> int:
@@ -91,7 +90,8 @@ def adapter_rank(directory: Path) -> int:
     return int(json.loads((directory / CONFIG).read_text())["r"])
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace the file as a whole by what `write` writes to the path that it gets."""
     building = path.with_name(f".{path.name}.{os.getpid()}")
-    building.write_bytes(content)
+    write(building)
     building.replace(path)

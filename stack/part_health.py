@@ -149,9 +149,9 @@ class PartHealth:
         self.short_lives = [at for at in self.short_lives if now - at < WINDOW_SECONDS]
         self.first_answer_at = None
         if len(self.short_lives) >= MAX_SHORT_LIVES or self.slow_starts >= MAX_SLOW_STARTS:
-            often = f"it ended {len(self.short_lives)} times within {WINDOW_SECONDS / 60:.0f} minutes"
-            slow = f"it did not answer after {self.slow_starts} starts"
-            reason = slow if self.slow_starts >= MAX_SLOW_STARTS else often
+            reason = f"it ended {len(self.short_lives)} times within {WINDOW_SECONDS / 60:.0f} minutes"
+            if self.slow_starts >= MAX_SLOW_STARTS:
+                reason = f"it did not answer after {self.slow_starts} starts"
             self.enter(HealthState.GIVEN_UP, now, f"{reason}; `ratchet up` starts it again")
             self.pid = None
             return HealthAction.STOP

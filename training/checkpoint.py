@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from engine.policy_files import file_sha256
+from training.rank_zero import read_on_rank_zero
 
 
 class DamagedCheckpointError(OSError):
@@ -201,7 +202,7 @@ def _require_same_adapter(adapter: str | None, metadata: Metadata, uri: str) -> 
     if adapter is None:
         return
     _require_intact(uri)
-    stored = json.loads(_agreed_adapter(uri) or "{}")
+    stored = json.loads(read_on_rank_zero(lambda: read_adapter(uri)) or "{}")
     for name, value in json.loads(adapter).items():
         if stored.get(name) != value:
             raise ValueError(
@@ -210,26 +211,16 @@ def _require_same_adapter(adapter: str | None, metadata: Metadata, uri: str) -> 
             )
 
 
-def _agreed_adapter(uri: str) -> str | None:
-    """Return what `read_adapter` returns on rank 0. A collective; raises OSError on every rank if it fails there."""
-    found: list[str | None] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            found[0] = read_adapter(uri)
-        except (Exception, CheckpointException) as error:
-            found[1] = f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise OSError(f"{uri}: the description of its adapters cannot be read: {found[1]}")
-    return found[0]
-
-
 def read_adapter(uri: str) -> str | None:
-    """Return the description of a checkpoint's adapters, None if it has none. Needs no process group."""
+    """Return the description of a checkpoint's adapters, None if it has none. Needs no process group.
+
+    Raises OSError if it cannot be read.
+    """
     if _ADAPTER not in FileSystemReader(uri).read_metadata().state_dict_metadata:
         return None
     state = {_ADAPTER: ""}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # DCP warns that there is no process group
+    # DCP warns that there is no process group.
+    with warnings.catch_warnings(action="ignore", category=UserWarning), _as_os_error(OSError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
     return state[_ADAPTER]
 

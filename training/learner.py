@@ -43,9 +43,10 @@ from training.metrics import (
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
-from training.policy_loading import compute_dtype, load_policy, on_rank_zero
+from training.policy_loading import compute_dtype, load_policy
 from training.policy_model import peak_flops
 from training.prefix_tree import Segment
+from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
 
 if TYPE_CHECKING:  # a step needs no pydantic
@@ -99,7 +100,9 @@ class RankLearner:
         self.base_files: list[JsonObject] = []
         self.adapter: str | None = None
         if training.lora is not None:
-            self.base_files = on_rank_zero(lambda: policy_files.weight_files(policy_files.describe_files(model_path)))
+            self.base_files = read_on_rank_zero(
+                lambda: policy_files.weight_files(policy_files.describe_files(model_path))
+            )
             self.adapter = lora.describe(training.lora, self.base_files)
         self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(

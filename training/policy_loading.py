@@ -11,9 +11,8 @@ Shape legend: T = tokens of a chain, M = predicted tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,13 +27,11 @@ from training import attention, delta_net, lora
 from training.packing import Packing
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
 from training.prefix_tree import Segment
+from training.rank_zero import read_on_rank_zero
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
 
-_T = TypeVar("_T")
-_LOAD_TIMEOUT = timedelta(hours=6)
-"""Time limit of the collective in which ranks wait until rank 0 has read the files."""
 _FORK, _CHAIN_TOKENS, _BRANCH_TOKENS = 12, 24, 3
 
 
@@ -89,7 +86,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     dtype = compute_dtype(training.dtype, device)
     _shard(policy, make_mesh(device, training.shard_ranks), dtype)
     policy.to_empty(device=device)
-    _fill(policy, _read_on_rank_zero(path, policy), device, config.seed)
+    _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
     rounded = _BFLOAT16_EXPERTS if getattr(settings, "num_experts_per_tok", None) else _BFLOAT16
     _check(policy, packing, path, device, _FLOAT32 if dtype == torch.float32 else rounded)
     return LoadedPolicy(policy, packing, work, cost)
@@ -137,37 +134,20 @@ def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype) -> Non
     register_fsdp_forward_method(policy, "plain_logprobs")
 
 
-def _read_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
+def _load_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
     """Return the model in its files' dtype on rank 0, None elsewhere. A collective; its errors are every rank's."""
-    model, failure = None, ""
-    if dist.get_rank() == 0:
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
-            _require_same_tensors(model, policy)
-        except Exception as error:  # also of the files' format; on this rank alone it would leave the others waiting
-            failure = f"{type(error).__name__}: {error}"
-    if failure := on_rank_zero(lambda: failure):
-        raise ValueError(f"{path}: the model cannot be loaded: {failure}")
+    model = None
+
+    def load() -> None:
+        nonlocal model
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        _require_same_tensors(model, policy)
+
+    try:
+        read_on_rank_zero(load)
+    except OSError as error:  # also of the files' format
+        raise ValueError(f"{path}: the model cannot be loaded: {error}") from None
     return model
-
-
-def on_rank_zero(read: Callable[[], _T]) -> _T:
-    """Return on every rank what `read` returns on rank 0, which may read files for long. A collective.
-
-    Raises OSError on every rank if `read` fails.
-    """
-    found: list[Any] = [None, ""]
-    if dist.get_rank() == 0:
-        try:
-            found[0] = read()
-        except Exception as error:  # on this rank alone it would leave the others waiting
-            found[1] = f"{type(error).__name__}: {error}"
-    patient = dist.new_group(backend="gloo", timeout=_LOAD_TIMEOUT)
-    dist.broadcast_object_list(found, src=0, group=patient)
-    dist.destroy_process_group(patient)
-    if found[1]:
-        raise OSError(f"rank 0 cannot read: {found[1]}")
-    return found[0]  # type: ignore[no-any-return]
 
 
 def _require_same_tensors(source: Any, policy: TrainablePolicy) -> None:

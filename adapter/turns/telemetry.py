@@ -21,8 +21,7 @@ from ratchet.tracing import Fact, RolloutTrace
 def bind_session(row: SessionRow) -> None:
     """Add the session's ids to all further log lines of this task, and of those that it starts."""
     trace = _trace_of(row)
-    ids = {"run_id": row.run_id, "rollout_id": row.rollout_id, "attempt": row.attempt}
-    structlog.contextvars.bind_contextvars(**ids, **({} if trace is None else {"trace_id": trace.hex}))
+    structlog.contextvars.bind_contextvars(**_ids_of(row), **({} if trace is None else {"trace_id": trace.hex}))
 
 
 @contextlib.contextmanager
@@ -33,10 +32,7 @@ def turn_span(row: SessionRow, prepared: PreparedCall, turn_id: int) -> Iterator
     if trace is None:
         yield
         return
-    facts: dict[str, Fact] = {
-        "run_id": row.run_id,
-        "rollout_id": row.rollout_id,
-        "attempt": row.attempt,
+    facts = _ids_of(row) | {
         "turn_id": turn_id,
         "turn_kind": prepared.kind,
         "lane": prepared.lane,
@@ -48,6 +44,10 @@ def turn_span(row: SessionRow, prepared: PreparedCall, turn_id: int) -> Iterator
     }
     with tracing.rollout_span(trace, row.attempt, "turn", facts):
         yield
+
+
+def _ids_of(row: SessionRow) -> dict[str, Fact]:
+    return {"run_id": row.run_id, "rollout_id": row.rollout_id, "attempt": row.attempt}
 
 
 def _trace_of(row: SessionRow) -> RolloutTrace | None:
