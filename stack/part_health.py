@@ -83,10 +83,11 @@ class PartHealth:
 
     `since`: when the state began. `reason`: why it does not answer. `detail`: what the newest successful probe found.
     `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
-    restart. `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
-    giving up. `slow_starts`: processes in a row that were ended because they did not answer in time after their start,
-    as on a machine with too much to do; the next one gets longer. `runs_paused`: the part is given up, and the runs
-    that need it have been paused.
+    restart. `started_at`: when supervisord started the newest process, `pid` while it lives. `first_answer_at` and
+    `last_answer_at`: of the current process. `short_lives`: the ends that count towards giving up. `slow_starts`:
+    processes in a row that were ended because they did not answer in time after their start, as on a machine with too
+    much to do; the next one gets longer. `runs_paused`: the part is given up, and the runs that need it have been
+    paused.
     """
 
     name: str
@@ -97,6 +98,7 @@ class PartHealth:
     restarts: int = 0
     last_error: str = ""
     pid: int | None = None
+    started_at: float = 0.0
     first_answer_at: float | None = None
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
@@ -112,23 +114,34 @@ class PartHealth:
 
     # ------------------------------------------------------------ what supervisord says
 
-    def see_process(self, pid: int | None, wanted: bool, now: float, last_error: str) -> HealthAction:
-        """Take in supervisord's view. `wanted`: supervisord runs the part or starts it again."""
+    def ends(self, pid: int | None, started_at: float) -> int:
+        """Return how many processes have ended since the last look: 0, 1, or 2 if the newest was never seen alive."""
+        return (self.pid is not None and pid != self.pid) + (pid is None and started_at != self.started_at)
+
+    def see_process(
+        self, pid: int | None, started_at: float, wanted: bool, now: float, last_error: str
+    ) -> HealthAction:
+        """Take in supervisord's view of the newest process, `pid` while it lives. `wanted`: supervisord runs the part
+        or starts it again.
+        """
         if not wanted:
             if self.state is not HealthState.GIVEN_UP:
-                self._begin(HealthState.STOPPED, None, now)
+                self._begin(HealthState.STOPPED, now)
+            self.started_at = started_at
             return HealthAction.NOTHING
         if self.state in (HealthState.STOPPED, HealthState.GIVEN_UP):  # a person has started it
-            self._begin(HealthState.STARTING, pid, now)
-            return HealthAction.NOTHING
-        if self.pid is None or pid == self.pid:
-            self.pid = pid
-            return HealthAction.NOTHING
-        return self._see_end(pid, now, last_error)
+            self._begin(HealthState.STARTING, now)
+        ended = self.ends(pid, started_at)
+        self.pid, self.started_at = pid, started_at
+        action = HealthAction.NOTHING
+        for _ in range(ended):
+            if action is HealthAction.NOTHING:
+                action = self._see_end(now, last_error)
+        return action
 
-    def _begin(self, state: HealthState, pid: int | None, now: float) -> None:
+    def _begin(self, state: HealthState, now: float) -> None:
         self.enter(state, now)
-        self.pid = pid
+        self.pid = None
         self.restarts = 0
         self.last_error = ""
         self.first_answer_at = None
@@ -137,13 +150,12 @@ class PartHealth:
         self.runs_paused = False
         self.restart_helps = True
 
-    def _see_end(self, pid: int | None, now: float, last_error: str) -> HealthAction:
-        """Record that the process has ended; `pid` is the one that has taken its place, if there is one."""
+    def _see_end(self, now: float, last_error: str) -> HealthAction:
+        """Record that a process has ended."""
         was_ended = self.state is HealthState.RESTARTING
         reason = self.reason if was_ended else "its process has ended"
         self.last_error = reason if was_ended else last_error or reason
         self.restarts += 1
-        self.pid = pid
         if self.first_answer_at is None or self.last_answer_at - self.first_answer_at < STABLE_SECONDS:
             self.short_lives.append(now)
         self.short_lives = [at for at in self.short_lives if now - at < WINDOW_SECONDS]

@@ -69,13 +69,15 @@ serverurl=unix://{home}/supervisor.sock
 
 @dataclass(slots=True, frozen=True)
 class PartState:
-    """One part as supervisord reports it. `state` is supervisord's word in lower case; `uptime_seconds` is 0 unless it
-    runs.
+    """One part as supervisord reports it. `state` is supervisord's word in lower case. `started_at`: when its newest
+    process was started, also one that has ended, in seconds since the epoch; 0 if none was. `uptime_seconds` is 0
+    unless it runs.
     """
 
     name: str
     state: str
     pid: int | None
+    started_at: float
     uptime_seconds: float
     detail: str
 
@@ -242,7 +244,7 @@ class Supervisor:
     def states(self) -> list[PartState]:
         """Return every part in start order."""
         if not self.is_up():
-            return [PartState(part.name, "stopped", None, 0.0, "") for part in self.stack.parts()]
+            return [PartState(part.name, "stopped", None, 0.0, 0.0, "") for part in self.stack.parts()]
         order = [part.name for part in self.stack.parts()]
         infos = self._ask("getAllProcessInfo")
         infos.sort(key=lambda info: order.index(info["name"]) if info["name"] in order else len(order))
@@ -251,6 +253,7 @@ class Supervisor:
                 info["name"],
                 info["statename"].lower(),
                 info["pid"] or None,
+                float(info["start"]),
                 float(info["now"] - info["start"]) if info["statename"] == "RUNNING" else 0.0,
                 info["spawnerr"],
             )

@@ -124,14 +124,14 @@ class Watcher:
     def _see_process(self, name: str, health: PartHealth) -> None:
         state = self.states.get(name)
         wanted = state is not None and state.state in _WANTED
-        pid = state.pid if state is not None else None
+        pid, started_at = (state.pid, state.started_at) if state is not None else (None, health.started_at)
         size = log_size(part_log(self.stack, name))
-        error = self._log_error(name) if health.pid not in (None, pid) else ""
-        if pid != health.pid:  # what it has written since the look before is its own
+        error = self._log_error(name) if health.ends(pid, started_at) else ""
+        if (pid, started_at) != (health.pid, health.started_at):  # what it has written since the look before is its own
             self.log_starts[name] = self.log_sizes.get(name, size)
         self.log_sizes[name] = size
         before = health.restarts
-        action = health.see_process(pid, wanted, time.time(), error)
+        action = health.see_process(pid, started_at, wanted, time.time(), error)
         if health.restarts > before:
             _LOG.warning("part has ended", part=name, restarts=health.restarts, error=health.last_error)
         if action is HealthAction.STOP:

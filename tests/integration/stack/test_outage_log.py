@@ -27,7 +27,7 @@ def stack(tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch) ->
 def part(name: str) -> PartHealth:
     """A part that has answered until second 10."""
     health = PartHealth(name)
-    health.see_process(1, True, 0.0, "")
+    health.see_process(1, 1.0, True, 0.0, "")
     health.see_success("", 10.0)
     return health
 
@@ -47,7 +47,7 @@ async def test_an_outage_lasts_from_the_last_answer_to_the_next_one(stack: Stack
     assert log.is_due
     await log.write()
     assert await recorded(database) == [("gateway", 10.0, 20.0)]
-    health.see_process(2, True, 30.0, "")  # it ends by itself, and another one answers
+    health.see_process(2, 2.0, True, 30.0, "")  # it ends by itself, and another one answers
     health.see_success("", 34.5)
     log.see({"gateway": health}, 35.0)
     health.see_success("", 36.0)
@@ -88,7 +88,7 @@ async def test_the_next_watcher_finds_the_same_beginning(stack: Stack, database:
     first.see({"worker": health}, 15.0)
     await first.write()
     second = OutageLog(stack)
-    health.see_process(7, True, 4000.0, "")
+    health.see_process(7, 7.0, True, 4000.0, "")
     second.see({"worker": health}, 4001.0)
     health.see_success("", 4002.0)
     second.see({"worker": health}, 4003.0)

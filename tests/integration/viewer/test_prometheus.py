@@ -59,7 +59,7 @@ async def test_the_store_the_parts_and_the_disk_are_shown(
     viewer: httpx.AsyncClient, database: Database, filled: FilledRun, tmp_path: Path
 ) -> None:
     answering = PartHealth("gateway")
-    answering.see_process(1, True, 0.0, "")
+    answering.see_process(1, 1.0, True, 0.0, "")
     answering.see_success("", 1.0)
     write_health(tmp_path, [answering, PartHealth("worker", restarts=2)], 10.0)
     run = (("run", filled.run_id),)

@@ -25,16 +25,16 @@ LIMITS = HealthLimits(failing_seconds=60, start_seconds=300)
 def part() -> PartHealth:
     """A part that answers since second 10, process 1."""
     part = PartHealth("engine")
-    part.see_process(1, True, 0.0, "")
+    part.see_process(1, 1.0, True, 0.0, "")
     part.see_success("ready", 10.0)
     return part
 
 
 def test_a_new_process_starts_and_answers_after_its_first_success() -> None:
     part = PartHealth("engine")
-    part.see_process(None, True, 1.0, "")
+    part.see_process(None, 0.0, True, 1.0, "")
     assert part.state is HealthState.STARTING
-    part.see_process(1, True, 2.0, "")
+    part.see_process(1, 1.0, True, 2.0, "")
     part.see_failure("loading", 3.0)
     assert (part.state, part.reason, part.restarts) == (HealthState.STARTING, "loading", 0)
     part.see_success("ready", 4.0)
@@ -54,7 +54,7 @@ def test_a_part_that_fails_for_long_is_restarted_with_its_reason(part: PartHealt
     part.see_failure("still no answer", 50.0)
     assert part.act(LIMITS, None, 81.0) is HealthAction.RESTART
     assert part.act(LIMITS, None, 82.0) is HealthAction.NOTHING, "it is being ended"
-    part.see_process(2, True, 95.0, "an old line of its log")
+    part.see_process(2, 2.0, True, 95.0, "an old line of its log")
     assert (part.state, part.restarts, part.pid) == (HealthState.STARTING, 1, 2)
     assert part.last_error == "no answer for 61 s: still no answer"
     part.see_success("ready", 100.0)
@@ -64,7 +64,7 @@ def test_a_part_that_fails_for_long_is_restarted_with_its_reason(part: PartHealt
 def test_a_start_that_took_too_long_gets_twice_the_time_until_the_part_has_answered(part: PartHealth) -> None:
     now, waited = 20.0, []
     for pid in (2, 3, 4):
-        part.see_process(pid, True, now, "")
+        part.see_process(pid, float(pid), True, now, "")
         part.see_failure("it loads its model", now + 1)
         for seconds in range(0, 4000, 100):
             if part.act(LIMITS, None, now + seconds) is HealthAction.RESTART:
@@ -73,34 +73,46 @@ def test_a_start_that_took_too_long_gets_twice_the_time_until_the_part_has_answe
                 break
     assert waited == [400, 700, 1300]
     given_up = copy.deepcopy(part)
-    part.see_process(5, True, now, "")
+    part.see_process(5, 5.0, True, now, "")
     part.see_success("ready", now + 1)
-    part.see_process(6, True, now + 100, "")
+    part.see_process(6, 6.0, True, now + 100, "")
     assert part.act(LIMITS, None, now + 401) is HealthAction.RESTART
-    given_up.see_process(5, True, now, "")
+    given_up.see_process(5, 5.0, True, now, "")
     given_up.see_failure("it loads its model", now + 1)
     assert given_up.act(LIMITS, None, now + 2401) is HealthAction.RESTART
-    assert given_up.see_process(6, True, now + 2402, "") is HealthAction.STOP
+    assert given_up.see_process(6, 6.0, True, now + 2402, "") is HealthAction.STOP
     assert given_up.reason == "it did not answer after 4 starts; `ratchet up` starts it again"
 
 
 def test_a_process_that_ends_by_itself_is_counted_with_the_error_of_its_log(part: PartHealth) -> None:
-    part.see_process(None, True, 50.0, "ValueError: head size 96")
+    part.see_process(None, 1.0, True, 50.0, "ValueError: head size 96")
     assert (part.state, part.restarts, part.last_error) == (HealthState.STARTING, 1, "ValueError: head size 96")
-    part.see_process(2, True, 51.0, "")
+    part.see_process(2, 2.0, True, 51.0, "")
     assert part.restarts == 1, "the new process belongs to the same restart"
-    part.see_process(3, True, 52.0, "")
+    part.see_process(3, 3.0, True, 52.0, "")
     assert part.restarts == 2, "an end between two looks"
 
 
+def test_a_process_that_is_never_seen_alive_is_counted_by_its_start(part: PartHealth) -> None:
+    """It dies within milliseconds, or cannot be executed, and each look comes between two starts."""
+    part.see_process(None, 2.0, True, 20.0, "exec format error")
+    assert (part.restarts, part.last_error) == (2, "exec format error"), "the one that answered, and the next one"
+    part.see_process(None, 2.0, True, 21.0, "")
+    assert part.restarts == 2
+    actions = [part.see_process(None, 3.0 + life, True, 22.0 + life, "") for life in range(3)]
+    assert actions == [HealthAction.NOTHING, HealthAction.NOTHING, HealthAction.STOP]
+
+
 def test_short_lives_end_in_given_up_and_only_a_person_starts_the_part_again(part: PartHealth) -> None:
-    actions = [part.see_process(2 + life, True, 20.0 + life, "dies at once") for life in range(MAX_SHORT_LIVES)]
+    actions = [
+        part.see_process(2 + life, 2.0 + life, True, 20.0 + life, "dies at once") for life in range(MAX_SHORT_LIVES)
+    ]
     assert actions == [HealthAction.NOTHING] * (MAX_SHORT_LIVES - 1) + [HealthAction.STOP]
     assert part.state is HealthState.GIVEN_UP and "`ratchet up`" in part.reason
-    part.see_process(None, False, 100.0, "")
+    part.see_process(None, 1.0, False, 100.0, "")
     assert part.act(LIMITS, None, 10_000.0) is HealthAction.NOTHING
     assert part.summary(100.0).startswith("given up for") and "dies at once" in part.summary(100.0)
-    part.see_process(9, True, 10_001.0, "")
+    part.see_process(9, 9.0, True, 10_001.0, "")
     assert (part.state, part.restarts, part.last_error, part.short_lives) == (HealthState.STARTING, 0, "", [])
 
 
@@ -111,7 +123,7 @@ def test_a_part_that_worked_for_a_while_between_its_ends_is_never_given_up(part:
         now += STABLE_SECONDS
         part.see_success("ready", now)
         now += 1.0
-        assert part.see_process(2 + life, True, now, "killed") is HealthAction.NOTHING
+        assert part.see_process(2 + life, 2.0 + life, True, now, "killed") is HealthAction.NOTHING
     assert part.restarts == 3 * MAX_SHORT_LIVES
 
 
@@ -123,7 +135,7 @@ def test_time_in_which_a_part_fails_is_no_stable_life(part: PartHealth) -> None:
         part.see_failure("silent", now + 1.0)
         now += 70.0
         assert part.act(LIMITS, None, now) is HealthAction.RESTART
-        part.see_process(2 + life, True, now + 1.0, "")
+        part.see_process(2 + life, 2.0 + life, True, now + 1.0, "")
         now += 2.0
     assert part.state is HealthState.GIVEN_UP
 
@@ -146,14 +158,14 @@ def test_the_watchers_own_gap_counts_against_no_part(part: PartHealth) -> None:
 
 def test_a_part_that_never_answers_is_restarted_after_its_start_limit() -> None:
     part = PartHealth("adapter")
-    part.see_process(1, True, 0.0, "")
+    part.see_process(1, 1.0, True, 0.0, "")
     part.see_failure("no parser", 5.0)
     assert part.act(LIMITS, None, 299.0) is HealthAction.NOTHING
     assert part.act(LIMITS, None, 301.0) is HealthAction.RESTART
 
 
 def test_stopped_by_a_person_is_no_failure(part: PartHealth) -> None:
-    part.see_process(None, False, 20.0, "")
+    part.see_process(None, 1.0, False, 20.0, "")
     assert part.state is HealthState.STOPPED and part.summary(21.0) == "" and part.restarts == 0
 
 
@@ -163,7 +175,7 @@ def test_the_next_watcher_finds_what_this_one_wrote(part: PartHealth, tmp_path: 
     write_health(tmp_path, [part], 82.0)
     assert read_health(tmp_path) == {"engine": part}
     found = read_health(tmp_path)["engine"]
-    found.see_process(1, True, 90.0, "")
+    found.see_process(1, 1.0, True, 90.0, "")
     assert found.state is HealthState.RESTARTING and found.pid == 1
     assert found.act(LIMITS, None, 81.0 + END_SECONDS) is HealthAction.NOTHING
     assert found.act(LIMITS, None, 82.0 + END_SECONDS) is HealthAction.RESTART, "its process has not ended"
