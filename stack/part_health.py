@@ -132,7 +132,8 @@ class PartHealth:
         if self.state in (HealthState.STOPPED, HealthState.GIVEN_UP):  # a person has started it
             self._begin(HealthState.STARTING, now)
         ended = self.ends(pid, started_at)
-        self.pid, self.started_at = pid, started_at
+        self.pid = pid
+        self.started_at = started_at
         action = HealthAction.NOTHING
         for _ in range(ended):
             if action is HealthAction.NOTHING:

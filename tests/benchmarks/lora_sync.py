@@ -17,13 +17,12 @@ from typing import Any
 
 from engine import policy_files
 from engine.client import EngineClient
-from engine.process import EngineSettings, vllm_process
+from engine.process import vllm_process
 from engine.weight_update import load_from_files, replace_weights
 from ratchet.config import LoraConfig
-from ratchet.errors import EngineUnavailableError
 from ratchet.store.engines import PublishedPolicy
-from stack.ports import free_port
 from tests.benchmarks._commit import commit
+from tests.cpu_vllm import cpu_settings, wait_until_healthy
 
 ROUNDS = 5
 IDS = list(range(10, 74))
@@ -69,30 +68,15 @@ def publish_both(root: Path) -> dict[str, Any]:
 
 async def measure(root: Path, home: Path) -> dict[str, Any]:
     written = publish_both(root)
-    settings = EngineSettings(
-        model_path=root / "run" / "0.e0",
-        port=free_port(),
-        database_url="",
-        state_dir=home,
-        policies_root=root,
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=4,
-        kv_cache_gib=1,
-        lora_rank=LoraConfig().rank,
-        num_threads=1,
-        extra_args=("--enforce-eager",),
-    )
+    rank = LoraConfig().rank
+    settings = cpu_settings(root / "run" / "0.e0", home, policies_root=root, max_num_seqs=4, lora_rank=rank)
     versions = {
         name: PublishedPolicy(name, str(directory), policy_files.describe_files(directory), None)
         for name, directory in (("whole", root / "run" / "1.e1"), ("adapter", root / "run" / "2.e1"))
     }
     times: dict[str, list[tuple[float, float]]] = {"whole": [], "adapter": [], "adapter on another base": []}
     async with vllm_process(settings, settings.model_path) as process, EngineClient(settings.address) as client:
-        while not await client.health():
-            if process.returncode is not None:
-                raise EngineUnavailableError(f"vLLM ended with status {process.returncode}")
-            await asyncio.sleep(0.5)
+        await wait_until_healthy(client, process)
         await client.init_weight_transfer(str(root), settings.adapter)
         await client.score(IDS)
         for _ in range(ROUNDS):

@@ -4,12 +4,12 @@ Tests of harnesses need refusals, dropped connections and odd answers, which no 
 """
 
 import json
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
+
+from tests.standins.http_server import LoopbackServer, QuietHandler
 
 DROP = (0, {})
 """Close the connection without an answer, as a killed adapter does."""
@@ -62,39 +62,25 @@ class ChatEngine:
     def __enter__(self) -> Self:
         engine = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                body = json.loads(self.body())
                 headers = {key.lower(): value for key, value in self.headers.items()}
                 status, answer = engine.answers[min(len(engine.requests), len(engine.answers) - 1)]
                 engine.requests.append(Request(self.path, headers, body))
                 if status == 0:
                     self.close_connection = True
                     return
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(status, json.dumps(answer).encode())
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
+        self.server = LoopbackServer(Handler, self.port)
+        self.port = self.server.port
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.server.close()
 
     @property
     def url(self) -> str:

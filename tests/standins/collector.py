@@ -4,11 +4,12 @@ demand."""
 import gzip
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.standins.http_server import LoopbackServer, QuietHandler
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,9 @@ class Collector:
     def __enter__(self) -> Self:
         collector = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
+                body = self.body()
                 collector.num_requests += 1
                 if collector.hangs:
                     collector.released.wait()
@@ -52,30 +51,20 @@ class Collector:
                     body = gzip.decompress(body)
                 if collector.status == 200:
                     collector.spans += spans_of(ExportTraceServiceRequest.FromString(body))
-                self.send_response(collector.status)
-                self.send_header("content-length", "0")
-                self.end_headers()
+                self.answer(collector.status)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
+        self.server = LoopbackServer(Handler)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.released.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.server.close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        return self.server.url
 
     def named(self, name: str) -> list[CollectedSpan]:
         """Return the spans of this name in the order in which they began."""

@@ -12,31 +12,32 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import func, insert, update
+from sqlalchemy import func, update
 
 from engine import policy_files
 from engine.client import EngineClient, Sampling
 from engine.policy_files import weight_files
-from engine.process import EngineSettings
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.errors import EngineUnavailableError
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
-from ratchet.store.schema import EngineTable, PolicyVersionTable
-from ratchet.types import EngineState, JsonObject, policy_version
-from stack.ports import free_port
-from tests.integration.engine.test_vllm_plugin import (
+from ratchet.store.schema import EngineTable
+from ratchet.types import EngineState, JsonObject
+from tests.integration.engine.real_vllm import (
     IDS,
     PATIENCE_SECONDS,
     add_run,
-    never_stop,
+    make_endless_base,
+    metrics_client,
     publish,
+    record,
+    truth,
     wait_for_engine,
     wait_for_tokens,
     wrapper,
+    wrapper_settings,
 )
-from tests.standins.tiny_model import make_tokenizer, make_weights
 
 pytestmark = [
     pytest.mark.slow,
@@ -75,116 +76,30 @@ def merged_scores(adapter: Path, base: Path) -> list[float]:
     return found
 
 
-def plain_scores(model: Path) -> list[float]:
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        logprobs = network(torch.tensor([IDS])).logits[0, :-1].log_softmax(-1)
-    found: list[float] = logprobs.gather(1, torch.tensor(IDS[1:])[:, None])[:, 0].tolist()
-    return found
-
-
-async def record(
-    database: Database, step: int, directory: Path, files: list[JsonObject], scores: list[float]
-) -> PublishedPolicy:
-    version = policy_version("run-1", step, 1)
-    canary = {"ids": IDS, "logprobs": scores}
-    row = {"version": version, "run_id": "run-1", "step": step, "epoch": 1, "uri": str(directory), "files": files}
-    async with database.begin() as connection:
-        await connection.execute(insert(PolicyVersionTable).values(**row, canary=canary))
-    return PublishedPolicy(version, str(directory), files, canary)
+Adapter = tuple[list[JsonObject], list[float]]
+"""Files of a published adapter, and the scores of IDS with it."""
 
 
 async def test_adapters_move_with_their_label(database: Database, postgres_url: str, tmp_path: Path) -> None:
-    base, root = tmp_path / "base", tmp_path / "policies"
-    make_tokenizer(base)
-    make_weights(base)
-    never_stop(base)
+    base, root = make_endless_base(tmp_path / "base"), tmp_path / "policies"
     await add_run(database)
     publish(root, "0.e1", base, 0)
     zero = root / "0.e1"
-    first = await record(database, 0, zero, policy_files.describe_files(zero), plain_scores(zero))
-    versions: dict[int, tuple[list[JsonObject], list[float]]] = {}
+    first = await record(database, 0, zero, policy_files.describe_files(zero), truth(zero).tolist())
+    versions: dict[int, Adapter] = {}
     for step in (1, 2, 3):
         directory = root / f"{step}.e1"
         files = publish_adapter(zero, directory, step)
         versions[step] = (files, merged_scores(directory, zero))
-    settings = EngineSettings(
-        model_path=base,
-        port=free_port(),
-        database_url=postgres_url,
-        state_dir=tmp_path,
-        policies_root=root,
-        dtype="float32",
-        max_model_len=4096,
-        max_num_seqs=16,
-        kv_cache_gib=1,
-        num_threads=1,
-        lora_rank=8,
-        extra_args=("--enforce-eager",),
-    )
-    server = httpx.AsyncClient(
-        base_url=settings.address, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-    )
+    settings = wrapper_settings(base, tmp_path, root, postgres_url, lora_rank=8)
+    server = metrics_client(settings)
     async with wrapper(settings), EngineClient(settings.address) as client, server:
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == first.version == await client.version()
-        np.testing.assert_allclose(await client.score(IDS), plain_scores(zero), atol=1e-3)
-
-        # a call in flight goes on with the adapter, and its tokens carry the label of the weights that sampled them
-        scored = await wait_for_tokens(server)
-        call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1", first.version))
-        await wait_for_tokens(server, scored)
-        one = await record(database, 1, root / "1.e1", *versions[1])
-        started = time.monotonic()
-        await replace_weights(client, one.version, load_from_files(one, root))
-        print({"first_adapter_seconds": round(time.monotonic() - started, 3)})
-        sampled = await wait_for_tokens(server)
-        await wait_for_tokens(server, sampled)
-        two = await record(database, 2, root / "2.e1", *versions[2])
-        started = time.monotonic()
-        await replace_weights(client, two.version, load_from_files(two, root))
-        print({"adapter_seconds": round(time.monotonic() - started, 3)})
-        generation = await call
-        labels = [span["version"] for span in generation.version_spans]
-        assert labels == [first.version, one.version, two.version] and generation.logprobs_valid
-        assert one.canary is not None and two.canary is not None
-        found = await score_canary(client, two.canary, one.canary)
-        print({"canary_gap_mean": found.mean_gap, "canary_gap_max": found.max_gap})
-        assert found.reason is None and found.max_gap < 1e-2
-        assert (await score_canary(client, one.canary)).reason is not None, "the adapters differ by more than noise"
-        cut = generation.version_spans[2]["start"]
-        rescored = (await client.score([*IDS, *generation.token_ids.tolist()]))[len(IDS) - 1 :]
-        assert float(np.abs(rescored - generation.logprobs)[cut + 1 :].max()) < 0.05
-
-        # an adapter that the engine cannot serve, and a damaged one, change nothing
-        wide = publish_adapter(zero, root / "wide", 7, rank=16)
-        damaged = [file | {"sha256": "00" * 32} for file in versions[3][0]]
-        for directory, files, sentence in (
-            (root / "wide", wide, "has rank 16 and this engine serves at most 8"),
-            (root / "3.e1", damaged, "no weight was changed"),
-        ):
-            refused = PublishedPolicy("run-1/9.e1", str(directory), files, None)
-            with pytest.raises(EngineUnavailableError, match=sentence):
-                await replace_weights(client, refused.version, load_from_files(refused, root))
-            await client.resume()
-            assert await client.version() == two.version
-            assert (await score_canary(client, two.canary)).reason is None
-
-        # an adapter of another base brings its base with it, and back; whole weights are served without adapter
-        publish(root, "other", base, 5)
-        four = publish_adapter(root / "other", root / "4.e1", 4)
-        for directory, files, expected in (
-            (root / "4.e1", four, merged_scores(root / "4.e1", root / "other")),
-            (root / "1.e1", *versions[1]),
-            (root / "other", policy_files.describe_files(root / "other"), plain_scores(root / "other")),
-        ):
-            policy = PublishedPolicy("run-1/8.e1", str(directory), files, None)
-            started = time.monotonic()
-            await replace_weights(client, policy.version, load_from_files(policy, root))
-            print({"with_base_seconds": round(time.monotonic() - started, 3)})
-            np.testing.assert_allclose(await client.score(IDS), expected, atol=1e-3)
+        np.testing.assert_allclose(await client.score(IDS), truth(zero), atol=1e-3)
+        one, two = await update_in_flight(database, client, server, root, first, versions)
+        await refuse_what_cannot_be_served(client, root, zero, two, versions[3][0])
+        await bring_another_base(client, root, base, versions[1])
 
         # a sync that dies before it labels the weights: the wrapper loads the newest version
         three = await record(database, 3, root / "3.e1", *versions[3])
@@ -211,3 +126,73 @@ async def test_adapters_move_with_their_label(database: Database, postgres_url: 
     assert settings.adapter is not None and not settings.adapter.exists()
     with contextlib.suppress(FileNotFoundError):
         assert "quarantined" not in (tmp_path / "engine.log").read_text()
+
+
+async def update_in_flight(
+    database: Database,
+    client: EngineClient,
+    server: httpx.AsyncClient,
+    root: Path,
+    first: PublishedPolicy,
+    versions: dict[int, Adapter],
+) -> tuple[PublishedPolicy, PublishedPolicy]:
+    """A call in flight goes on with each adapter, and its tokens carry the label of the weights that sampled them."""
+    scored = await wait_for_tokens(server)
+    call = asyncio.create_task(client.generate(IDS, Sampling(3000, 1.0, seed=1), "turn-1", first.version))
+    await wait_for_tokens(server, scored)
+    one = await record(database, 1, root / "1.e1", *versions[1])
+    await replace(client, one, root, "first_adapter_seconds")
+    sampled = await wait_for_tokens(server)
+    await wait_for_tokens(server, sampled)
+    two = await record(database, 2, root / "2.e1", *versions[2])
+    await replace(client, two, root, "adapter_seconds")
+    generation = await call
+    labels = [span["version"] for span in generation.version_spans]
+    assert labels == [first.version, one.version, two.version] and generation.logprobs_valid
+    assert one.canary is not None and two.canary is not None
+    found = await score_canary(client, two.canary, one.canary)
+    print({"canary_gap_mean": found.mean_gap, "canary_gap_max": found.max_gap})
+    assert found.reason is None and found.max_gap < 1e-2
+    assert (await score_canary(client, one.canary)).reason is not None, "the adapters differ by more than noise"
+    cut = generation.version_spans[2]["start"]
+    rescored = (await client.score([*IDS, *generation.token_ids.tolist()]))[len(IDS) - 1 :]
+    assert float(np.abs(rescored - generation.logprobs)[cut + 1 :].max()) < 0.05
+    return one, two
+
+
+async def refuse_what_cannot_be_served(
+    client: EngineClient, root: Path, base: Path, served: PublishedPolicy, files: list[JsonObject]
+) -> None:
+    """An adapter that the engine cannot serve, and one of `files` that is damaged, change nothing."""
+    wide = publish_adapter(base, root / "wide", 7, rank=16)
+    damaged = [file | {"sha256": "00" * 32} for file in files]
+    for directory, described, sentence in (
+        (root / "wide", wide, "has rank 16 and this engine serves at most 8"),
+        (root / "3.e1", damaged, "no weight was changed"),
+    ):
+        refused = PublishedPolicy("run-1/9.e1", str(directory), described, None)
+        with pytest.raises(EngineUnavailableError, match=sentence):
+            await replace_weights(client, refused.version, load_from_files(refused, root))
+        await client.resume()
+        assert await client.version() == served.version
+        assert served.canary is not None and (await score_canary(client, served.canary)).reason is None
+
+
+async def bring_another_base(client: EngineClient, root: Path, base: Path, first: Adapter) -> None:
+    """An adapter of another base brings its base with it, and back; whole weights are served without adapter."""
+    other = root / "other"
+    publish(root, "other", base, 5)
+    four = publish_adapter(other, root / "4.e1", 4)
+    for directory, files, expected in (
+        (root / "4.e1", four, merged_scores(root / "4.e1", other)),
+        (root / "1.e1", *first),
+        (other, policy_files.describe_files(other), truth(other).tolist()),
+    ):
+        await replace(client, PublishedPolicy("run-1/8.e1", str(directory), files, None), root, "with_base_seconds")
+        np.testing.assert_allclose(await client.score(IDS), expected, atol=1e-3)
+
+
+async def replace(client: EngineClient, policy: PublishedPolicy, root: Path, figure: str) -> None:
+    started = time.monotonic()
+    await replace_weights(client, policy.version, load_from_files(policy, root))
+    print({figure: round(time.monotonic() - started, 3)})

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from engine.client import GENERATE, EngineClient, IdsText, Sampling, generate_body
-from engine.process import EngineSettings, vllm_process
-from stack.ports import free_port
+from engine.process import vllm_process
+from tests.cpu_vllm import cpu_settings, wait_until_healthy
 from tests.standins.collector import Collector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -21,23 +21,10 @@ async def test_vllms_span_is_a_child_of_the_request(
 ) -> None:
     with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        settings = EngineSettings(
-            model_path=model,
-            port=free_port(),
-            database_url="",
-            state_dir=tmp_path,
-            policies_root=tmp_path,
-            dtype="float32",
-            max_model_len=512,
-            kv_cache_gib=1,
-            num_threads=1,
-            extra_args=("--enforce-eager",),
-        )
+        settings = cpu_settings(model, tmp_path)
         body = generate_body(IdsText.of([1, 2, 3]), Sampling(max_tokens=4, temperature=1.0), "turn-1")
         async with vllm_process(settings, model) as process, EngineClient(settings.address) as client:
-            while not await client.health():
-                assert process.returncode is None, "vLLM has ended"
-                await asyncio.sleep(1)
+            await wait_until_healthy(client, process)
             headers = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{PARENT}-01"}
             async with httpx.AsyncClient(trust_env=False, timeout=300) as http:
                 answer = await http.post(settings.address + GENERATE, content=body, headers=headers)
