@@ -1,9 +1,9 @@
 """The learner on one GPU, in one go of at most nine minutes: `python -m tests.benchmarks.gpu`.
 
+- the gain of prefix trees, at 0.6B
 - a step at 0.6B and 4B, over 16k and 64k tokens: tokens per second, MFU, memory, and the logprobs against float32
 - the same batch through a plain Hugging Face loop on the same card
 - LoRA at 4B and 8B
-- the gain of prefix trees, at 0.6B
 
 Weights are random, in the shapes of Qwen3 (`_sizes.py` says what a step is). Every figure is of a process of its own.
 What does not begin within `--seconds` is listed under `left_out`, so that a short loan of a card still gives what was
@@ -115,8 +115,8 @@ def main() -> None:
     card = None if options.cpu_toy else torch.cuda.get_device_name()
     budget = Budget(options.seconds)
     started = time.monotonic()
-    sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
     trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
+    sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
     seconds = round(time.monotonic() - started, 1)
     found = {"commit": commit(), "card": card, "torch": torch.__version__, "seconds": seconds}
     print(json.dumps(found | {"sizes": sizes, "trees": trees, "left_out": budget.left_out}, indent=2))
