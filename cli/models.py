@@ -1,5 +1,6 @@
 """`ratchet models check`: whether a model directory can be served, captured exactly and trained here."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         _Finding("model", _description(sizes)),
         _serves(sizes),
         _Finding("training", packing),
-        *_memory(sizes, bin_tokens),
+        *_memory(directory, sizes, bin_tokens),
     ]
 
 
@@ -188,10 +189,14 @@ def _serves(sizes: "ModelSizes") -> _Finding:
     )
 
 
-def _memory(sizes: "ModelSizes", bin_tokens: int) -> list[_Finding]:
-    from training.memory_estimate import engine_gib, learner_gib
+def _memory(directory: Path, sizes: "ModelSizes", bin_tokens: int) -> list[_Finding]:
+    from ratchet.config import LoraConfig
+    from training.memory_estimate import engine_gib, learner_gib, read_sizes
 
     learner = ", ".join(f"{learner_gib(sizes, ranks, bin_tokens):.1f} on {ranks}" for ranks in _GPUS)
+    with contextlib.suppress(ValueError):  # its layers have other names than those that adapters have by default
+        adapted = read_sizes(directory, LoraConfig())
+        learner += f"; with training.lora: {learner_gib(adapted, 1, bin_tokens):.1f} on 1"
     engine = ", ".join(f"{engine_gib(sizes, gpus, _CACHED_TOKENS):.1f} on {gpus}" for gpus in (1, 8))
     return [
         _Finding("learner", f"estimated GiB per GPU with bins of {bin_tokens:,} tokens: {learner}"),

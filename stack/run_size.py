@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.config import RunConfig
+from ratchet.config import LoraConfig, RunConfig
 from ratchet.errors import RatchetError
 from ratchet.model_directory import model_of
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
@@ -46,7 +46,7 @@ def daily_size(config: RunConfig) -> DailySize:
 
 def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
     """Return lines of at most 80 characters. `num_gpus`: node -> number of its GPUs, as far as it is known."""
-    sizes = _sizes_of(model_of(config))
+    sizes = _sizes_of(model_of(config), config.training.lora)
     lines = [*_node_lines(config, placement, num_gpus, sizes)]
     if sizes is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
@@ -100,9 +100,9 @@ def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
 
 
-def _sizes_of(model: Path) -> ModelSizes | None:
+def _sizes_of(model: Path, adapters: LoraConfig | None) -> ModelSizes | None:
     """Return None if the model is not made yet, or transformers does not know it."""
     try:
-        return read_sizes(model) if (model / "config.json").is_file() else None
+        return read_sizes(model, adapters) if (model / "config.json").is_file() else None
     except (OSError, ValueError, AttributeError, KeyError, RatchetError):
         return None

@@ -24,10 +24,10 @@ _NAME = "default"
 """PEFT's name of the only adapter, which its files leave out."""
 
 
-def add_adapters(model: Any, lora: LoraConfig) -> None:
-    """Add adapters to a model in place and freeze its own parameters; a model without memory (`meta`) will do.
+def add_adapters(model: Any, lora: LoraConfig, base_dtype: torch.dtype | None = None) -> None:
+    """Add adapters to a model in place, and freeze its own parameters, in `base_dtype` if one is given.
 
-    Raises ValueError if a target names no linear layer of the model.
+    A model without memory (`meta`) will do. Raises ValueError if a target names no linear layer of the model.
     """
     from peft import inject_adapter_in_model
 
@@ -38,6 +38,11 @@ def add_adapters(model: Any, lora: LoraConfig) -> None:
             f"it has {', '.join(sorted(layers - {'lm_head'}))}"
         )
     inject_adapter_in_model(_peft_config(lora), model, adapter_name=_NAME)
+    if base_dtype is None:
+        return
+    for name, parameter in model.named_parameters():
+        if not is_adapter_parameter(name):  # no optimiser adds small updates to it
+            parameter.data = parameter.data.to(base_dtype)
 
 
 def _peft_config(lora: LoraConfig) -> Any:

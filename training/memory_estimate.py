@@ -5,13 +5,15 @@ An estimate, not a measurement: allocators add a tenth or so, and kernels need r
 Shape legend: L = layers, H = hidden size, V = vocabulary, T = tokens of a bin.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ratchet.config import LoraConfig
+from training import lora
 from training.policy_model import (
     TrainablePolicy,
     active_weights,
@@ -32,12 +34,14 @@ _LAYER_ACTIVATIONS = 16
 class ModelSizes:
     """What a model directory says about its model.
 
-    `weights`: all of them, tied ones once. `active`: those that a token passes. `cache_bytes`: of one token's keys and
-    values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
+    `weights`: all of them, tied ones once. `adapter_weights`: those of the adapters that were asked for. `active`:
+    those that a token passes. `cache_bytes`: of one token's keys and values in an engine, in bfloat16. `no_segments`:
+    why chains cannot share prefixes in training, None if they can.
     """
 
     architecture: str
     weights: int
+    adapter_weights: int
     active: int
     largest_layer: int
     layers: int
@@ -49,8 +53,10 @@ class ModelSizes:
     has_vision: bool
 
 
-def read_sizes(path: Path) -> ModelSizes:
-    """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind."""
+def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
+    """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
+    if it lacks a layer that `adapters` name.
+    """
     settings = AutoConfig.from_pretrained(path, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
@@ -60,9 +66,10 @@ def read_sizes(path: Path) -> ModelSizes:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     experts = getattr(text, "num_experts_per_tok", None) or 0
     intermediate = experts * getattr(text, "moe_intermediate_size", 0) if experts else text.intermediate_size
-    return ModelSizes(
+    sizes = ModelSizes(
         architecture=(settings.architectures or ["unknown"])[0],
         weights=sum(weights.numel() for weights in policy.parameters()),
+        adapter_weights=0,
         active=active_weights(policy),
         largest_layer=max(layers),
         layers=len(layers),
@@ -73,19 +80,26 @@ def read_sizes(path: Path) -> ModelSizes:
         no_segments=why_no_segments(settings),
         has_vision=hasattr(settings, "vision_config"),
     )
+    if adapters is None:
+        return sizes
+    lora.add_adapters(model, adapters)
+    return replace(sizes, adapter_weights=sum(one.numel() for one in model.parameters() if one.requires_grad))
 
 
 def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, has_reference: bool = False) -> float:
     """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`.
 
-    `has_reference`: with a reference of the same size (`loss.reference_kl`), whose weights are float32, too.
+    `has_reference`: with a reference of the same size (`loss.reference_kl`), whose weights are float32, too. With
+    adapters the other weights are frozen in bfloat16.
     """
-    held = (_MASTER_BYTES + 4 * has_reference) * sizes.weights / num_ranks
+    trained = sizes.adapter_weights or sizes.weights
+    frozen = sizes.weights if sizes.adapter_weights else 0
+    held = (_MASTER_BYTES * trained + 2 * frozen + 4 * has_reference * sizes.weights) / num_ranks
     gathered = 2 * 2 * sizes.largest_layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
     kept = 2 * sizes.layers * bin_tokens * sizes.hidden
     recomputed = 2 * bin_tokens * (_LAYER_ACTIVATIONS * sizes.hidden + 4 * sizes.intermediate)
     logits = 3 * 4 * min(chunk_logits(torch.device("cuda")), bin_tokens * sizes.vocabulary)
-    head_gradient = 4 * sizes.vocabulary * sizes.hidden
+    head_gradient = 0 if frozen else 4 * sizes.vocabulary * sizes.hidden
     return (held + gathered + kept + recomputed + logits + head_gradient) / _GIB
 
 

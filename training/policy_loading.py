@@ -63,7 +63,9 @@ class LoadedPolicy(NamedTuple):
 
 
 def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
-    """Load a policy with float32 master weights, sharded over all ranks; with LoRA, with new adapters. A collective.
+    """Load a policy with float32 master weights, sharded over all ranks. A collective.
+
+    With LoRA the adapters are new and in float32, and the frozen base is in the dtype that is computed in.
 
     Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
     architecture cannot be packed as wanted, or if logprobs or gradients of a forked batch differ from those of the
@@ -81,9 +83,9 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     policy = TrainablePolicy(model, training.fp32_head)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
     cost = pair_cost(policy)
-    if training.lora is not None:
-        lora.add_adapters(model, training.lora)
     dtype = compute_dtype(training.dtype, device)
+    if training.lora is not None:
+        lora.add_adapters(model, training.lora, dtype)
     _shard(policy, make_mesh(device, training.shard_ranks), dtype)
     policy.to_empty(device=device)
     _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
@@ -227,7 +229,7 @@ def _check(policy: TrainablePolicy, packing: Packing, path: Path, device: torch.
 
 
 class _Scores(NamedTuple):
-    """Logprobs (M,), and the gradient of a weighted sum of them: this rank's shards."""
+    """Logprobs (M,), and the gradient of a weighted sum of them: this rank's shards of what is trained."""
 
     logprobs: Tensor
     gradient: list[Tensor]
@@ -237,7 +239,7 @@ def _scores_and_gradient(policy: TrainablePolicy, score: Callable[[], Tensor]) -
     logprobs_M = score()
     weights_M = torch.linspace(-1.0, 2.0, len(logprobs_M), device=logprobs_M.device)
     torch.autograd.backward((logprobs_M * weights_M).sum())
-    gradient = [_local_gradient(parameter) for parameter in policy.parameters()]
+    gradient = [_local_gradient(parameter) for parameter in policy.parameters() if parameter.requires_grad]
     policy.zero_grad(set_to_none=True)
     return _Scores(logprobs_M.detach(), gradient)
 

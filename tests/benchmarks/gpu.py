@@ -8,7 +8,7 @@
 Weights are random, in the shapes of Qwen3 (`_sizes.py` says what a step is). Every figure is of a process of its own.
 What does not begin within `--seconds` is listed under `left_out`, so that a short loan of a card still gives what was
 measured. Prints JSON, and each figure to standard error as soon as it exists. `--cpu-toy` runs all of it on a CPU in a
-toy size, which shows that it works and measures nothing. Not measured on a GPU yet.
+toy size, which shows that it works and measures nothing.
 """
 
 import argparse
@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0, help="no measurement begins after that many seconds")
     parser.add_argument("--cpu-toy", action="store_true", help="a toy size on a CPU, which measures nothing")
+    parser.add_argument("--without-trees", action="store_true", help="leave out the gain of prefix trees")
     options = parser.parse_args()
     if options.cpu_toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -115,7 +116,9 @@ def main() -> None:
     card = None if options.cpu_toy else torch.cuda.get_device_name()
     budget = Budget(options.seconds)
     started = time.monotonic()
-    trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
+    trees = []
+    if not options.without_trees:
+        trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
     sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
     seconds = round(time.monotonic() - started, 1)
     found = {"commit": commit(), "card": card, "torch": torch.__version__, "seconds": seconds}

@@ -8,8 +8,8 @@ faster), with the same random Qwen3, loss (dapo), threads, dtype and attention k
 step. Figures are medians of two rounds, or of three if the first two differ. TRL runs with micro-batches of one and
 of eight; the faster of the two in the first round is measured. Forward and backward are measured without the
 optimiser's update, which is the same for all. On a CPU, whose cores may have other work, ratios are of CPU seconds
-and of seconds, on a GPU of seconds. `--device cuda` adds realistic model sizes (`_sizes.py`), leaves TRL out, and has
-not been measured yet; it needs only torch >= 2.11 and transformers.
+and of seconds, on a GPU of seconds. `--device cuda` adds realistic model sizes (`_sizes.py`) and leaves TRL out; it
+needs only torch >= 2.11 and transformers.
 """
 
 import argparse

@@ -7,7 +7,8 @@ import pytest
 from adapter.prompt.parser_choice import FittingParser, fitting_parsers
 from adapter.prompt.renderer import Renderer
 from cli.models import _training
-from tests.unit.training.test_gradients import MOE, make_architecture
+from ratchet.config import LoraConfig
+from tests.unit.training.test_gradients import MOE, TINY, make_architecture
 from training.memory_estimate import engine_gib, learner_gib, read_sizes
 
 pytestmark = pytest.mark.filterwarnings(  # of vLLM's import
@@ -36,11 +37,17 @@ def test_a_template_without_tools_or_thinking_has_no_parsers(model: Path, tmp_pa
 
 def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     """By hand for the master weights: 16 bytes per weight, shared by all ranks."""
-    sizes = read_sizes(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE))
+    model = make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)
+    sizes = read_sizes(model)
     assert sizes.architecture == "Qwen3MoeForCausalLM" and sizes.active < sizes.weights
     assert sizes.no_segments is None and not sizes.has_vision
     saved = (learner_gib(sizes, 1, 4096) - learner_gib(sizes, 2, 4096)) * 2**30
     assert saved == pytest.approx(16 * sizes.weights / 2)
+    adapted = read_sizes(model, LoraConfig(rank=4, target_modules=["q_proj"]))
+    queries = TINY["num_attention_heads"] * TINY["head_dim"]
+    assert adapted.adapter_weights == TINY["num_hidden_layers"] * 4 * (TINY["hidden_size"] + queries)
+    saved = (learner_gib(adapted, 1, 4096) - learner_gib(adapted, 2, 4096)) * 2**30
+    assert saved == pytest.approx((2 * sizes.weights + 16 * adapted.adapter_weights) / 2)
     assert sizes.cache_bytes == 2 * 2 * 2 * 2 * 8
     assert engine_gib(sizes, 1, 1000) * 2**30 == pytest.approx(2 * sizes.weights + 1000 * sizes.cache_bytes)
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')

@@ -16,6 +16,7 @@ from ratchet.config import RunConfig
 from tests.unit.training.cuts import adapter_gradients, make_config, make_plan, make_relatives, run_adapter_rank
 from training import lora
 from training.learner import RankLearner
+from training.packing import pack_bin
 from training.plan_types import Plan, TrainingSequence
 from training.policy_export import export_checkpoint
 
@@ -108,6 +109,22 @@ def test_new_adapters_change_nothing_and_the_base_stays_frozen(model: Path) -> N
         filter(lora.is_adapter_parameter, before)
     )
     assert 0.6 < adapted.work.flops(1000, 100, 10) / plain.work.flops(1000, 100, 10) < 0.7
+
+
+def test_a_frozen_base_in_bfloat16_computes_what_float32_weights_do(model: Path) -> None:
+    """A step casts float32 weights to bfloat16 first. New adapters add 0."""
+    adapted = RankLearner(model, make_config(4096, lora=SETTINGS, dtype="bfloat16"))
+    whole = RankLearner(model, make_config(4096, dtype="bfloat16"))
+    dtypes = {lora.is_adapter_parameter(name): one.dtype for name, one in adapted.policy.named_parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    bin = pack_bin(make_step()[1], adapted.packing)
+    assert bin.positions is not None
+    ids, positions, sources, targets = map(torch.from_numpy, (bin.ids, bin.positions, bin.sources, bin.targets))
+    found = [one.policy(ids, positions, bin.segments, sources, targets, 1.0).logprobs for one in (adapted, whole)]
+    assert torch.equal(*found)
+    adapted.step(*make_step())
+    trained = [one for name, one in adapted.policy.named_parameters() if lora.is_adapter_parameter(name)]
+    assert any(one.full_tensor().any() for one in trained[1::2]), "B has moved from 0"
 
 
 def test_the_published_directory_is_what_peft_loads(model: Path, tmp_path: Path) -> None:
