@@ -47,8 +47,9 @@ docs: environment
 site: docs
 	@$(RUN)/zensical build --strict
 
+# Files that wait for long come first, so that the short ones of the unit tests fill the end.
 test: setup
-	@$(RUN)/pytest -n 3 --dist loadfile tests/unit tests/replay tests/integration --ignore tests/integration/workflows -m "not slow"
+	@$(RUN)/pytest -n 3 --dist loadfile tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
 
 # Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents, then a run whose stack is
 # upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
