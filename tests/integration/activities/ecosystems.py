@@ -17,7 +17,7 @@ from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
 from ratchet.errors import GraderFailedError
 from ratchet.store.tasks import TaskRow
 from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox
+from tests.integration.activities.conftest import FreshBox, judge_in_boxes
 from tests.integration.activities.shop import Edits
 
 WORKDIR = "/workspace/shop"
@@ -218,8 +218,7 @@ class Referee:
         """Judge a patch, and if it is solved, make the control runs, chosen by `number`."""
         judge = self._judge()
         try:
-            async with fresh_box() as box:
-                judged = await judge.judge(box, patch)
+            judged = await judge_in_boxes(judge, fresh_box, patch)
             verdict: Verdict = judged.verdict
             named = [f"{finding.rule}: {finding.path} {finding.action}" for finding in judged.findings]
             if not verdict.solved:

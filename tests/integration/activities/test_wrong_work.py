@@ -6,8 +6,8 @@ import pytest
 
 from activities.graders.registry import GRADERS
 from activities.judge_patch import GradingLimits, PatchJudge
-from activities.sandboxes.base import Sandbox
 from tests.integration.activities import shop
+from tests.integration.activities.conftest import FreshBox, judge_in_boxes
 
 PRICE = "shop/price.py"
 
@@ -42,9 +42,9 @@ WRONG: dict[str, shop.Edits] = {
 @pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
 @pytest.mark.parametrize("name", WRONG)
 async def test_it_is_not_solved_and_not_rejected(
-    box: Sandbox, tree: Path, test_patch: str, name: str, grader: str
+    fresh_box: FreshBox, tree: Path, test_patch: str, name: str, grader: str
 ) -> None:
     judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), GradingLimits(15, 60))
-    found = await judge.judge(box, shop.diff(tree, WRONG[name], (), {}))
+    found = await judge_in_boxes(judge, fresh_box, shop.diff(tree, WRONG[name], (), {}))
     verdict = found.verdict
     assert not verdict.solved and not verdict.rejected, (verdict.rule, verdict.reason, verdict.log)
