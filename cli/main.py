@@ -78,8 +78,8 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     help="Durable reinforcement learning for coding agents.",
-    epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, or something "
-    "that this machine lacks.",
+    epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, a refusal, or "
+    "something that this machine lacks, such as a running stack.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

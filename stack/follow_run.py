@@ -29,7 +29,7 @@ from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
-from stack.startup import connect_stack
+from stack.startup import connect_running
 from stack.supervisor import Supervisor
 
 _LOOK_SECONDS = 2.0
@@ -51,12 +51,12 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
             await runs.require_no_other_run(connection, "")
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
-        await start_train_run(await connect_stack(stack, settings), settings, unfinished)
+        await start_train_run(await connect_running(stack, settings), settings, unfinished)
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
     run_id = new_run_id(settings.own(name))
-    client = await connect_stack(stack, settings)
+    client = await connect_running(stack, settings)
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     return run_id
@@ -95,7 +95,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
 
     Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
     """
-    client = await connect_stack(stack, load_temporal_settings())
+    client = await connect_running(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)

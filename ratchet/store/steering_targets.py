@@ -64,6 +64,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
         if found is not None:
             return Target(TargetKind.GROUP, found.id, found.run_id, name, found.purpose, found.id, found.state)
     else:
+        is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id
         rollout = select(
             RolloutTable.id,
             RolloutTable.run_id,
@@ -72,7 +73,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
             RolloutTable.group_id,
             RolloutTable.outcome,
             RolloutTable.owner.is_not(None).label("is_claimed"),
-        ).where(RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name)
+        ).where(RolloutTable.id == int(name) if is_id else RolloutTable.workflow_id == name)
         row = (await connection.execute(rollout)).one_or_none()
         if row is not None:
             return Target(TargetKind.ROLLOUT, *row)
