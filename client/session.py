@@ -101,7 +101,9 @@ class Client:
 
         `config`: a YAML file, whose name then replaces `name`, or the values. `set`: KEY=VALUE overrides of a file.
 
-        Raises ConfigError for values that cannot be used.
+        It returns when the run is accepted, at most a minute after its start. Raises ConfigError for values that cannot
+        be used and for a run that is refused; one that is refused later, because its weights take long to read, raises
+        in `Run.wait`.
         """
         if isinstance(config, Path | str):
             path = Path(config)

@@ -5,6 +5,7 @@
 
 import asyncio
 import base64
+import contextlib
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import WorkflowFailureError
+from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
@@ -32,6 +33,8 @@ from stack.progress import CountedLine, ReportProgress
 from stack.startup import connect_running
 from stack.supervisor import Supervisor
 
+_ACCEPT_SECONDS = 60.0
+_ACCEPT_LOOK_SECONDS = 0.3
 _LOOK_SECONDS = 2.0
 _LOOK_SHARE = 20.0
 """A look at a large run is followed by a pause of so many times its own duration."""
@@ -41,7 +44,11 @@ _RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
-    """Return the newest unfinished run with the same config, resumed if it was paused, or a new run."""
+    """Return the newest unfinished run with the same config, resumed if it was paused, or a new run that has its row in
+    the store.
+
+    Raises ConfigError if another run is open, or with the reason for which the new run is refused.
+    """
     settings = load_temporal_settings()
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config)
@@ -58,8 +65,37 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     run_id = new_run_id(settings.own(name))
     client = await connect_running(stack, settings)
     argument = TrainRunInput(config=config.model_dump(mode="json"))
-    await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    await _wait_until_accepted(stack, handle, run_id, say)
     return run_id
+
+
+async def _wait_until_accepted(
+    stack: Stack, handle: WorkflowHandle[Any, Any], run_id: str, say: ReportProgress
+) -> None:
+    """Wait until the run has its row, for at most a minute, because weights of many GB are read before.
+
+    Raises ConfigError if its workflow fails before, which nothing in the store would show.
+    """
+    result = asyncio.create_task(handle.result())
+    deadline = time.monotonic() + _ACCEPT_SECONDS
+    try:
+        async with stack.database() as database:
+            while time.monotonic() < deadline:
+                await asyncio.wait([result], timeout=_ACCEPT_LOOK_SECONDS)
+                with contextlib.suppress(StoreUnavailableError):
+                    async with database.begin() as connection:
+                        if await runs.get_run(connection, run_id) is not None:
+                            return
+                if result.done():
+                    await result
+        say(f"run {run_id} is not accepted yet: its weights are read, or no worker runs (`ratchet status`)")
+    except RPCError as error:
+        say(f"whether run {run_id} is accepted is not known, because Temporal does not answer: {error.message}")
+    except WorkflowFailureError as error:
+        raise ConfigError(f"run {run_id} is refused: {root_cause(error)}") from None
+    finally:
+        result.cancel()
 
 
 def run_name(config: Path) -> str:
