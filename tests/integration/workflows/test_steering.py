@@ -178,8 +178,8 @@ async def test_one_rollout_is_cancelled_and_retried(operator: Steerer, loop: Loo
     await loop.script("I give up.")
     answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
     assert answer.changed and f"rollout/{operator.run_id}/0/2" in answer.text
-    again = await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
-    assert not again.changed, "its replacement is in flight"
+    with pytest.raises(ConfigError, match="another rollout has replaced it already"):
+        await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
     await steering.steer_run(loop.stack, SteeringAction.RESUME, operator.run_id, "anna")
 
     async def ready() -> bool:
