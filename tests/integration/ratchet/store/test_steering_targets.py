@@ -10,7 +10,7 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.errors import ConfigError
 from ratchet.payloads import ViewRunInput
-from ratchet.store import evaluations, groups, learners, plans, runs, steering, steering_targets
+from ratchet.store import evaluations, groups, learners, open_rollouts, plans, runs, steering, steering_targets
 from ratchet.store.database import Database
 from ratchet.store.evaluations import NewEvaluation
 from ratchet.store.groups import NewGroup
@@ -240,6 +240,15 @@ async def test_a_retry_that_would_change_nothing_is_refused(targets: Targets, st
         with pytest.raises(ConfigError, match=f"its group, group/{targets.run_id}/0, "):
             await targets.ask(SteeringAction.RETRY, str(rollout_id))
     assert not await targets.audit()
+
+
+async def test_the_names_in_the_list_of_open_rollouts_are_those_that_requests_take(targets: Targets) -> None:
+    group_id = await targets.group(number=7, state=GroupState.OPEN)
+    await targets.set_outcomes(group_id, None)
+    async with targets.database.begin() as connection:
+        found = await open_rollouts.list_slowest(connection, targets.run_id, 1)
+    assert (await targets.find(found[0].group)).id == group_id
+    assert (await targets.find(str(found[0].rollout_id))).group_id == group_id
 
 
 async def test_a_rollout_that_is_replaced_is_not_replaced_again(targets: Targets) -> None:
