@@ -63,6 +63,7 @@ from cli import (
     watch,
     why,
 )
+from cli.help_text import unwrap_help
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
@@ -175,6 +176,7 @@ for group in GROUPS:
     app.add_typer(group, rich_help_panel="Commands")
 for function in PARTS:
     app.command(rich_help_panel="Parts of the stack (the supervisor runs them)")(logging_part(function))
+unwrap_help(app)
 
 
 def main() -> NoReturn:
