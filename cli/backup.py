@@ -11,10 +11,8 @@ def backup(directory: Annotated[Path, typer.Argument(help="A directory that does
 
     Temporal's histories are not included: `ratchet restore` starts the runs again from the store.
     """
-    import asyncio
-
     from cli.console import say
-    from ratchet.errors import MachineError, StoreUnavailableError
+    from client.session import run_blocking
     from stack.backup import Manifest, make_backup
     from stack.parts import Stack
 
@@ -23,8 +21,5 @@ def backup(directory: Annotated[Path, typer.Argument(help="A directory that does
         async with stack.database() as database:
             return await make_backup(database, stack.home, directory.absolute())
 
-    try:
-        made = asyncio.run(run())
-    except StoreUnavailableError as error:
-        raise MachineError(f"{error}; start the stack with `ratchet up`") from None
+    made = run_blocking(run())
     say(f"{directory}: {len(made.runs)} runs, {len(made.files)} directories of weights and checkpoints")

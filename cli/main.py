@@ -63,6 +63,7 @@ from cli import (
     watch,
     why,
 )
+from cli.help_text import unwrap_help
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
@@ -78,8 +79,8 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     help="Durable reinforcement learning for coding agents.",
-    epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, or something "
-    "that this machine lacks.",
+    epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, a refusal, or "
+    "something that this machine lacks, such as a running stack.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -175,6 +176,7 @@ for group in GROUPS:
     app.add_typer(group, rich_help_panel="Commands")
 for function in PARTS:
     app.command(rich_help_panel="Parts of the stack (the supervisor runs them)")(logging_part(function))
+unwrap_help(app)
 
 
 def main() -> NoReturn:

@@ -19,12 +19,11 @@ def prune(
 
     The sweep does the same for runs that are done for long enough (`retention` in temporal.yaml).
     """
-    import asyncio
     from dataclasses import asdict
 
     from activities import pruning
     from cli.console import print_json, say
-    from ratchet.errors import MachineError, StoreUnavailableError
+    from client.session import run_blocking
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
 
@@ -35,10 +34,7 @@ def prune(
             work = pruning.describe_prune if dry_run else pruning.prune_run
             return [await work(database, task, force) for task in tasks]
 
-    try:
-        found = asyncio.run(run())
-    except StoreUnavailableError as error:
-        raise MachineError(f"{error}; start the stack with `ratchet up`") from None
+    found = run_blocking(run())
     if json:
         print_json([asdict(one) for one in found])
         return

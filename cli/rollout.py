@@ -49,10 +49,10 @@ async def _run(stack: "Stack", config: dict[str, Any], path: str, task: str) -> 
     from ratchet.payloads import RolloutInput, RolloutResult
     from ratchet.temporal_client import root_cause
     from ratchet.temporal_settings import load_temporal_settings
-    from stack.startup import connect_stack
+    from stack.startup import connect_running
 
     settings = load_temporal_settings()
-    client = await connect_stack(stack, settings)
+    client = await connect_running(stack, settings)
     rollout = RolloutInput(dataset=path, task=task, config=config)
     workflow_id = settings.own(f"rollout/adhoc/{uuid4().hex[:12]}")
     say(f"started {workflow_id}; the Temporal UI shows its stages")

@@ -44,15 +44,14 @@ def kill(
     every: Annotated[bool, typer.Option("--all", help="End every box of the ledger.")] = False,
 ) -> None:
     """End boxes. Rollouts that use them boot new ones."""
-    import asyncio
-
     from cli.console import say
+    from client.session import run_blocking
     from ratchet.errors import ConfigError
 
     if bool(names) == every:
         raise ConfigError("give the ids of boxes (`ratchet sandboxes` shows them), or --all")
     rows = _ledger(every=False) if every else [_find(name) for name in names or []]
-    asyncio.run(_kill(rows))
+    run_blocking(_kill(rows))
     say(f"{len(rows)} boxes ended")
 
 

@@ -7,7 +7,7 @@ import typer
 
 def set(
     run: Annotated[str, typer.Argument(help="A run of `ratchet runs`.", metavar="RUN")],
-    changes: Annotated[list[str], typer.Argument(help="KEY=VALUE, as in the config.", metavar="KEY=VALUE...")],
+    changes: Annotated[list[str], typer.Argument(help="KEY=VALUE, as in the config.", metavar="KEY=VALUE")],
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why; kept with the request.")] = "",
 ) -> None:
     """Change config values of a run, all or none, from the next decision on: staleness, boxes, groups a step, learning

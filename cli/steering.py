@@ -1,33 +1,63 @@
 """`ratchet steering`: list what people have asked of a run."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+_INDENT = "    "
 
 
 def steering(
     run: Annotated[str, typer.Argument(help="A run of `ratchet runs`.", metavar="RUN")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """List what people have asked of a run: who, when, from what to what, and the first step planned after it."""
-    from cli.console import print_json, print_table
+    """List what people have asked of a run, newest first: who, when, from what to what, and the first step planned
+    after it.
+    """
+    from rich.console import Console
+
+    from cli.console import print_json
     from client import Client
 
     found = Client().run(run).steering()
     if json:
         print_json(found)
         return
-    columns = ["when", "who", "what", "from", "to", "from step", "why"]
-    rows = [
-        [
-            f"{row['asked_at']:%Y-%m-%d %H:%M:%S}",
-            row["asked_by"],
-            f"{row['action']} {row['target']}".strip(),
-            str(row["before"]),
-            str(row["after"]),
-            str(row["from_step"]),
-            row["reason"],
-        ]
-        for row in found
-    ]
-    print_table(f"requests to {run}", columns, rows)
+    console = Console()
+    print(f"requests to {run}" if found else f"no requests to {run}")
+    for line in lines_of(found, console.width if console.is_terminal else None):
+        print(line)
+
+
+def lines_of(requests: list[dict[str, Any]], width: int | None) -> list[str]:
+    """Return a paragraph per request, of lines that are no longer than `width`; None: not broken."""
+    import textwrap
+
+    lines: list[str] = []
+    for one in requests:
+        told = [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}  {one['asked_by']}"]
+        told.append(f"{one['action']} {one['target']}".strip() + _change(one["action"], one["before"], one["after"]))
+        told.append(f"first step planned after it: {one['from_step']}")
+        if one["reason"]:
+            told.append(f"why: {one['reason']}")
+        for number, text in enumerate(told):
+            indent = _INDENT if number else ""
+            flat = indent + " ".join(text.split()) if number else text
+            lines += textwrap.wrap(flat, width, subsequent_indent=_INDENT * 2) if width is not None else [flat]
+    return lines
+
+
+def _change(action: str, before: Any, after: Any) -> str:
+    """Return what has changed, with values as in a config file."""
+    if isinstance(after, dict) and "stop_at" in after:  # of `ratchet stop`
+        return f" after step {after['stop_at']}"
+    if before is None and action != "set":
+        return "" if after is None else f": {_value(after)}"
+    return f": {_value(before)} → {_value(after)}"
+
+
+def _value(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")

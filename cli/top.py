@@ -12,7 +12,10 @@ def top(
     limit: Annotated[int, typer.Option(help="Maximum number of rollouts.")] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """List open rollouts by how long they have been in their stage: who waits for what, and since when."""
+    """List open rollouts by how long they have been in their stage: who waits for what, and since when.
+
+    `ratchet show ID` says what a rollout does now; `ratchet cancel` and `ratchet retry` take an id or a group.
+    """
     from dataclasses import asdict
 
     from cli.console import duration_in_words, print_json, print_table
@@ -26,7 +29,6 @@ def top(
         print_json([asdict(one) for one in found])
         return
     rows = [
-        [str(one.rollout_id), duration_in_words(one.seconds), one.stage, str(one.group_id or ""), str(one.member)]
-        for one in found
+        [str(one.rollout_id), one.group, str(one.member), duration_in_words(one.seconds), one.stage] for one in found
     ]
-    print_table(f"open rollouts of {run.run_id}", ["id", "since", "stage", "group", "member"], rows)
+    print_table(f"open rollouts of {run.run_id}", ["id", "group", "member", "since", "stage"], rows)

@@ -20,29 +20,36 @@ def why(
 ) -> None:
     """Say what a run waits for, and since when: a part, a box, a grader, the learner or a person.
 
-    It also works while parts of the stack are away.
+    It also works while parts of the stack are away. Without the store nothing is known of the run: the exit code is
+    then 2.
     """
     import asyncio
 
     from cli.console import print_json
-    from stack.diagnosis import diagnose
+    from ratchet.errors import MachineError
+    from stack.diagnosis import UNKNOWN, diagnose
     from stack.parts import Stack
 
     found = asyncio.run(diagnose(Stack(), run_id))
     if json:
         print_json(found.as_json())
-        return
-    for line in lines_of(found):
-        print(line)
+    else:
+        for line in lines_of(found):
+            print(line)
+    if found.state == UNKNOWN:
+        raise typer.Exit(MachineError.cli_exit_code)
 
 
 def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
     from cli.console import duration_in_words
+    from stack.diagnosis import UNKNOWN
 
-    progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
-    lines = [f"run {found.run_id} is {found.state}, {progress}"]
-    lines += _wrap("waits for: ", found.answer)
+    if found.state == UNKNOWN:
+        lines = [f"nothing is known of run {found.run_id}", *_wrap("", found.answer)]
+    else:
+        progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
+        lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer)]
     if found.stages:
         lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")
         lines += [

@@ -21,6 +21,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
+from ratchet.run_names import require_run_id, require_target_name
 from ratchet.store import evaluations, metrics, reports, run_times, runs, step_mix
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
@@ -81,7 +82,7 @@ class Client:
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
         exist.
         """
-        found = run_id or self.read(runs.newest_run)
+        found = require_run_id(run_id) if run_id else self.read(runs.newest_run)
         if found is None:
             raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
         run = Run(self, found)
@@ -100,7 +101,9 @@ class Client:
 
         `config`: a YAML file, whose name then replaces `name`, or the values. `set`: KEY=VALUE overrides of a file.
 
-        Raises ConfigError for values that cannot be used.
+        It returns when the run is accepted, at most a minute after its start. Raises ConfigError for values that cannot
+        be used and for a run that is refused; one that is refused later, because its weights take long to read, raises
+        in `Run.wait`.
         """
         if isinstance(config, Path | str):
             path = Path(config)
@@ -147,13 +150,18 @@ class Client:
         return self.read(lambda connection: reports.read_rollout(connection, rollout_id))
 
     def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
-        """Cancel a group (`group/RUN/3`) or a rollout (its number or workflow id)."""
+        """Cancel a group (`group/RUN/3`), a rollout (its number or workflow id) or an evaluation.
+
+        Raises ConfigError with the reason of a refusal.
+        """
         wanted = (self.stack, SteeringAction.CANCEL, str(what), self.by, reason)
         return run_blocking(steering.steer_target(*wanted))
 
     def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> SteeringAnswer:
         """Run a rollout, or the members of a group or an evaluation (`evaluate/RUN/start-t1`), again that ended without
         a verdict; or try a pending stage of a rollout now.
+
+        Raises ConfigError with the reason of a refusal.
         """
         if stage is not None:
             return run_blocking(steering.retry_stage(self.stack, str(what), stage, self.by, reason))
@@ -175,6 +183,7 @@ class Client:
         """
         name = str(what)
         if name.isdigit() or "/" in name:
+            require_target_name(name)
             found = self.read(lambda connection: find_target(connection, name))
             if found.kind == TargetKind.EVALUATION:
                 raise ConfigError(f"an evaluation cannot be graded again as a whole: name its run, {found.run_id}")

@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 
 from activities import steering
 from ratchet.errors import ConfigError, MachineError
+from ratchet.run_names import require_target_name
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.store import evaluations, runs
 from ratchet.store.steering import SteeringAnswer
@@ -26,7 +27,7 @@ from ratchet.types import SteeringAction
 from stack.part_health import HealthState, read_fresh_health
 from stack.parts import Stack
 from stack.probes import is_missed
-from stack.startup import connect_stack
+from stack.startup import connect_running, connect_stack
 
 _STARTING = (SteeringAction.RESUME, SteeringAction.EXTEND)
 _WAKE_SECONDS = 2.0
@@ -60,7 +61,7 @@ async def steer_run(
     client = None
     if action in _STARTING:
         _require_parts(stack)
-        client = await connect_stack(stack, settings)  # before anything is changed
+        client = await connect_running(stack, settings)  # before anything is changed
     async with stack.database() as database:
         answer = await steering.apply_to_run(database, settings, input)
         async with database.begin() as connection:
@@ -101,11 +102,12 @@ async def wake_run(stack: Stack, run_id: str) -> bool:
 
 async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> SteeringAnswer:
     """Cancel or retry a group or a rollout. Raises ConfigError, MachineError and TemporalUnavailableError."""
+    require_target_name(what)
     settings = load_temporal_settings()
-    client = await connect_stack(stack, settings)
     async with stack.database() as database:
-        answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
         run_id = await steering.run_of(database, what)
+        client = await connect_running(stack, settings)
+        answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
     if answer.changed and action is SteeringAction.RETRY:
         await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
     elif answer.changed:
@@ -139,6 +141,8 @@ async def _open_evaluations(stack: Stack, run_id: str) -> list[str]:
 
 async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str = "") -> SteeringAnswer:
     """Try a pending stage of a rollout again now. Raises ConfigError, MachineError and TemporalUnavailableError."""
-    client = await connect_stack(stack, load_temporal_settings())
+    require_target_name(what)
     async with stack.database() as database:
+        await steering.run_of(database, what)
+        client = await connect_running(stack, load_temporal_settings())
         return await steering.reset_stage(database, client, what, stage, uuid4().hex, by, reason)

@@ -11,7 +11,7 @@ from ratchet.temporal_client import root_cause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
 from stack.progress import ReportProgress
-from stack.startup import connect_stack
+from stack.startup import connect_running
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -24,7 +24,7 @@ async def run_workflow(
     Raises ConfigError with the root cause of a failure, MachineError if Temporal does not answer.
     """
     settings = load_temporal_settings()
-    client = await connect_stack(stack, settings)
+    client = await connect_running(stack, settings)
     workflow_id = settings.own(workflow_id)
     say(f"workflow {workflow_id}")
     try:

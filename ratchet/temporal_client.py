@@ -48,8 +48,10 @@ async def connect_temporal(
             return client
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
+                refused = "Connection refused" in str(error)  # deep in the SDK's words
                 raise MachineError(
-                    f"Temporal at {arguments['target_host']} does not answer ({str(error)[:120]}); "
+                    f"Temporal at {arguments['target_host']} does not answer "
+                    f"({'connection refused' if refused else str(error)[:120]}); "
                     "start it with `ratchet up`, or set TEMPORAL_ADDRESS"
                 ) from error
         await asyncio.sleep(0.5)

@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
 from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, sessions
 from ratchet.store.database import Database
@@ -29,7 +30,10 @@ from stack.parts import Stack
 from stack.startup import connect_stack
 from training.quarantine import QuarantinedTask, quarantined_tasks
 
+UNKNOWN = "unknown"
+"""State of a run in a diagnosis for which the store could not be reached."""
 _MAX_WORKFLOWS = 30
+_STORE_NOTE = "Postgres: "
 _TEMPORAL_SECONDS = 8.0
 _LONG_SECONDS = 60.0
 _SILENT_SECONDS = 60.0
@@ -55,7 +59,7 @@ class Diagnosis:
     """
 
     run_id: str
-    state: str = "unknown"
+    state: str = UNKNOWN
     reason: str = ""
     wish: str = Wish.NONE
     step: int = 0
@@ -79,10 +83,12 @@ class Diagnosis:
 
 
 async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
-    """Look at one run, by default the newest that has not ended, else the newest. Raises ConfigError if it does not
-    exist, or if the store does not answer and no run was named.
+    """Look at one run, by default the newest that has not ended, else the newest.
+
+    Raises ConfigError if it does not exist, and MachineError if the store does not answer and no run was named. The
+    state of a named one is then UNKNOWN.
     """
-    found = Diagnosis(run_id or "")
+    found = Diagnosis(require_run_id(run_id) if run_id else "")
     _look_at_parts(found, stack)
     workflows: list[str] = []
     try:
@@ -93,10 +99,10 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
             await _look_at_store(connection, found)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
-        found.notes.append(f"Postgres: {without_secrets(str(error))}")
+        found.notes.append(f"{_STORE_NOTE}{without_secrets(str(error))}")
         if run_id is None:
-            raise ConfigError(f"name a run, because the store does not answer: {found.notes[-1]}") from None
-    if found.state in ("unknown", RunState.RUNNING, RunState.PAUSED) and found.run_id:
+            raise MachineError(f"{without_secrets(str(error))}; start the stack with `ratchet up`") from None
+    if found.state in (UNKNOWN, RunState.RUNNING, RunState.PAUSED) and found.run_id:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
     found.answer = _answer(found)
     return found
@@ -198,15 +204,18 @@ async def _pending_activities(client: Client, workflow_id: str) -> list[PendingA
 
 def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
+    if found.state == UNKNOWN:
+        parts = [f"{name} {words}" for name, words in found.parts.items()]
+        notes = [note.removeprefix(_STORE_NOTE) for note in found.notes if note.startswith(_STORE_NOTE)]
+        reason = (parts + notes)[0]
+        return f"the store cannot be reached: {reason}; `ratchet up` starts a stack that is stopped"
     if found.state == RunState.PAUSED:
         return f"it is paused: {found.reason}; `ratchet resume {found.run_id}` when it is mended"
-    if found.state not in (RunState.RUNNING, "unknown"):
+    if found.state != RunState.RUNNING:
         return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
     if found.parts:
         name, words = next(iter(found.parts.items()))
         return f"{name}: {words}"
-    if found.notes and found.state == "unknown":
-        return found.notes[0]
     if found.wish != Wish.NONE:
         return f"a person has asked it to {found.wish}; `ratchet steering {found.run_id}` says who"
     if found.reason:  # a running run: why it starts no new groups

@@ -5,6 +5,7 @@
 
 import asyncio
 import base64
+import contextlib
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import WorkflowFailureError
+from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
@@ -29,9 +30,11 @@ from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
-from stack.startup import connect_stack
+from stack.startup import connect_running
 from stack.supervisor import Supervisor
 
+_ACCEPT_SECONDS = 60.0
+_ACCEPT_LOOK_SECONDS = 0.3
 _LOOK_SECONDS = 2.0
 _LOOK_SHARE = 20.0
 """A look at a large run is followed by a pause of so many times its own duration."""
@@ -41,7 +44,11 @@ _RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
-    """Return the newest unfinished run with the same config, resumed if it was paused, or a new run."""
+    """Return the newest unfinished run with the same config, resumed if it was paused, or a new run that has its row in
+    the store.
+
+    Raises ConfigError if another run is open, or with the reason for which the new run is refused.
+    """
     settings = load_temporal_settings()
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config)
@@ -51,15 +58,44 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
             await runs.require_no_other_run(connection, "")
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
-        await start_train_run(await connect_stack(stack, settings), settings, unfinished)
+        await start_train_run(await connect_running(stack, settings), settings, unfinished)
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
     run_id = new_run_id(settings.own(name))
-    client = await connect_stack(stack, settings)
+    client = await connect_running(stack, settings)
     argument = TrainRunInput(config=config.model_dump(mode="json"))
-    await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    await _wait_until_accepted(stack, handle, run_id, say)
     return run_id
+
+
+async def _wait_until_accepted(
+    stack: Stack, handle: WorkflowHandle[Any, Any], run_id: str, say: ReportProgress
+) -> None:
+    """Wait until the run has its row, for at most a minute, because weights of many GB are read before.
+
+    Raises ConfigError if its workflow fails before, which nothing in the store would show.
+    """
+    result = asyncio.create_task(handle.result())
+    deadline = time.monotonic() + _ACCEPT_SECONDS
+    try:
+        async with stack.database() as database:
+            while time.monotonic() < deadline:
+                await asyncio.wait([result], timeout=_ACCEPT_LOOK_SECONDS)
+                with contextlib.suppress(StoreUnavailableError):
+                    async with database.begin() as connection:
+                        if await runs.get_run(connection, run_id) is not None:
+                            return
+                if result.done():
+                    await result
+        say(f"run {run_id} is not accepted yet: its weights are read, or no worker runs (`ratchet status`)")
+    except RPCError as error:
+        say(f"whether run {run_id} is accepted is not known, because Temporal does not answer: {error.message}")
+    except WorkflowFailureError as error:
+        raise ConfigError(f"run {run_id} is refused: {root_cause(error)}") from None
+    finally:
+        result.cancel()
 
 
 def run_name(config: Path) -> str:
@@ -95,7 +131,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
 
     Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
     """
-    client = await connect_stack(stack, load_temporal_settings())
+    client = await connect_running(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)

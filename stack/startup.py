@@ -14,7 +14,7 @@ from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError, StoreUnavailableError
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.store import runs
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
@@ -32,6 +32,8 @@ from stack.supervisor import Supervisor
 from stack.temporal_server import settle_temporal_kind
 
 _ANSWER_SECONDS = 10.0
+_RUNNING_SECONDS = 2.0
+_HUNG_SECONDS = 15.0
 
 _POSTGRES_SECONDS = 300.0
 
@@ -141,9 +143,24 @@ async def _make_ready(
 
 
 async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
-    """Connect to the stack's Temporal server."""
+    """Connect to the stack's Temporal server, which may be starting. Raises MachineError."""
     address = stack.environment()["TEMPORAL_ADDRESS"]
     return await temporal_client.connect_temporal(settings.model_copy(update={"address": address}), wait_seconds)
+
+
+async def connect_running(stack: Stack, settings: TemporalSettings) -> Client:
+    """Connect to Temporal for a command that needs a stack which is up already, and so does not wait for its start.
+
+    Raises MachineError after some seconds if nothing listens there, or if what listens does not answer.
+    """
+    try:
+        async with asyncio.timeout(_HUNG_SECONDS):
+            return await connect_stack(stack, settings, _RUNNING_SECONDS)
+    except TimeoutError:
+        address = stack.environment()["TEMPORAL_ADDRESS"]
+        raise MachineError(
+            f"Temporal at {address} has not answered for {_HUNG_SECONDS:.0f} s; see `ratchet status`"
+        ) from None
 
 
 async def continue_runs(client: Client, database: Database, settings: TemporalSettings) -> list[str]:

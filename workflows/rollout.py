@@ -166,6 +166,7 @@ class Rollout:
         tries = BoxTries(claim.box_tries)
         while tries.left:
             self._check_guard(claim, reason)
+            self.attempt += tries.used > 0  # so that it counts attempts that were begun
             try:
                 return await self._run_attempt(claim)
             except StarvedAgentError as error:
@@ -181,7 +182,6 @@ class Rollout:
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("infra_failed", reason) from None
             await self._release(claim)
-            self.attempt += 1
         raise NoVerdictError("infra_failed", f"{reason} (no attempt of {claim.box_tries} gave a patch)")
 
     async def _run_attempt(self, claim: Claim) -> int:

@@ -7,7 +7,7 @@ update works as long as the workflow runs; `ratchet` asks Postgres directly and 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.run_lifecycle import RunActivities
     from ratchet.errors import ConfigError
     from ratchet.payloads import RunPlan, RunView
+    from ratchet.run_names import require_target_name
     from ratchet.status_payloads import RunStatus
     from ratchet.steering import require_changeable
     from ratchet.steering_payloads import (
@@ -184,11 +185,10 @@ class SteeredRun:
 
     @change.validator
     def _require_changeable(self, input: ChangeInput | None = None) -> None:
-        try:
-            for key in _given(input).changes:
+        given = _given(input)
+        with _refusals():
+            for key in given.changes:
                 require_changeable(key)
-        except ConfigError as error:
-            raise ApplicationError(str(error), type="ConfigError", non_retryable=True) from None
 
     @workflow.update(description='Cancel a group, rollout or evaluation: {"what": "rollout/RUN/3/0"}.')
     async def cancel(self, input: TargetInput | None = None) -> str:
@@ -196,7 +196,7 @@ class SteeredRun:
 
     @cancel.validator
     def _check_cancel(self, input: TargetInput | None = None) -> None:
-        _given(input)
+        _require_target(input)
 
     @workflow.update(description='Run what ended without a verdict again: {"what": "group/RUN/3"}.')
     async def retry(self, input: TargetInput | None = None) -> str:
@@ -204,7 +204,7 @@ class SteeredRun:
 
     @retry.validator
     def _check_retry(self, input: TargetInput | None = None) -> None:
-        _given(input)
+        _require_target(input)
 
     async def _steer(self, action: SteeringAction, input: SteerInput) -> str:
         """Record the request and return what it has changed. Raises ApplicationError with the reason of a refusal."""
@@ -249,6 +249,21 @@ def _given(input: _Input | None) -> _Input:
             non_retryable=True,
         )
     return input
+
+
+def _require_target(input: TargetInput | None) -> None:
+    given = _given(input)
+    with _refusals():
+        require_target_name(given.what)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise a ConfigError as the ApplicationError that refuses an update."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ApplicationError(str(error), type="ConfigError", non_retryable=True) from None
 
 
 def _update_id() -> str:

@@ -72,7 +72,7 @@ async def create_groups(connection: AsyncConnection, groups: Sequence[NewGroup],
 
 @dataclass(slots=True, frozen=True)
 class GroupRow:
-    """A group and its task's label."""
+    """A group, its task's label, and the label of its evaluation, empty for training."""
 
     run_id: str
     group_no: int
@@ -80,6 +80,7 @@ class GroupRow:
     state: GroupState
     started_step: int
     task_label: str
+    evaluation_label: str
 
 
 async def get_group(connection: AsyncConnection, group_id: int) -> GroupRow:
@@ -91,12 +92,21 @@ async def get_group(connection: AsyncConnection, group_id: int) -> GroupRow:
             RolloutGroupTable.state,
             RolloutGroupTable.started_step,
             TaskTable.label,
+            RolloutGroupTable.label.label("evaluation_label"),
         )
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
         .where(RolloutGroupTable.id == group_id)
     )
     row = (await connection.execute(statement)).one()
-    return GroupRow(row.run_id, row.group_no, row.size, GroupState(row.state), row.started_step, row.label)
+    return GroupRow(
+        row.run_id,
+        row.group_no,
+        row.size,
+        GroupState(row.state),
+        row.started_step,
+        row.label,
+        row.evaluation_label,
+    )
 
 
 async def open_group_members(connection: AsyncConnection, group_id: int) -> list[GroupMember]:

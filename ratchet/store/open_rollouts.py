@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Exists, Select, case, desc, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable, SessionTable, TurnTable
+from ratchet.store.schema import PatchTable, RolloutGroupTable, RolloutTable, SandboxTable, SessionTable, TurnTable
 from ratchet.types import SandboxRole, SandboxState
 
 NOT_STARTED = "not started"
@@ -31,16 +31,20 @@ class StageCount:
 
 @dataclass(slots=True, frozen=True)
 class OpenRollout:
-    """An open rollout, its stage, and for how long it has been in it."""
+    """An open rollout, its stage, and for how long it has been in it.
+
+    `group`: the workflow id of its group, by which commands name it; empty for a rollout by hand.
+    """
 
     rollout_id: int
     group_id: int | None
+    group: str
     member: int
     stage: str
     seconds: float
 
 
-def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
+def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
     """Select the run's open rollouts, each with its stage and how long it has been in it."""
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (
@@ -67,9 +71,15 @@ def _by_stage(run_id: str) -> Select[int, int | None, int, str, float]:
     seconds = func.extract("epoch", func.now() - since)
     return (
         select(
-            RolloutTable.id, RolloutTable.group_id, RolloutTable.member, stage.label("stage"), seconds.label("seconds")
+            RolloutTable.id,
+            RolloutTable.group_id,
+            func.coalesce(RolloutGroupTable.workflow_id, "").label("group"),
+            RolloutTable.member,
+            stage.label("stage"),
+            seconds.label("seconds"),
         )
         .select_from(RolloutTable)
+        .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .outerjoin(newest, newest.c.role.is_not(None))
         .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
     )
@@ -104,10 +114,10 @@ async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> 
 
 
 async def _read(
-    connection: AsyncConnection, open_rollouts: Select[int, int | None, int, str, float]
+    connection: AsyncConnection, open_rollouts: Select[int, int | None, str, int, str, float]
 ) -> list[OpenRollout]:
     rows = await connection.execute(open_rollouts)
-    return [OpenRollout(row[0], row[1], row[2], row[3], float(row[4])) for row in rows]
+    return [OpenRollout(*row[:5], float(row[5])) for row in rows]
 
 
 async def oldest_open_workflows(connection: AsyncConnection, run_id: str, limit: int) -> list[str]:

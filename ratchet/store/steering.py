@@ -155,8 +155,13 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
     _require_open(run, "drained")
     if run.state == RunState.PAUSED:
         raise ConfigError(f"run {run.run_id} is paused, so nothing in flight would be trained: resume it, or stop it")
-    if run.wish != Wish.NONE:
-        return SteeringAnswer(f"run {run.run_id} is to {run.wish} already", changed=False)
+    if run.wish == Wish.STOP:
+        raise ConfigError(
+            f"run {run.run_id} is to stop after step {run.stop_at}, which is sooner: `ratchet resume {run.run_id}` "
+            "takes that back"
+        )
+    if run.wish == Wish.DRAIN:
+        return SteeringAnswer(f"run {run.run_id} is to drain already", changed=False)
     if await is_known(connection, request):
         return SteeringAnswer(
             f"run {run.run_id} was drained by this request, and has been resumed since", changed=False

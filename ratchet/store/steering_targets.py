@@ -64,6 +64,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
         if found is not None:
             return Target(TargetKind.GROUP, found.id, found.run_id, name, found.purpose, found.id, found.state)
     else:
+        is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id
         rollout = select(
             RolloutTable.id,
             RolloutTable.run_id,
@@ -72,7 +73,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
             RolloutTable.group_id,
             RolloutTable.outcome,
             RolloutTable.owner.is_not(None).label("is_claimed"),
-        ).where(RolloutTable.id == int(name) if name.isdigit() else RolloutTable.workflow_id == name)
+        ).where(RolloutTable.id == int(name) if is_id else RolloutTable.workflow_id == name)
         row = (await connection.execute(rollout)).one_or_none()
         if row is not None:
             return Target(TargetKind.ROLLOUT, *row)
@@ -112,9 +113,13 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
         return SteeringAnswer(f"{target.workflow_id} was retried by this request", changed=False)
     if target.kind is TargetKind.EVALUATION:
         return await _retry_evaluation(connection, request, target, next_step)
-    if target.purpose != Purpose.TRAIN or target.group_id is None:
+    if target.group_id is None:
+        raise ConfigError(f"{target.workflow_id} was made by hand; `ratchet rollout` makes another one of its task")
+    if target.purpose != Purpose.TRAIN:
+        label = (await groups.get_group(connection, target.group_id)).evaluation_label
         raise ConfigError(
-            f"{target.workflow_id} belongs to no training group; retry its evaluation, evaluate/RUN/LABEL"
+            f"{target.workflow_id} belongs to an evaluation, which is retried as a whole: "
+            f"`ratchet retry evaluate/{target.run_id}/{label}`"
         )
     if target.kind is TargetKind.ROLLOUT and target.state is None:
         raise ConfigError(f"{target.workflow_id} is in flight; `ratchet cancel {target.id}` makes its group replace it")
@@ -126,17 +131,26 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
     only = target.id if target.kind is TargetKind.ROLLOUT else None
     new = await groups.retry_members(connection, target.group_id, only)
     if not new:
-        return SteeringAnswer(await _why_nothing_to_retry(connection, target.workflow_id, target.group_id), False)
+        raise ConfigError(await _why_nothing_to_retry(connection, target))
     names = [member.workflow_id for member in new]
     await steering.record(connection, request, SteeringAction.RETRY, target.workflow_id, target.state, names, next_step)
     return SteeringAnswer(f"{target.workflow_id}: {', '.join(names)} run instead of what ended without a verdict")
 
 
-async def _why_nothing_to_retry(connection: AsyncConnection, workflow_id: str, group_id: int) -> str:
-    group = await groups.get_group(connection, group_id)
-    if group.state not in (GroupState.OPEN, GroupState.FAILED):
-        return f"{workflow_id}: group {group.group_no} is {group.state}; only an open or a failed one can be retried"
-    return f"{workflow_id}: nothing to retry, because each member has a verdict, is in flight or is replaced"
+async def _why_nothing_to_retry(connection: AsyncConnection, target: Target) -> str:
+    assert target.group_id is not None
+    group = await groups.get_group(connection, target.group_id)
+    what = "it" if target.kind is TargetKind.GROUP else f"its group, group/{group.run_id}/{group.group_no},"
+    match group.state:
+        case GroupState.CANCELLED:
+            reason = f"{what} is cancelled, and no step would train it; the run makes other groups by itself"
+        case GroupState.OPEN | GroupState.FAILED if target.kind is TargetKind.GROUP:
+            reason = "each member has a verdict, is in flight or is replaced"
+        case GroupState.OPEN | GroupState.FAILED:
+            reason = "another rollout has replaced it already"
+        case _:
+            reason = f"{what} has enough verdicts ({group.state}); `ratchet regrade` judges its patches again"
+    return f"{target.workflow_id} cannot be retried: {reason}"
 
 
 async def _retry_evaluation(
@@ -149,9 +163,7 @@ async def _retry_evaluation(
     run = await runs.get_run(connection, target.run_id)
     assert run is not None
     if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
-        return SteeringAnswer(
-            f"{target.workflow_id} has not ended; it replaces what ends without a verdict", changed=False
-        )
+        raise ConfigError(f"{target.workflow_id} has not ended; it replaces by itself what ends without a verdict")
     begun = {one.label: one for one in await evaluations.begun_evaluations(connection, target.run_id)}
     step = begun[target.label].step
     if step != run.step:
@@ -161,7 +173,10 @@ async def _retry_evaluation(
         )
     waiting = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
     if not waiting:
-        return SteeringAnswer(f"{target.workflow_id}: every rollout has a verdict", changed=False)
+        raise ConfigError(
+            f"{target.workflow_id} cannot be retried: every rollout has a verdict; `ratchet regrade {run.run_id}` "
+            "judges the run's patches again"
+        )
     text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         await runs.resume_run(connection, run.run_id, allow_done=True)

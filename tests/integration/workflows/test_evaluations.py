@@ -117,8 +117,8 @@ async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Eva
     report = (await evaluating.read_reports(loop.stack, evaluated.run_id))["evaluations"]["start-t1"]
     assert (report["rollouts"], report["verdicts"], report["without_verdict"]) == (2, 2, 0)
     assert report["pass_all_k"]["2"]["mean"] == 1.0
-    again = await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
-    assert not again.changed and "every rollout has a verdict" in again.text
+    with pytest.raises(ConfigError, match="every rollout has a verdict"):
+        await steering.steer_target(loop.stack, SteeringAction.RETRY, name, "anna")
     same = await evaluating.compare_evaluations(loop.stack, evaluated.run_id, f"{evaluated.run_id}:start-t1")
     assert (same["difference"]["mean"], same["p_value"]) == (0.0, 1.0)
     with pytest.raises(ConfigError, match="it has start-t1"):

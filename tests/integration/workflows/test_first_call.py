@@ -38,8 +38,10 @@ async def test_without_a_call_no_end_is_graded_and_the_boxes_are_bounded(loop: L
     """
     edit = "echo two > /workspace/repo/a.txt"
     command = f"{edit}; case $PWD in */1) exit 0 ;; */2) echo no such option >&2; exit 7 ;; esac; sleep 600"
-    _, row = await finish(loop, await start(loop, command, agent_seconds=2))
+    handle = await start(loop, command, agent_seconds=2)
+    _, row = await finish(loop, handle)
     assert (row.outcome, row.reward) == ("infra_failed", None), row.outcome_reason
+    assert (await handle.query("state"))["attempt"] == 3, "attempts that were begun"
     assert await of_attempts(loop, row.id, AttemptTable.agent_exit) == ["starved"] * 3
     ended = "the agent made no model call; it ended as time_budget"
     assert row.outcome_reason.startswith(ended)

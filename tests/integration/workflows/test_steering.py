@@ -12,10 +12,11 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 
 from client import steering
 from client.session import Client
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, MachineError
 from ratchet.store import steering as stored_steering
 from ratchet.temporal_client import root_cause
 from ratchet.types import SteeringAction
+from stack.ports import free_port
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_evaluations import Evaluated, evaluated
 from tests.integration.workflows.test_groups import Training
@@ -95,6 +96,7 @@ async def test_updates_are_recorded_and_act(operator: Steerer) -> None:
         ("set", {"changes": {"sandbox.max_boxes": 10_000}}, "above the agent slots"),
         ("extend", {"steps": 0}, "greater than 0"),
         ("retry", {"what": "rollout/nobody/0/0"}, "there is no group or rollout"),
+        ("cancel", {"what": "nobody"}, "names no group, rollout or evaluation"),
     ],
 )
 async def test_a_refused_update_says_why(operator: Steerer, name: str, argument: dict[str, Any], expected: str) -> None:
@@ -176,8 +178,8 @@ async def test_one_rollout_is_cancelled_and_retried(operator: Steerer, loop: Loo
     await loop.script("I give up.")
     answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
     assert answer.changed and f"rollout/{operator.run_id}/0/2" in answer.text
-    again = await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
-    assert not again.changed, "its replacement is in flight"
+    with pytest.raises(ConfigError, match="another rollout has replaced it already"):
+        await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")
     await steering.steer_run(loop.stack, SteeringAction.RESUME, operator.run_id, "anna")
 
     async def ready() -> bool:
@@ -185,6 +187,15 @@ async def test_one_rollout_is_cancelled_and_retried(operator: Steerer, loop: Loo
 
     await loop.until(ready, "the group is ready")
     assert [row.outcome for row in (await training.rows())[:3]] == ["cancelled", "graded", "graded"]
+
+
+async def test_without_temporal_nothing_is_cancelled(
+    operator: Steerer, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_ADDRESS", f"127.0.0.1:{free_port()}")
+    with pytest.raises(MachineError, match=r"Temporal at .* does not answer .*`ratchet up`"):
+        await steering.steer_target(loop.stack, SteeringAction.CANCEL, f"group/{operator.run_id}/0", "anna")
+    assert not await audit(operator)
 
 
 async def test_a_notebook_steers_and_reads(operator: Steerer, loop: Loop) -> None:

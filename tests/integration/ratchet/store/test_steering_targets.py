@@ -10,7 +10,7 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.errors import ConfigError
 from ratchet.payloads import ViewRunInput
-from ratchet.store import evaluations, groups, learners, plans, runs, steering, steering_targets
+from ratchet.store import evaluations, groups, learners, open_rollouts, plans, runs, steering, steering_targets
 from ratchet.store.database import Database
 from ratchet.store.evaluations import NewEvaluation
 from ratchet.store.groups import NewGroup
@@ -170,8 +170,8 @@ async def test_an_evaluation_whose_rollouts_have_not_begun_is_run_again(targets:
     async with targets.database.begin() as connection:
         await connection.execute(update(RolloutTable).values(outcome=Outcome.GRADED, reward=1.0))
         await evaluations.end_evaluation(connection, targets.run_id, "step2-t1")
-    answer = await targets.ask(SteeringAction.RETRY, name, "2")
-    assert not answer.changed and "every rollout has a verdict" in answer.text
+    with pytest.raises(ConfigError, match="every rollout has a verdict"):
+        await targets.ask(SteeringAction.RETRY, name, "2")
 
 
 async def test_an_open_run_goes_on_after_a_retried_evaluation(targets: Targets) -> None:
@@ -225,16 +225,49 @@ async def test_a_repeated_retry_changes_nothing(targets: Targets) -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (GroupState.CANCELLED, "group 0 is cancelled; only an open or a failed one"),
-        (GroupState.READY, "group 0 is ready; only an open or a failed one"),
-        (GroupState.CONSUMED, "group 0 is consumed; only an open or a failed one"),
-        (GroupState.OPEN, "nothing to retry, because each member has a verdict"),
+        (GroupState.CANCELLED, "it is cancelled, and no step would train it; the run makes other groups by itself"),
+        (GroupState.READY, r"it has enough verdicts \(ready\); `ratchet regrade`"),
+        (GroupState.CONSUMED, r"it has enough verdicts \(consumed\)"),
+        (GroupState.OPEN, "each member has a verdict, is in flight or is replaced"),
     ],
 )
-async def test_a_retry_that_changes_nothing_says_why(targets: Targets, state: GroupState, expected: str) -> None:
-    await targets.group(state=state)
-    answer = await targets.ask(SteeringAction.RETRY, f"group/{targets.run_id}/0")
-    assert not answer.changed and expected in answer.text
+async def test_a_retry_that_would_change_nothing_is_refused(targets: Targets, state: GroupState, expected: str) -> None:
+    group_id = await targets.group(state=state)
+    with pytest.raises(ConfigError, match=expected):
+        await targets.ask(SteeringAction.RETRY, f"group/{targets.run_id}/0")
+    rollout_id = await targets.set_outcomes(group_id, Outcome.INFRA_FAILED, member=0)
+    if state is not GroupState.OPEN:
+        with pytest.raises(ConfigError, match=f"its group, group/{targets.run_id}/0, "):
+            await targets.ask(SteeringAction.RETRY, str(rollout_id))
+    assert not await targets.audit()
+
+
+async def test_the_names_in_the_list_of_open_rollouts_are_those_that_requests_take(targets: Targets) -> None:
+    group_id = await targets.group(number=7, state=GroupState.OPEN)
+    await targets.set_outcomes(group_id, None)
+    async with targets.database.begin() as connection:
+        found = await open_rollouts.list_slowest(connection, targets.run_id, 1)
+    assert (await targets.find(found[0].group)).id == group_id
+    assert (await targets.find(str(found[0].rollout_id))).group_id == group_id
+
+
+async def test_a_rollout_that_is_replaced_is_not_replaced_again(targets: Targets) -> None:
+    rollout_id = await targets.set_outcomes(await targets.group(state=GroupState.OPEN), Outcome.INFRA_FAILED, member=0)
+    assert (await targets.ask(SteeringAction.RETRY, str(rollout_id), "1")).changed
+    with pytest.raises(ConfigError, match="another rollout has replaced it already"):
+        await targets.ask(SteeringAction.RETRY, str(rollout_id), "2")
+
+
+async def test_a_rollout_outside_of_training_groups_is_not_retried_alone(targets: Targets) -> None:
+    name = await targets.evaluation()
+    async with targets.database.begin() as connection:
+        ids = list((await connection.execute(select(RolloutTable.id))).scalars())
+        by_hand = update(RolloutTable).where(RolloutTable.id == ids[0])
+        await connection.execute(by_hand.values(group_id=None, outcome=Outcome.INFRA_FAILED))
+    with pytest.raises(ConfigError, match="was made by hand; `ratchet rollout` makes another one of its task"):
+        await targets.ask(SteeringAction.RETRY, str(ids[0]))
+    with pytest.raises(ConfigError, match=f"is retried as a whole: `ratchet retry {name}`"):
+        await targets.ask(SteeringAction.RETRY, str(ids[1]))
 
 
 async def test_a_retried_evaluation_reads_only_the_groups_that_lack_verdicts(targets: Targets) -> None:

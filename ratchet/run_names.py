@@ -1,0 +1,35 @@
+"""The names by which people point at a run, group, rollout or evaluation.
+
+A name that cannot be one is refused here, before any service is asked.
+"""
+
+import re
+
+from ratchet.errors import ConfigError
+
+_RUN_ID = re.compile(r"[^\s/@]+")
+_TARGET = re.compile(
+    r"\d{1,18}"  # a rollout's number
+    r"|group/[^\s/]+/\d+"
+    r"|evaluate/[^\s/]+/[^\s/]+"
+    r"|(\S+-)?rollout/\S+"  # with the installation's prefix, if it shares its namespace
+)
+
+
+def require_run_id(name: str) -> str:
+    """Return the name. Raises ConfigError if no run can have it."""
+    if not _RUN_ID.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet runs` lists those that there are")
+    return name
+
+
+def require_target_name(name: str) -> str:
+    """Return the name of what can be cancelled or retried. Raises ConfigError if it is neither a number nor the
+    workflow id of a group, a rollout or an evaluation.
+    """
+    if not _TARGET.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet rollouts`, or a "
+            "workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1; `ratchet stop RUN` ends a run"
+        )
+    return name
