@@ -61,11 +61,11 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+def print_table(title: str, columns: list[str], rows: list[list[str]], *, breaks_last: bool = False) -> None:
     """Print a table that fits the terminal; ids and numbers are never cut.
 
-    Titles break between words, and the last column is cut. Columns that do not fit even then follow below each row,
-    with their titles. If stdout is not a terminal, nothing is cut or moved.
+    Titles break between words, and the last column is cut, or breaks over lines with `breaks_last`. Columns that do
+    not fit even then follow below each row, with their titles. If stdout is not a terminal, nothing is cut or moved.
     """
     console = Console()
     rows = [_one_line(row) for row in rows]
@@ -89,7 +89,11 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for words in zip_longest(*titles[:shown], fillvalue=""):
         print_line(Text(_padded(words, widths), style="bold"))
     for row in rows:
-        print_line(_padded(row[:shown], widths))
+        *others, last = row[:shown]
+        breaks = breaks_last and shown == len(columns)
+        for line in (textwrap.wrap(last, widths[-1]) if breaks else []) or [last]:
+            print_line(_padded([*others, line], widths))
+            others = [""] * len(others)
         below = "; ".join(f"{name} {cell}" for name, cell in zip(columns[shown:], row[shown:], strict=True) if cell)
         for line in textwrap.wrap(below, console.width - _INDENT):
             print_line(" " * _INDENT + line)

@@ -23,6 +23,7 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             "doctor",
             ["", "what", "detail"],
             [["ok" if check["ok"] else "NO", check["what"], check["detail"]] for check in checks],
+            breaks_last=True,
         )
     if not all(check["ok"] or not check["needed"] for check in checks):
         raise typer.Exit(1)
@@ -32,13 +33,13 @@ def _checks() -> list[dict[str, Any]]:
     import shutil
 
     from ratchet.errors import MachineError
-    from stack.parts import Stack, require_space
+    from stack.parts import Stack, existing, require_space
 
     stack = Stack()
     checks = _sandbox_checks(stack)
     try:
         require_space(stack.home)
-        free = shutil.disk_usage(stack.home).free >> 30
+        free = shutil.disk_usage(existing(stack.home)).free >> 30
         checks.append({"what": "disk", "ok": True, "needed": True, "detail": f"{free} GiB free at {stack.home}"})
     except MachineError as error:
         checks.append({"what": "disk", "ok": False, "needed": True, "detail": str(error)})

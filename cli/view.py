@@ -25,6 +25,7 @@ def view(
     """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
     import httpx
 
+    from cli.console import say
     from ratchet.errors import ConfigError, MachineError
     from stack.parts import Stack
     from viewer.app import serve_viewer
@@ -41,6 +42,7 @@ def view(
     try:
         answer = httpx.get(settings.address + "/health", trust_env=False, timeout=10)
     except httpx.TransportError:
+        say("the stack's viewer does not run; served here until Ctrl-C")
         serve_viewer(settings)
         return
     if not answer.is_success:

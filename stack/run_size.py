@@ -16,8 +16,9 @@ from training.service import default_workers
 
 _WIDTH = 80
 _DAY_SECONDS = 86_400
-_MINUTES, _CALLS, _ACTIVITIES = 10, 30, 9
-"""Assumed of one rollout: its duration, its model calls and its activities, as in docs/scaling.md."""
+_SECONDS, _CALLS, _ACTIVITIES = 600.0, 30, 9
+"""Assumed of one rollout unless its limits are lower: its duration, its model calls and its activities, as in
+docs/scaling.md."""
 _HISTORY_BYTES = 23_000
 """Of one activity, in Temporal's histories."""
 _TOKEN_BYTES = 12
@@ -26,7 +27,7 @@ _TOKEN_BYTES = 12
 
 @dataclass(slots=True, frozen=True)
 class DailySize:
-    """What a run writes in a day, at most: all boxes are busy and every rollout fills its context."""
+    """What a run writes in a day if all boxes are busy and every rollout fills its context."""
 
     rollouts: int
     turn_rows: int
@@ -35,13 +36,21 @@ class DailySize:
 
 
 def daily_size(config: RunConfig) -> DailySize:
-    rollouts = config.sandbox.max_boxes * _DAY_SECONDS // (_MINUTES * 60)
+    rollouts = int(config.sandbox.max_boxes * _DAY_SECONDS / _seconds(config))
     return DailySize(
         rollouts=rollouts,
-        turn_rows=rollouts * _CALLS,
+        turn_rows=rollouts * _calls(config),
         token_bytes=rollouts * config.sampling.max_context_tokens * _TOKEN_BYTES,
         history_bytes=rollouts * _ACTIVITIES * _HISTORY_BYTES,
     )
+
+
+def _seconds(config: RunConfig) -> float:
+    return min(_SECONDS, config.limits.agent_seconds + config.limits.eval_seconds)
+
+
+def _calls(config: RunConfig) -> int:
+    return min(_CALLS, config.harness.max_turns)
 
 
 def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
@@ -53,9 +62,11 @@ def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str,
         lines.append("adds cache; a rank with bins of training.bin_tokens in bfloat16")
     daily = daily_size(config)
     lines.append(
-        f"a day, at most: {daily.rollouts:,} rollouts ({config.sandbox.max_boxes} boxes, {_MINUTES} min each),"
+        f"a day, about: {daily.rollouts:,} rollouts ({config.sandbox.max_boxes} boxes, {_seconds(config):.0f} s each),"
     )
-    lines.append(f"  {daily.turn_rows:,} turn rows ({_CALLS} calls each), {_gib(daily.token_bytes)} GiB of tokens,")
+    lines.append(
+        f"  {daily.turn_rows:,} turn rows ({_calls(config)} calls each), {_gib(daily.token_bytes)} GiB of tokens,"
+    )
     lines.append(f"  {_gib(daily.history_bytes)} GiB of Temporal histories")
     return lines
 
@@ -79,7 +90,9 @@ def _node_lines(
         where = "-" if row.gpu is None else f"GPU {row.gpu}"
         memory = "" if row.gpu is None or sizes is None else _memory(config, sizes, engines.get(row.part))
         address = (engines[row.part].address or "") if row.part in engines else ""
-        ranks = f"{default_workers(config)} ranks on CPU" if row.part == LEARNER and row.gpu is None else ""
+        num_ranks = default_workers(config)
+        on_cpu = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on CPU"
+        ranks = on_cpu if row.part == LEARNER and row.gpu is None else ""
         lines.append(f"  {where:<8}{row.part:<14}{memory or ranks or address}"[:_WIDTH].rstrip())
     lines += _unused_lines(placement, num_gpus)
     return lines

@@ -4,6 +4,7 @@ Every format yields the same kind of row, validated by the same model, so that g
 reader does not raise for a bad row but yields a `Problem`, so that `ratchet tasks check` can list all of them.
 """
 
+import difflib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -120,7 +121,10 @@ class Metadata(_Part):
     @model_validator(mode="after")
     def _one_grader(self) -> Self:
         if len(self.graders) != 1:
-            found = f", found {', '.join(self.graders)}" if self.graders else ""
+            found = ", found " + (", ".join(self.graders) or "none")
+            for name in self.model_extra or {}:
+                if near := difflib.get_close_matches(name, GRADER_KEYS, 1):
+                    found += f"; `{name}` may be meant as `{near[0]}`"
             raise ValueError(f"expected exactly one grader of: {', '.join(GRADER_KEYS)}{found}")
         return self
 

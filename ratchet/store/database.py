@@ -170,6 +170,8 @@ class Database:
                 raise
             address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
             reason = list(_sources(error))[-1]
+            if isinstance(reason, ConnectionRefusedError):
+                raise StoreUnavailableError(f"{address} refuses connections") from error
             raise StoreUnavailableError(f"{address} does not work: {type(reason).__name__}: {reason}") from error
 
     async def wait(self, timeout_seconds: float = 60) -> None:

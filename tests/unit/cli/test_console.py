@@ -36,11 +36,13 @@ def test_pipe_gets_everything(printed: Callable[[bool], str]) -> None:
     assert f"123456  {RUN}  {REASON} more" in printed(False)
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]]) -> list[str]:
+def on_terminal(
+    monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]], breaks_last: bool = False
+) -> list[str]:
     out = io.StringIO()
     made = Console(file=out, width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "Console", lambda: made)
-    console.print_table("title", columns, rows)
+    console.print_table("title", columns, rows, breaks_last=breaks_last)
     return [line.rstrip() for line in out.getvalue().splitlines()[1:]]
 
 
@@ -48,6 +50,12 @@ def test_columns_before_the_last_are_never_cut(monkeypatch: pytest.MonkeyPatch) 
     address = "http://127.0.0.1:20902/a/long/address/that/is/wider/than/the/terminal"
     lines = on_terminal(monkeypatch, 40, ["address", "state"], [[address, "answering"]])
     assert lines == ["address", address, "    state answering"]
+
+
+def test_the_last_column_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["disk", "39 GiB free at a place"], ["ports", ""]]
+    lines = on_terminal(monkeypatch, 24, ["what", "detail"], rows, breaks_last=True)
+    assert lines == ["what   detail", "disk   39 GiB free at a", "       place", "ports"]
 
 
 def test_titles_break_before_anything_moves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor import _sandbox_checks
+from cli.doctor import _checks, _sandbox_checks
 from stack.parts import Stack
+
+
+def test_doctor_answers_before_anything_is_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path / "not" / "made"))
+    (disk,) = [check for check in _checks() if check["what"] == "disk"]
+    assert disk["ok"] and "GiB free" in disk["detail"] and not (tmp_path / "not").exists()
 
 
 @pytest.mark.parametrize(("provider", "key", "expected"), [

@@ -52,8 +52,9 @@ def test_a_good_row(tmp_path: Path) -> None:
         ),
         (
             changed(eval_cmd="REMOVED"),
-            "row 2, field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script",
+            "field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script, found none",
         ),
+        (changed(eval_cmd="REMOVED", eval_cmdd="true"), "found none; `eval_cmdd` may be meant as `eval_cmd`"),
         (
             changed(broken_oracles=[{"edits": [], "digests": {}}]),
             "row 2, field metadata: broken_oracles.0 names no test that must fail (must_fail or exit_fails)",
@@ -72,7 +73,7 @@ def test_a_wrong_row_is_named(tmp_path: Path, row: Any, named: str) -> None:
     dataset = write(tmp_path / "d.jsonl", GOOD, row)
     with pytest.raises(DatasetError) as error:
         list(read_rows(dataset, "digest"))
-    assert f"d.jsonl, {named}" in str(error.value)
+    assert "d.jsonl, row 2" in str(error.value) and named in str(error.value)
 
 
 def test_a_limit_reads_no_further(tmp_path: Path) -> None:
