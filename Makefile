@@ -12,6 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Once, when the environment is made: otherwise the first run spends most of a minute on it. uv would look at every file each time.
 COMPILE := $(if $(wildcard $(VENV)/pyvenv.cfg),,--compile-bytecode)
 
+# uv shows its progress in pages of package names only, so the minutes are counted while it makes the environment.
+MINUTES := $(if $(wildcard $(VENV)/pyvenv.cfg),,$(shell seq 60))
+
 .PHONY: setup environment train test check house docs site e2e slow bench chaos clean
 
 $(BOOT)/bin/uv:
@@ -20,7 +23,8 @@ $(BOOT)/bin/uv:
 
 environment: $(UV)
 	@echo "$(if $(wildcard $(VENV)/pyvenv.cfg),checking the python environment ($(EXTRA)) against uv.lock,making the python environment ($(EXTRA)); with empty caches this takes some minutes)"
-	@UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
+	@(for minute in $(MINUTES); do sleep 60 >/dev/null 2>&1; echo "still making it: $$minute min"; done) & clock=$$!; trap "kill $$clock 2>/dev/null" EXIT; \
+		UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
 
 setup: environment
 	@$(RUN)/ratchet setup

@@ -1,10 +1,12 @@
 """Decide whether a repeated request is a client retry or a new sample.
 
 Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
-the old one. A request is a retry if the SDK's header says so, or if the earlier call's client has disconnected and its
-answer was not written to its last byte. If the earlier call was aborted, any request is a new sample. A client of
-another process counts as connected while that process renews its lease; after a kill the lease expires. If it is
-uncertain whether the first client is still connected, a request without the header waits for up to one lease.
+the old one. A request is repeated if the digest of its messages and kind is that of an earlier one in its lane
+(`PreparedCall.digest`). It is a retry if the SDK's header says so (`x-stainless-retry-count`), or if the earlier
+call's client has disconnected and its answer was not written to its last byte. If the earlier call was aborted, any
+request is a new sample. A client of another process counts as connected while that process renews its lease; after a
+kill the lease expires. If it is uncertain whether the first client is still connected, a request without the header
+waits for up to one lease.
 """
 
 from enum import StrEnum
