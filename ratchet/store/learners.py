@@ -15,8 +15,8 @@ LOADING_MODEL = "loading the model"
 """Phase of a learner that starts: it loads the model and the newest checkpoint."""
 WAITING = "waiting for a plan"
 """Phase in which no plan row of the next step is there."""
-DONE = "done"
-FAILED = "failed"
+TRAINED_ALL = "done"
+HAS_FAILED = "failed"
 _LOADING_SILENT_SECONDS = 60.0
 """A learner that loads its model and has been silent for longer has died."""
 PUBLISHING = "publishing"
@@ -88,7 +88,7 @@ async def count_learner_failure(
     before = before if before.get("step") == step else {}
     count = int(before.get("count", 0)) + (before.get("epoch") != epoch)
     failures = {"step": step, "epoch": epoch, "count": count}
-    await heartbeat_learner(connection, run_id, epoch, world_size, FAILED, step, {"failures": failures})
+    await heartbeat_learner(connection, run_id, epoch, world_size, HAS_FAILED, step, {"failures": failures})
     return count
 
 
@@ -108,7 +108,7 @@ async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
     ).one_or_none()
     if row is None:
         return False
-    if row.of_learner is None or row.of_learner < row.epoch or row.phase in (DONE, FAILED):
+    if row.of_learner is None or row.of_learner < row.epoch or row.phase in (TRAINED_ALL, HAS_FAILED):
         return True
     return bool(row.phase == LOADING_MODEL and row.silent < _LOADING_SILENT_SECONDS)
 

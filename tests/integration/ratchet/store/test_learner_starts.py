@@ -54,7 +54,7 @@ async def test_a_learner_starts_until_it_waits_for_a_plan(learner: Learner) -> N
     async with learner.database.begin() as connection:
         await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
     assert not await learner.starts(), "it has died, which is said by its silence"
-    await learner.beats(learners.DONE, epoch=3)
+    await learner.beats(learners.TRAINED_ALL, epoch=3)
     assert await learner.starts(), "the run was extended"
     await learner.run(state="paused")
     assert not await learner.starts(), "a paused run gets no learner"
@@ -67,7 +67,7 @@ async def test_why_says_that_the_run_waits_for_it(
     async with learner.database.begin() as connection:
         await plans.insert_plan(connection, learner.run_id, PlanRow(1, [], {}, [], 0))
     await learner.run(epoch=1)
-    await learner.beats(learners.DONE)
+    await learner.beats(learners.TRAINED_ALL)
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert found.answer.startswith("the learner: it starts anew: it loads the model and the checkpoint of step 0")
     assert found.answer.endswith("step 1 is planned")
