@@ -9,16 +9,21 @@ def show(
     rollout: Annotated[str, typer.Argument(help="The rollout's id or workflow id.")],
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Show one rollout: attempts, turns, patch, grade log, boxes."""
+    """Show one rollout: attempts, turns, patch, grade log, boxes; of an open one also what its stage does now."""
     from cli.console import print_json
     from cli.store_access import query
+    from client.session import run_blocking
     from ratchet.errors import ConfigError
     from ratchet.store import reports
+    from stack.diagnosis import describe_work
+    from stack.parts import Stack
 
     rollout_id = query(lambda connection: reports.find_rollout(connection, rollout))
     if rollout_id is None:
         raise ConfigError(f"rollout {rollout} does not exist; `ratchet rollouts RUN` lists a run's rollouts")
     story = query(lambda connection: reports.read_rollout(connection, rollout_id))
+    if story["rollout"]["outcome"] is None:
+        story["now"] = run_blocking(describe_work(Stack(), story["rollout"]["workflow_id"]))
     if json:
         print_json(story)
     else:
@@ -39,6 +44,8 @@ def _print(story: dict[str, Any]) -> None:
         f"outcome {head['outcome'] or 'open'}  reward {head['reward']}  exit {head['agent_exit']}  "
         f"({head['outcome_reason']})"
     )
+    for told in story.get("now", []):
+        console.print(f"now  {told}", markup=False, highlight=False)
     if head["endpoint"] is not None:
         console.print(answered_by(head["endpoint"]))
     console.print("seconds  " + "  ".join(f"{stage} {used:.1f}" for stage, used in head["timings"].items()))

@@ -25,11 +25,11 @@ def steering(
         return
     console = Console()
     print(f"requests to {run}" if found else f"no requests to {run}")
-    for line in lines_of(found, console.width if console.is_terminal else None):
+    for line in request_lines(found, console.width if console.is_terminal else None):
         print(line)
 
 
-def lines_of(requests: list[dict[str, Any]], width: int | None) -> list[str]:
+def request_lines(requests: list[dict[str, Any]], width: int | None) -> list[str]:
     """Return a paragraph per request, of lines that are no longer than `width`; None: not broken."""
     import textwrap
 

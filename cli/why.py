@@ -65,6 +65,7 @@ def lines_of(found: "Diagnosis") -> list[str]:
         lines += _wrap(f"{name} does not answer: ", words)
     for one in found.retried[:_MAX_LINES]:
         lines += _wrap(f"{one.activity} is retried in {one.count} workflows: ", f"try {one.tries}: {one.error}")
+    lines += [line for words in found.working[:_MAX_LINES] for line in _wrap("", words)]
     for task in found.quarantined[:_MAX_LINES]:
         lines += _wrap(f"{task.label} is in quarantine: ", f"{task.num_failures} groups failed: {task.reason}")
     if len(found.quarantined) > _MAX_LINES:

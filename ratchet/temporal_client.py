@@ -8,6 +8,7 @@ from enum import IntEnum
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import WorkflowExecutionStatus as Status
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -97,6 +98,22 @@ async def describe_workflow(client: Client, workflow_id: str) -> DescribeWorkflo
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
+
+
+async def pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
+    """Return the activities of an open workflow that have not ended; None if it is not open. Raises RPCError."""
+    described = await describe_workflow(client, workflow_id)
+    if described is None or not WorkflowState(described.workflow_execution_info.status).is_open:
+        return None
+    return list(described.pending_activities)
+
+
+def heartbeat_text(activity: PendingActivityInfo) -> str:
+    """Return what the newest heartbeat of an activity says, such as the command that runs; empty without words."""
+    for payload in activity.heartbeat_details.payloads:
+        told = pydantic_data_converter.payload_converter.from_payload(payload)
+        return told if isinstance(told, str) else ""
+    return ""
 
 
 async def workflow_states(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowState | None]:

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
-from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.client import Client
 from temporalio.service import RPCError
 
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
@@ -22,7 +20,7 @@ from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts,
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
-from ratchet.temporal_client import WorkflowState, describe_workflow
+from ratchet.temporal_client import heartbeat_text, pending_activities
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
@@ -54,6 +52,8 @@ class RetriedActivity:
 class Diagnosis:
     """What was found. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not answer.
 
+    `working`: what the stages of the oldest rollouts say of their work, such as the command that runs.
+
     `groups`: number by state. `boxes`: the adaptive limit of boxes and its cause. `endpoint`: why calls wait for
     the endpoint of an evaluation. `notes`: what could not be looked at.
     """
@@ -70,12 +70,15 @@ class Diagnosis:
     groups: dict[str, int] = field(default_factory=dict)
     groups_per_step: int = 0
     learner: str = ""
+    is_learner_starting: bool = False
+    is_step_planned: bool = False
     endpoint: str = ""
     boxes: str = ""
     engines: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedTask] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)
     retried: list[RetriedActivity] = field(default_factory=list)
+    working: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> JsonObject:
@@ -150,8 +153,13 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
-    if learner is not None:
-        work = f"step {planned} is planned" if planned is not None else "no step is planned"
+    work = f"step {planned} is planned" if planned is not None else "no step is planned"
+    if await learners.is_starting(connection, found.run_id):
+        loads = f"it loads the model and the checkpoint of step {row.checkpoint_step}"
+        found.learner = f"it starts anew: {loads}, which takes about a minute, and longer for a large model; {work}"
+        found.is_learner_starting = True
+        found.is_step_planned = planned is not None
+    elif learner is not None:
         found.learner = (
             f"{learner.phase} {learner.step}, heartbeat {max(0.0, learner.silent_seconds):.0f} s ago; {work}"
         )
@@ -174,7 +182,7 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
     try:
         async with asyncio.timeout(_TEMPORAL_SECONDS):
             client = await connect_stack(stack, load_temporal_settings(), wait_seconds=2)
-            pending = await asyncio.gather(*(_pending_activities(client, name) for name in workflow_ids))
+            pending = await asyncio.gather(*(pending_activities(client, name) for name in workflow_ids))
     except (MachineError, RPCError, TimeoutError) as error:
         found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'no answer'}")
         return
@@ -189,17 +197,35 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
             key = (activity.activity_type.name, activity.last_failure.message)
             counts[key] += 1
             tries[key] = max(tries.get(key, 0), activity.attempt)
+    found.working = [
+        f"{name}, {one.activity_type.name}: {text}"
+        for name, listed in zip(workflow_ids[1:], pending[1:], strict=True)
+        for one in listed or []
+        if (text := heartbeat_text(one))
+    ]
     found.retried = [
         RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()
     ]
 
 
-async def _pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
-    """Return the activities of a running workflow that have not ended; None if it does not run."""
-    described = await describe_workflow(client, workflow_id)
-    if described is None or not WorkflowState(described.workflow_execution_info.status).is_open:
-        return None
-    return list(described.pending_activities)
+async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
+    """Return a sentence for each activity that a workflow waits for: its try, what it says, its newest error.
+
+    If Temporal does not answer, the only sentence says so.
+    """
+    try:
+        async with asyncio.timeout(_TEMPORAL_SECONDS):
+            client = await connect_stack(stack, load_temporal_settings(), wait_seconds=0)
+            pending = await pending_activities(client, workflow_id) or []
+    except (MachineError, RPCError, TimeoutError) as error:
+        return [f"not known, because Temporal does not answer: {' '.join(str(error).split()) or 'no answer'}"]
+    found = []
+    for one in pending:
+        words = [f"{one.activity_type.name}, try {one.attempt}", heartbeat_text(one)]
+        if one.HasField("last_failure"):
+            words.append(f"the try before failed: {without_secrets(one.last_failure.message)}")
+        found.append(": ".join(word for word in words if word))
+    return found
 
 
 def _answer(found: Diagnosis) -> str:
@@ -225,6 +251,8 @@ def _answer(found: Diagnosis) -> str:
     if found.retried:
         first = found.retried[0]
         return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"
+    if found.is_learner_starting and (found.is_step_planned or not found.stages):
+        return f"the learner: {found.learner}"
     if found.notes:
         return found.notes[0]
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:

@@ -94,7 +94,7 @@ class HeartbeatThread:
         self.settings = settings
         self.lease = lease
         self.world_size = world_size
-        self.phase = "loading the model"
+        self.phase = learners.LOADING_MODEL
         self.step = lease.step
         self._changed = threading.Event()
         self._stopped = threading.Event()

@@ -209,7 +209,7 @@ class TrainLoop:
         self.checkpoints.commit()
         self.publisher.close()
         self._close_sinks(step)
-        self.context.heartbeat.set_phase("done", step)
+        self.context.heartbeat.set_phase(learners.TRAINED_ALL, step)
 
     def _close_sinks(self, step: int) -> None:
         """Record what the sinks lose at the end with the last step, beside what they lost before it."""

@@ -11,8 +11,14 @@ from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, LearnerTable, RunTable
 from ratchet.types import JsonObject, RunState
 
+LOADING_MODEL = "loading the model"
+"""Phase of a learner that starts: it loads the model and the newest checkpoint."""
 WAITING = "waiting for a plan"
 """Phase in which no plan row of the next step is there."""
+TRAINED_ALL = "done"
+HAS_FAILED = "failed"
+_LOADING_SILENT_SECONDS = 60.0
+"""A learner that loads its model and has been silent for longer has died."""
 PUBLISHING = "publishing"
 """Phase in which new weights are written and, with weight_transport nccl, broadcast."""
 
@@ -82,8 +88,29 @@ async def count_learner_failure(
     before = before if before.get("step") == step else {}
     count = int(before.get("count", 0)) + (before.get("epoch") != epoch)
     failures = {"step": step, "epoch": epoch, "count": count}
-    await heartbeat_learner(connection, run_id, epoch, world_size, "failed", step, {"failures": failures})
+    await heartbeat_learner(connection, run_id, epoch, world_size, HAS_FAILED, step, {"failures": failures})
     return count
+
+
+async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
+    """Return whether a running run has steps left to train, and its learner has not begun to wait for a plan.
+
+    It starts when a run begins, is resumed or extended, and anew after `ratchet skip-step`, which fences the other one.
+    """
+    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at).label("silent")
+    row = (
+        await connection.execute(
+            select(RunTable.epoch, LearnerTable.epoch.label("of_learner"), LearnerTable.phase, silent)
+            .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
+            .where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
+            .where(RunTable.checkpoint_step < last_step())
+        )
+    ).one_or_none()
+    if row is None:
+        return False
+    if row.of_learner is None or row.of_learner < row.epoch or row.phase in (TRAINED_ALL, HAS_FAILED):
+        return True
+    return bool(row.phase == LOADING_MODEL and row.silent < _LOADING_SILENT_SECONDS)
 
 
 class NextStep(Enum):

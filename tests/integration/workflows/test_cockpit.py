@@ -7,6 +7,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from ratchet.types import SEARCH_ATTRIBUTES
+from stack.diagnosis import describe_work, diagnose
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
 from tests.integration.workflows.test_rollout import PRE, call
@@ -108,6 +109,10 @@ async def test_a_rollout_by_hand_names_the_command_that_it_waits_for(loop: Loop)
 
     shown = await loop.until(lambda: told("workspace", "pre_command 2 of 2"), "the pre_command is named")
     assert "it printed last: fetching" in shown and "this try ends at" in shown
+    (work,) = await describe_work(loop.stack, handle.id)
+    assert work.startswith("workspace, try 1: pre_command 2 of 2 has run for")
+    by_hand = (await loop.rollout(handle)).run_id
+    assert any("workspace: pre_command 2 of 2" in one for one in (await diagnose(loop.stack, by_hand)).working)
     found = [one.id async for one in loop.client.list_workflows('ratchet_task = "task" AND WorkflowType = "Rollout"')]
     assert handle.id in found
     await go_on()

@@ -91,6 +91,7 @@ def test_everything_at_once_fits_on_one_screen() -> None:
         quarantined=[QuarantinedTask(1, "t" * 90, 3, words)] * 9,
         parts={f"part {number}": words for number in range(9)},
         retried=[RetriedActivity("grade", 3, 9, words)] * 9,
+        working=[words] * 9,
         notes=[words],
     )
     assert shown(found).endswith("shows everything")

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from cli.steering import lines_of
+from cli.steering import request_lines
 
 ASKED = datetime(2026, 11, 26, 2, 10, 11, tzinfo=UTC)
 
@@ -24,13 +24,13 @@ def test_values_are_as_in_a_config() -> None:
          "evaluate asked1-t0: {temperature: 0.0, samples: 1}"),
     ]  # fmt: skip
     for one, expected in changes:
-        assert lines_of([one], None)[1].strip() == expected
+        assert request_lines([one], None)[1].strip() == expected
 
 
 def test_lines_fit_the_terminal_and_lose_nothing() -> None:
     names = [f"rollout/quickstart-261126-abcd/3/{number}" for number in range(9)]
     one = request("retry", "group/quickstart-261126-abcd/3", "failed", names, "the disk was full " * 9)
-    lines = lines_of([one, one], 80)
+    lines = request_lines([one, one], 80)
     assert max(map(len, lines)) <= 80
-    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(lines_of([one, one], None)).split())
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(request_lines([one, one], None)).split())
     assert sum(line.startswith("2026-11-26 02:10:11  anna@") for line in lines) == 2

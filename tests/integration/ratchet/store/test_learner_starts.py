@@ -1,0 +1,73 @@
+"""What is said of a run whose learner starts: after a skipped step, an extension, and at the beginning."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, update
+
+from ratchet.store import learners, plans
+from ratchet.store.database import Database
+from ratchet.store.plans import PlanRow
+from ratchet.store.schema import LearnerTable, RunTable
+from stack.diagnosis import diagnose
+from stack.parts import Stack
+from tests.integration.training.records import make_config, make_run
+
+
+class Learner:
+    """A run of two steps, and the row of its learner."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self.database = database
+        self.run_id = run_id
+
+    async def beats(self, phase: str, epoch: int = 1) -> None:
+        async with self.database.begin() as connection:
+            await learners.heartbeat_learner(connection, self.run_id, epoch, 1, phase, 1, {})
+
+    async def run(self, **values: object) -> None:
+        async with self.database.begin() as connection:
+            await connection.execute(update(RunTable).where(RunTable.run_id == self.run_id).values(**values))
+
+    async def starts(self) -> bool:
+        async with self.database.begin() as connection:
+            return await learners.is_starting(connection, self.run_id)
+
+
+@pytest.fixture
+async def learner(database: Database, run_id: str) -> Learner:
+    await make_run(database, run_id, make_config())
+    return Learner(database, run_id)
+
+
+async def test_a_learner_starts_until_it_waits_for_a_plan(learner: Learner) -> None:
+    assert await learner.starts(), "a run that has just begun"
+    await learner.run(epoch=1)
+    await learner.beats(learners.LOADING_MODEL)
+    assert await learner.starts()
+    await learner.beats(learners.WAITING)
+    assert not await learner.starts()
+    await learner.run(epoch=2)
+    assert await learner.starts(), "a skipped step has fenced it"
+    await learner.beats(learners.LOADING_MODEL, epoch=3)
+    await learner.run(epoch=3)
+    async with learner.database.begin() as connection:
+        await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
+    assert not await learner.starts(), "it has died, which is said by its silence"
+    await learner.beats(learners.TRAINED_ALL, epoch=3)
+    assert await learner.starts(), "the run was extended"
+    await learner.run(state="paused")
+    assert not await learner.starts(), "a paused run gets no learner"
+
+
+async def test_why_says_that_the_run_waits_for_it(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    async with learner.database.begin() as connection:
+        await plans.insert_plan(connection, learner.run_id, PlanRow(1, [], {}, [], 0))
+    await learner.run(epoch=1)
+    await learner.beats(learners.TRAINED_ALL)
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert found.answer.startswith("the learner: it starts anew: it loads the model and the checkpoint of step 0")
+    assert found.answer.endswith("step 1 is planned")
