@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from engine import policy_files
 from training import lora
@@ -28,15 +29,32 @@ def load_causal_lm(path: Path, dtype: torch.dtype | str) -> Any:
 
     transformers would give a missing tensor random values.
     """
-    model, loaded = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
-    if loaded["missing_keys"]:
-        own = {name: tensor for name, tensor in model.state_dict().items() if name in loaded["missing_keys"]}
-        names = sorted(_names(model, own) or loaded["missing_keys"])
-        raise ValueError(f"no file has the tensor {names[0]} ({len(names)} such); download the model again")
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except RuntimeError:  # an expert's tensor is missing, which is not named
+        _require(_missing_parts(path))
+        raise
+    _require(_names(model, {name: model.get_parameter_or_buffer(name) for name in loaded["missing_keys"]}))
     untouched_names(model, path)
     return model
+
+
+def _require(missing: set[str]) -> None:
+    if missing:
+        raise ValueError(f"no file has the tensor {min(missing)} ({len(missing)} such); download the model again")
+
+
+def _missing_parts(path: Path) -> set[str]:
+    """Return the tensors that the files lack, if experts are stored one by one."""
+    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    wraps = wraps_text_model(settings, model)
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    model._weight_conversions = [one for one in conversions if wraps or not isinstance(one, PrefixChange)]
+    return _names(model, dict(model.named_parameters())) - policy_files.tensor_files(path).keys()
 
 
 def keep_names(model: Any, source: Any) -> None:
