@@ -176,7 +176,9 @@ def _description(sizes: "ModelSizes") -> str:
 
 def _trained(sizes: "ModelSizes") -> str:
     others = sizes.served - sizes.weights
-    return f"; trained: the text layers; the vision tower ({_count(others)} weights) is published as it is" * (others > 0)
+    return f"; trained: the text layers; the vision tower ({_count(others)} weights) is published as it is" * (
+        others > 0
+    )
 
 
 def _count(weights: int) -> str:

@@ -1,6 +1,5 @@
 """A tiny model of a class that is published with a vision tower around a text model, with random weights."""
 
-import json
 from pathlib import Path
 
 TEXT = {
@@ -35,7 +34,7 @@ VISION = {
 }
 
 
-def make_wrapped_model(name: str, directory: Path, **text: object) -> Path:
+def make_wrapped_model(name: str, directory: Path, dtype: str = "float32", **text: object) -> Path:
     """Write config and weights of the class `name`, with a layer that predicts several tokens, into `directory`.
 
     `text`: values of the text model's config that are added or replaced.
@@ -55,9 +54,9 @@ def make_wrapped_model(name: str, directory: Path, **text: object) -> Path:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)  # far from linear, so that a wrong mask changes the result
-    model.save_pretrained(directory)
+    model.to(getattr(torch, dtype)).save_pretrained(directory)
     weights = load_file(directory / "model.safetensors")
-    weights["mtp.fc.weight"] = torch.randn(32, 64)  # transformers has no such layers
+    weights["mtp.fc.weight"] = torch.randn(32, 64, dtype=getattr(torch, dtype))  # transformers has no such layers
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
@@ -85,8 +84,3 @@ def rename_tensor(directory: Path, name: str, other: str) -> None:
     weights = load_file(directory / "model.safetensors")
     weights[other] = weights.pop(name)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def set_config(directory: Path, **values: object) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
