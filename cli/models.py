@@ -175,10 +175,10 @@ def _description(sizes: "ModelSizes") -> str:
 
 
 def _trained(sizes: "ModelSizes") -> str:
-    others = sizes.served - sizes.weights
-    return f"; trained: the text layers; the vision tower ({_count(others)} weights) is published as it is" * (
-        others > 0
-    )
+    if sizes.served == sizes.weights:
+        return ""
+    others = _count(sizes.served - sizes.weights)
+    return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
 
 
 def _count(weights: int) -> str:

@@ -47,14 +47,19 @@ def _require(missing: set[str]) -> None:
 
 
 def _missing_parts(path: Path) -> set[str]:
-    """Return the tensors that the files lack, if experts are stored one by one."""
+    """Return which tensors of single experts the files lack, if they store experts one by one."""
     settings = AutoConfig.from_pretrained(path, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings)
     wraps = wraps_text_model(settings, model)
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    model._weight_conversions = [one for one in conversions if wraps or not isinstance(one, PrefixChange)]
-    return _names(model, dict(model.named_parameters())) - policy_files.tensor_files(path).keys()
+    renamings = [one for one in conversions if isinstance(one, PrefixChange) and wraps]
+    model._weight_conversions = renamings
+    whole = _names(model, dict(model.named_parameters()))
+    model._weight_conversions = renamings + [one for one in conversions if not isinstance(one, PrefixChange)]
+    parts = _names(model, dict(model.named_parameters())) - whole
+    stored = policy_files.tensor_files(path).keys()
+    return parts - stored if parts & stored else set()
 
 
 def keep_names(model: Any, source: Any) -> None:

@@ -20,7 +20,7 @@ from tests.unit.training.cuts import make_config, make_plan, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("single_rank")]
 
-HEADS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+SIZES = {"vocab_size": 640, "max_position_embeddings": 4096, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 
 
 async def test_the_engine_agrees_with_the_learner_before_and_after_training(
@@ -29,7 +29,7 @@ async def test_the_engine_agrees_with_the_learner_before_and_after_training(
     from training.learner import RankLearner
 
     root = tmp_path / "policies"
-    base = make_wrapped_model("Qwen3_5MoeForConditionalGeneration", root / "0.e1", "bfloat16", vocab_size=640, **HEADS)
+    base = make_wrapped_model("Qwen3_5MoeForConditionalGeneration", root / "0.e1", "bfloat16", **SIZES)
     make_tokenizer(base)
     never_stop(base)
     learner = RankLearner(base, make_config(learning_rate=3e-2))
