@@ -1,6 +1,7 @@
 """The real vLLM serves a class with a vision tower: the base, and a version whose text layers were trained.
 
 vLLM's CPU kernels of Gated DeltaNet need bfloat16 and heads of 128, so learner and engine agree up to rounding only.
+Small experts are padded on a CPU, after which vLLM 0.32 cannot load weights again; those of 64 are not.
 `make slow` runs it, in two minutes on idle cores.
 """
 
@@ -13,14 +14,21 @@ from engine.client import EngineClient
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.store.database import Database
 from ratchet.types import EngineState
-from tests.integration.engine.real_vllm import add_run, never_stop, record, wait_for_engine, wrapper, wrapper_settings
+from tests.integration.engine.real_vllm import add_run, record, wait_for_engine, wrapper, wrapper_settings
 from tests.standins.tiny_model import make_tokenizer
 from tests.standins.wrapped_model import make_wrapped_model
 from tests.unit.training.cuts import make_config, make_plan, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("single_rank")]
 
-SIZES = {"vocab_size": 640, "max_position_embeddings": 4096, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+SIZES = {
+    "vocab_size": 640,
+    "max_position_embeddings": 4096,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
 
 
 async def test_the_engine_agrees_with_the_learner_before_and_after_training(
@@ -31,7 +39,6 @@ async def test_the_engine_agrees_with_the_learner_before_and_after_training(
     root = tmp_path / "policies"
     base = make_wrapped_model("Qwen3_5MoeForConditionalGeneration", root / "0.e1", "bfloat16", **SIZES)
     make_tokenizer(base)
-    never_stop(base)
     learner = RankLearner(base, make_config(learning_rate=3e-2))
     before = learner.canary()
     rollouts = make_rollouts(6)
