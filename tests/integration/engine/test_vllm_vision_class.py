@@ -1,8 +1,8 @@
 """The real vLLM serves a published version of a class with a vision tower, and agrees with the learner.
 
 vLLM's CPU kernels of Gated DeltaNet need bfloat16 and heads of 128, so learner and engine agree up to rounding only.
-Weights are not replaced in the running engine: vLLM 0.32 computes other logprobs after that on a CPU, even from the
-same files (docs/models.md). `make slow` runs it, in two minutes on idle cores.
+Weights are not replaced in the running engine: with experts, vLLM 0.32 computes other logprobs after that on a CPU,
+even from the same files (docs/models.md). `make slow` runs it, in two minutes on idle cores.
 """
 
 from pathlib import Path
